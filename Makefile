@@ -1,0 +1,46 @@
+# Every target sets up what it needs. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := build/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mbcal needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	# torch by its exact pin and first: a range could fetch a CUDA build of several gigabytes
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)" setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	touch $@
+
+setup: $(STAMP) ## make the virtual environment and install everything, pinned
+
+demo: $(STAMP) ## prepare the embedded newsfeed and describe it
+	$(BIN)/mbcal prepare newsfeed --sessions 20000 --seed 0 --out $(DEMO)/newsfeed --overwrite
+	$(BIN)/mbcal describe $(DEMO)/newsfeed
+
+test: $(STAMP) ## run the tests
+	$(BIN)/pytest -n 2
+
+check: $(STAMP) ## format, lint, types, import contract
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## format and fix what can be fixed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(STAMP) ## run the benchmarks (minutes, gigabytes of disk)
+	$(BIN)/python benchmarks/ingest.py
+
+clean: ## remove everything that was made
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""`python -m mbcal`."""
+
+from mbcal.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from mbcal import __version__
+from mbcal.cli import describe, prepare
+from mbcal.errors import MbcalError
+
+app = typer.Typer(
+    name="mbcal",
+    help="Long-term recommendation from ordinary logs: model-based counterfactual advantage learning (MBCAL).\n\n"
+    "Start with 'mbcal prepare newsfeed --out feed' (generated data, nothing to fetch), then 'mbcal describe feed'.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(prepare.app, name="prepare")
+app.command("describe")(describe.describe_store)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mbcal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run, and turn every mistake of the user's into one line and exit code 2."""
+    try:
+        app()
+    except MbcalError as error:
+        print(f"mbcal: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        print("mbcal: interrupted; nothing was left half-written", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,151 @@
+"""From what a user names (folders, zips, files) to plain files on disk, found by pattern and safe to read."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import pyarrow.parquet as pq
+
+from mbcal.errors import InputError, OutputError, nearest
+
+Patterns = Mapping[str, Sequence[str]]
+"""Role of a file -> the names it may have, as shell patterns (lower case)."""
+
+Paths = str | Path | Sequence[str | Path]
+"""What a user may name: one path or several."""
+
+_CHUNK = 1 << 20
+
+
+def listed(paths: Paths) -> list[Path]:
+    """One path or several, as a list."""
+    return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+
+
+def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str, list[Path]]:
+    """Every file with a role, from folders (searched to the bottom), zips (unpacked into `scratch`) and single files.
+
+    Each role's files are sorted by name. A single file whose name fits no role takes the first role: people rename logs.
+    """
+    found: dict[str, list[Path]] = {role: [] for role in patterns}
+    for path in paths:
+        if path.is_dir():
+            for file in path.rglob("*"):
+                if file.is_file() and (role := _role(file.name, patterns)):
+                    found[role].append(file)
+        elif path.is_file() and _looks_like_zip(path):
+            for role, file in _unzip(path, patterns, scratch):
+                found[role].append(file)
+        elif path.is_file():
+            found[_role(path.name, patterns) or next(iter(patterns))].append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder; check the path")
+    for role, files in found.items():
+        found[role] = sorted(files, key=lambda file: (file.name, str(file)))
+        for file in found[role]:
+            if file.stat().st_size == 0:
+                raise InputError(f"{file}: the file is empty; fetch or export it again")
+    return found
+
+
+def require(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], patterns: Patterns) -> list[Path]:
+    """The files of a role, or one sentence about what was looked for and where."""
+    if not found[role]:
+        where = ", ".join(map(str, paths))
+        raise InputError(f"{where}: no {role} file found; looked for {' or '.join(patterns[role])}")
+    return found[role]
+
+
+def _role(name: str, patterns: Patterns) -> str | None:
+    for role, names in patterns.items():
+        if any(fnmatch(name.lower(), pattern) for pattern in names):
+            return role
+    return None
+
+
+def _looks_like_zip(path: Path) -> bool:
+    if path.suffix.lower() == ".zip":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _unzip(path: Path, patterns: Patterns, scratch: Path) -> list[tuple[str, Path]]:
+    unpacked: list[tuple[str, Path]] = []
+    folder = scratch / f"zip-{len(list(scratch.iterdir()))}"
+    folder.mkdir()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wanted = []
+            for member in archive.infolist():
+                inside = PurePosixPath(member.filename.replace("\\", "/"))
+                if inside.is_absolute() or ".." in inside.parts or ":" in member.filename:
+                    raise InputError(f"{path}: refused, its member {member.filename!r} climbs out of the archive")
+                if not member.is_dir() and (role := _role(inside.name, patterns)):
+                    wanted.append((role, member, inside.name))
+            needed, free = sum(member.file_size for _, member, _ in wanted), shutil.disk_usage(folder).free
+            if needed > free:
+                raise OutputError(f"{path}: unpacking needs {needed:,} bytes, the disk has {free:,}; free some space")
+            for number, (role, member, name) in enumerate(wanted):
+                target = folder / f"{number}" / name
+                target.parent.mkdir()
+                with archive.open(member) as packed, target.open("wb") as plain:
+                    shutil.copyfileobj(packed, plain, _CHUNK)
+                unpacked.append((role, target))
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise InputError(f"{path}: not a readable zip ({error}); fetch it again") from error
+    return unpacked
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Bytes of a file, through gzip where the name says so."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]  # GzipFile reads alike
+
+
+def encoding(path: Path) -> str:
+    """`utf-8` when every byte of the file fits it, else `latin-1`, which fits anything."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with open_plain(path) as file:
+            while chunk := file.read(_CHUNK):
+                decoder.decode(chunk)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return "latin-1"
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read ({error}); fetch or export it again") from error
+    return "utf-8"
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Column names of a Parquet file, or one sentence."""
+    try:
+        return list(pq.read_schema(path).names)
+    except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
+        raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}); export it again") from error
+
+
+def csv_header(path: Path, delimiter: str, text_encoding: str) -> list[str]:
+    """Column names of a CSV file."""
+    with open_plain(path) as file:
+        line = file.readline(1 << 20).decode(text_encoding).removeprefix("\ufeff")
+    return [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
+
+
+def require_columns(path: Path, present: Sequence[str], wanted: Iterable[str]) -> None:
+    """One sentence naming the first column that is missing."""
+    for name in wanted:
+        if name not in present:
+            raise InputError(
+                f"{path}: no column {name!r}; the file has {', '.join(present) or 'none'}.{nearest(name, present)}"
+            )

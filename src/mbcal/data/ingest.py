@@ -1,0 +1,250 @@
+"""From a described log to a store: DuckDB scans, joins and sorts out of core, numpy cuts what streams past.
+
+The sort is total (user, time, a seeded rank of the item, behaviour, session), so neither the order of rows nor that of
+files can be seen in the result, and equal rows meet and are told as duplicates for free. Python holds a few blocks and
+shards at a time, though never less than one whole user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from mbcal.data.log import Labels, Log, Quantiles, name, parsed_sql
+from mbcal.data.sessions import Cut, key_sql
+from mbcal.data.shards import Block, Index, Tally, write_shards
+from mbcal.data.store import PARTS, Store, StoreWriter
+from mbcal.data.workspace import Workspace
+from mbcal.errors import InputError
+from mbcal.progress import SILENT, Progress
+from mbcal.types import SPECIAL, Behaviours
+
+if TYPE_CHECKING:
+    import duckdb
+
+BATCH = 1 << 18
+"""Rows taken from DuckDB at a time."""
+DUPLICATE = "exact duplicate"
+MALFORMED = "line has the wrong shape"
+
+
+class Source(Protocol):
+    """A layout that can be read: it finds its files and describes them."""
+
+    def read(self, work: Workspace) -> Log: ...
+
+
+def prepare(
+    source: Source,
+    out: str | Path,
+    how: Cut | None = None,
+    *,
+    memory_limit: str = "1.5GB",
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> Store:
+    """Read, cut, split and store one log: `prepare(MovieLens("ml-20m.zip"), "ml-20m", Cut(horizon=10))`."""
+    with Workspace(Path(out), memory_limit, overwrite) as work:
+        progress.phase("finding and unpacking files")
+        Ingestion(source.read(work), how or Cut(), work, progress).run()
+        work.publish()
+    return Store.open(out)
+
+
+class Ingestion:
+    """One run, as its steps in order."""
+
+    def __init__(self, log: Log, how: Cut, work: Workspace, progress: Progress) -> None:
+        self.log, self.how, self.progress = log, how, progress
+        self.connection: duckdb.DuckDBPyConnection = work.connection
+        self.writer = StoreWriter(work.build)
+
+    def run(self) -> None:
+        self._scan()
+        index = self._index()
+        behaviours = self._behaviours()
+        tally = write_shards(self._sorted(), index, behaviours, self.how, self.writer)
+        self._set_aside(tally, behaviours)
+        self._describe_items()
+        users = np.bincount(index.user_part, minlength=len(PARTS)).tolist()
+        parts = {part: {"users": count, **tally.parts[part]} for part, count in zip(PARTS, users, strict=True)}
+        self.writer.finish(
+            behaviours,
+            source=self.log.layout,
+            options={**self.how.record(), **self.log.options},
+            source_hashes={"log": f"{tally.log_hash:016x}", "items": self.writer.digest("items.parquet")},
+            rejected=dict(sorted(self.rejected.items())),
+            counts={
+                "rows": tally.rows,
+                "rows_read": self.rows_read,
+                "users": len(index.user_part),
+                "items": len(index.item_row),
+                "sessions": tally.sessions,
+                "full_sessions": tally.full_sessions,
+                "short_windows": tally.short_windows,
+                "labels": tally.labels.tolist(),
+                "parts": parts,
+            },
+        )
+
+    def _scan(self) -> None:
+        """Give every row its typed values or its reason. Text is parsed once; Parquet is cheap to read again."""
+        self.progress.phase("reading the log")
+        keep = "TABLE" if self.log.text else "VIEW"
+        raw = ", ".join(
+            f"CASE WHEN reason IS NOT NULL THEN {name(c)}::VARCHAR END AS raw_{c}" for c in ("time", "behaviour")
+        )
+        parsed = parsed_sql(self.log, self.connection)
+        self.connection.execute(f'CREATE {keep} log AS SELECT * EXCLUDE ("time", behaviour), {raw} FROM ({parsed})')
+        found = dict(self.connection.execute("SELECT reason, count(*) FROM log GROUP BY reason").fetchall())
+        self.rows_read = sum(found.values())
+        found.pop(None, None)
+        # a filter that drops nothing would still make every later scan parse every column again
+        self.accepted, self.refused = ("WHERE reason IS NULL", "WHERE reason IS NOT NULL") if found else ("", "LIMIT 0")
+        if malformed := self._malformed().num_rows:
+            found[MALFORMED] = malformed
+            self.rows_read += malformed
+        self.rejected: dict[str, int] = found
+        if self.rows_read == 0:
+            raise InputError("the log holds no rows; check that this is the right file")
+        self._stop_if_too_bad()
+
+    def _malformed(self) -> pa.Table:
+        """Lines DuckDB could not split, once each."""
+        known = self.connection.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'reject_errors'").fetchall()
+        if known[0][0] == 0:
+            return pa.table({"line": pa.array([], pa.string())})
+        lines = "SELECT DISTINCT scan_id, file_id, line, csv_line FROM reject_errors"
+        return self.connection.sql(f"SELECT csv_line AS line FROM ({lines}) ORDER BY line").to_arrow_table()
+
+    def _stop_if_too_bad(self) -> None:
+        bad = sum(self.rejected.values())
+        if bad > self.how.max_rejected * self.rows_read or bad == self.rows_read:
+            worst = max(self.rejected, key=lambda reason: (self.rejected[reason], reason))
+            raise InputError(
+                f"{bad:,} of {self.rows_read:,} rows would be set aside, more than --max-rejected {self.how.max_rejected:g} "
+                f"allows; most often: {worst} ({self.rejected[worst]:,}). Check the columns, or raise the share"
+            )
+
+    def _index(self) -> Index:
+        """Number users and items. Users are ordered by part and key, so that parts are contiguous and any prefix of a part
+        is a random sample of its users; items by name; ties in time follow a seeded shuffle of the items."""
+        self.progress.phase("numbering users and items")
+        first, second = self.how.thresholds
+        self.connection.execute(f"""
+            CREATE TABLE users AS
+            SELECT *, (row_number() OVER (ORDER BY part, key, name) - 1)::UINTEGER AS u
+            FROM (SELECT *, (key >= {first})::UTINYINT + (key >= {second})::UTINYINT AS part
+                  FROM (SELECT "user", "user"::VARCHAR AS name, {key_sql('"user"', self.how.seed, "part")} AS key,
+                               count(*) AS n
+                        FROM log {self.accepted} GROUP BY "user"));
+            CREATE TABLE items AS
+            SELECT *, (row_number() OVER (ORDER BY length(name), name) - 1)::UINTEGER AS i,
+                   (row_number() OVER (ORDER BY key, name) - 1)::UINTEGER AS tie
+            FROM (SELECT item, item::VARCHAR AS name, {key_sql("item", self.how.seed, "tie")} AS key
+                  FROM log {self.accepted} GROUP BY item);
+        """)
+        digest = "md5_number_lower(name) AS digest"
+        users = self.connection.sql(f"SELECT name, part, n, {digest} FROM users ORDER BY u").to_arrow_table()
+        items = self.connection.sql(f"SELECT i, {digest} FROM items ORDER BY tie").to_arrow_table()
+        parts = pa.array(PARTS).take(users["part"].combine_chunks())
+        self.writer.table("users.parquet", pa.table({"user": users["name"], "part": parts}))
+        part = users["part"].to_numpy()
+        return Index(
+            user_part=part,
+            user_shard=Index.shard_of(part, users["n"].to_numpy()),
+            user_digest=users["digest"].to_numpy(),
+            item_row=items["i"].to_numpy().astype(np.int32) + SPECIAL,
+            item_digest=items["digest"].to_numpy(),
+        )
+
+    def _behaviours(self) -> Behaviours:
+        """The behaviours; quantiles are taken over the users who do not test."""
+        rule = self.log.rule
+        if isinstance(rule, Quantiles):
+            counted = self.connection.sql(f"""
+                SELECT value, count(*) AS n FROM (SELECT "user", value FROM log {self.accepted}) JOIN users USING ("user")
+                WHERE part <> {PARTS.index("test")} GROUP BY value ORDER BY value""").to_arrow_table()
+            rule = rule.cut(counted["value"].to_numpy(), counted["n"].to_numpy())
+        return rule.behaviours()
+
+    def _sorted(self) -> Iterator[Block]:
+        """Columns of whole users, in the one order."""
+        self.progress.phase("sorting by user and time")
+        columns = ["u", "moment", "tie", "value"]
+        present = {row[0] for row in self.connection.execute("DESCRIBE log").fetchall()}
+        columns += [column for column in ("session", "propensity") if column in present]
+        listed = ", ".join(columns)
+        query = (
+            f'SELECT {listed} FROM log JOIN users USING ("user") JOIN items USING (item) {self.accepted} ORDER BY {listed}'
+        )
+        kept: list[Block] = []
+        for number, batch in enumerate(self.connection.sql(query).to_arrow_reader(BATCH)):
+            if number == 0:
+                self.progress.phase("cutting sessions", self.rows_read - sum(self.rejected.values()))
+            arrays = {column: batch.column(column).to_numpy() for column in columns}
+            end = int(np.searchsorted(arrays["u"], arrays["u"][-1]))  # where the last, perhaps unfinished user begins
+            if end:
+                yield _joined([*kept, {column: array[:end] for column, array in arrays.items()}])
+                kept = []
+            kept.append({column: array[end:] for column, array in arrays.items()})
+            self.progress.advance(batch.num_rows)
+        yield _joined(kept)
+
+    def _set_aside(self, tally: Tally, behaviours: Behaviours) -> None:
+        """Write every refused row with its reason, and stop if they are too many."""
+        self.progress.phase("setting bad rows aside")
+        twice = (
+            _joined(tally.duplicates)
+            if tally.duplicates
+            else {c: np.zeros(0, np.int64) for c in ("u", "moment", "tie", "value")}
+        )
+        if len(twice["u"]):
+            self.rejected[DUPLICATE] = len(twice["u"])
+        self._stop_if_too_bad()
+        values = pa.array(twice["value"])
+        if isinstance(self.log.rule, Labels):
+            values = pa.array(behaviours.names).take(values)
+        self.connection.register("duplicates", pa.table({**twice, "value": values}))
+        self.connection.register("malformed", self._malformed())
+        table = self.connection.sql(f"""
+            SELECT * FROM (
+                (SELECT "user"::VARCHAR AS "user", item::VARCHAR AS item, raw_time AS "time", raw_behaviour AS behaviour,
+                        reason
+                 FROM log {self.refused})
+                UNION ALL
+                SELECT users.name, items.name, make_timestamp(moment)::VARCHAR, value::VARCHAR, '{DUPLICATE}'
+                FROM duplicates JOIN users USING (u) JOIN items USING (tie)
+                UNION ALL
+                SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM malformed)
+            ORDER BY ALL""").to_arrow_table()
+        self.writer.table("rejected.parquet", table)
+
+    def _describe_items(self) -> None:
+        """The catalogue: every item of the log, with its features as text. An item listed twice takes the least of its
+        single values and all of its multiple ones."""
+        self.progress.phase("describing items")
+        chosen, joined = "", ""
+        if self.log.features is not None:
+            for column, kind, *_ in self.connection.execute(f"DESCRIBE {self.log.features}").fetchall():
+                if column != "item":
+                    every = f"list_filter(flatten(list({name(column)})), lambda v: v <> '')"
+                    several = f"list_sort(list_distinct({every}))"
+                    chosen += (
+                        f", {several if kind.endswith('[]') else f'min({name(column)})'} AS {name(f'feature:{column}')}"
+                    )
+            joined = f"LEFT JOIN ({self.log.features}) features ON features.item::VARCHAR = items.name"
+        items = self.connection.sql(
+            f"SELECT items.name AS item{chosen} FROM items {joined} GROUP BY items.i, items.name ORDER BY items.i"
+        ).to_arrow_table()
+        self.writer.table("items.parquet", items)
+
+
+def _joined(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    return {column: np.concatenate([block[column] for block in blocks]) for column in blocks[0]}

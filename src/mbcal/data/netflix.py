@@ -1,0 +1,92 @@
+"""The Netflix Prize log: `combined_data_*.txt`, the original `mv_*.txt`, or a Parquet of the same columns.
+
+The text layouts name a movie once (`1234:`) above its ratings (`user,rating,date`); they are flattened into lines that
+name it each time, chunk by chunk, and DuckDB reads those. Labels 0..5, reward = label. Time is by day: the order within a
+day is a seeded shuffle (see `Cut.seed`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mbcal.data import files
+from mbcal.data.files import Paths
+from mbcal.data.log import Log, csv_sql, name, quote
+from mbcal.data.movielens import RULE
+from mbcal.data.workspace import Workspace
+from mbcal.errors import InputError
+
+WHERE = """\
+The Netflix Prize log was withdrawn by Netflix; copies of its published files (combined_data_1.txt … combined_data_4.txt or
+training_set/mv_*.txt, and movie_titles.csv) are kept at https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data
+and https://archive.org/details/nf_prize_dataset.tar. Terms: research only, not commercial, not to be passed on.
+Fetch it, then:  mbcal prepare netflix FOLDER_OR_ZIP --out DIR"""
+
+PATTERNS = {"ratings": ["combined_data_*.txt", "mv_*.txt", "ratings*.parquet"]}
+COLUMNS = ("customer_id", "movie_id", "rating", "date")
+_CHUNK = 1 << 24
+_HEADER = re.compile(rb"^[ \t]*(\d+)[ \t]*:[ \t]*\r?\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Netflix:
+    """The log: a folder, a zip or single files."""
+
+    paths: Paths
+
+    def read(self, work: Workspace) -> Log:
+        """Describe it for ingestion."""
+        paths = files.listed(self.paths)
+        ratings = files.require(files.gather(paths, PATTERNS, work.scratch), "ratings", paths, PATTERNS)
+        texts = [path for path in ratings if path.suffix != ".parquet"]
+        scans = []
+        for path in ratings:
+            if path.suffix == ".parquet":
+                files.require_columns(path, files.parquet_columns(path), COLUMNS)
+                scans.append(f"SELECT {', '.join(COLUMNS)} FROM read_parquet({quote(str(path))})")
+        if texts:
+            flat = work.scratch / "netflix.csv"
+            with flat.open("wb") as out:
+                for path in texts:
+                    with path.open("rb") as file:
+                        flatten(file, out, path)
+            scans.append(csv_sql(flat, ["movie_id", "customer_id", "rating", "date"], header=False, quoted=False))
+        kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
+        ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
+        columns = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
+        rows = " UNION ALL ".join(f"SELECT {columns} FROM ({scan})" for scan in scans)
+        return Log(layout="netflix", rows=rows, rule=RULE, text=bool(texts))
+
+
+def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:
+    """`7:\\n11,3,2005-01-02\\n` -> `7,11,3,2005-01-02\\n`, a chunk in memory at a time."""
+    movie: bytes | None = None
+    for chunk in _lines(file):
+        position = 0
+        for header in _HEADER.finditer(chunk):
+            _emit(chunk[position : header.start()], movie, out, path)
+            movie, position = header[1], header.end()
+        _emit(chunk[position:], movie, out, path)
+
+
+def _lines(file: BinaryIO) -> Iterable[bytes]:
+    """Chunks that end with a line."""
+    rest = b""
+    while chunk := file.read(_CHUNK):
+        whole, newline, rest = (rest + chunk).rpartition(b"\n")
+        yield whole + newline
+    if rest:
+        yield rest + b"\n"
+
+
+def _emit(ratings: bytes, movie: bytes | None, out: BinaryIO, path: Path) -> None:
+    ratings = ratings.strip(b"\r\n")
+    if not ratings:
+        return
+    if movie is None:
+        raise InputError(f"{path}: no 'movie:' line before the first rating; this is not the Netflix layout")
+    out.write(movie + b"," + ratings.replace(b"\n", b"\n" + movie + b",") + b"\n")

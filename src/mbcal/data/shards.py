@@ -1,0 +1,190 @@
+"""From sorted blocks of whole users to the shards of a store, on two threads: numpy and Parquet run beside Python."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.data.sessions import Cut, Steps, cut
+from mbcal.data.store import PARTS, Part, Shard, StoreWriter
+from mbcal.types import Behaviours
+
+Block = dict[str, NDArray[Any]]
+"""Columns u, moment, tie, value (and session, propensity where the log has them) of whole users, sorted by all of them."""
+
+SHARD_STEPS = 1_000_000
+"""Steps in a shard, about: a shard ends with the user who reaches it, and with its part."""
+_AHEAD = 3
+"""Blocks in work at a time."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """What the numbers in a block stand for."""
+
+    user_part: NDArray[Any]  # by user: 0, 1, 2, never falling
+    user_shard: NDArray[np.int64]  # by user: 0, 1, 2, … never falling
+    user_digest: NDArray[np.uint64]
+    item_row: NDArray[np.int32]  # by tie
+    item_digest: NDArray[np.uint64]  # by tie
+
+    @staticmethod
+    def shard_of(part: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The shard of each user, from the users' parts and how many rows each has."""
+        before = np.cumsum(rows) - rows
+        before -= before[np.searchsorted(part, part)]  # counted within the part
+        new = (np.diff(part) != 0) | (np.diff(before // SHARD_STEPS) != 0)
+        return np.cumsum(np.r_[False, new])
+
+
+@dataclass
+class Tally:
+    """What is counted while blocks stream past."""
+
+    labels: NDArray[np.int64]
+    rows: int = 0
+    sessions: int = 0
+    full_sessions: int = 0
+    short_windows: int = 0
+    log_hash: int = 0
+    duplicates: list[Block] = field(default_factory=list)
+    parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What became of one block."""
+
+    pieces: list[tuple[int, Shard]]  # shard number, some of its users
+    duplicates: Block | None
+    labels: NDArray[np.int64]
+    short_windows: int
+    log_hash: int
+
+
+def write_shards(blocks: Iterable[Block], index: Index, behaviours: Behaviours, how: Cut, writer: StoreWriter) -> Tally:
+    """Cut every block and write every shard, in order."""
+    tally = Tally(np.zeros(len(behaviours), np.int64))
+    with ThreadPoolExecutor(2) as pool:
+        writing: deque[Future[None]] = deque()
+        for part, shard in _shards(_in_order(pool, blocks, index, behaviours, how), index, how, tally):
+            while len(writing) >= 2:
+                writing.popleft().result()
+            writing.append(pool.submit(writer.shard, part, writer.next_shard(part), shard))
+        for future in writing:
+            future.result()
+    return tally
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, blocks: Iterable[Block], index: Index, behaviours: Behaviours, how: Cut
+) -> Iterator[_Work]:
+    waiting: deque[Future[_Work]] = deque()
+    for block in blocks:
+        waiting.append(pool.submit(_work, block, index, behaviours, how))
+        if len(waiting) >= _AHEAD:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work:
+    """Drop repeats, tell levels, cut; a pure function of its arguments."""
+    repeats = _repeats(block)
+    duplicates = None
+    if len(repeats):
+        duplicates = {column: array[repeats] for column, array in block.items()}
+        block = {column: np.delete(array, repeats) for column, array in block.items()}
+    codes = behaviours.level(block["value"]) if behaviours.cuts else block["value"]
+    owner = index.user_shard[block["u"]]
+    edges = np.r_[0, np.flatnonzero(np.diff(owner)) + 1, len(owner)]
+    pieces, short_windows = [], 0
+    for begin, end in pairwise(edges.tolist()):
+        piece = {column: array[begin:end] for column, array in block.items()}
+        windows = cut(Steps(piece["u"], piece["moment"], piece.get("session")), how)
+        order = slice(None) if windows.order is None else windows.order
+        propensity = piece.get("propensity")
+        shard = Shard(
+            items=index.item_row[piece["tie"][order]],
+            behaviours=codes[begin:end][order],
+            timestamps=piece["moment"][order],
+            propensities=None if propensity is None else propensity[order],
+            user=windows.user,
+            start=windows.start,
+            length=windows.length,
+            history_length=windows.history_length,
+        )
+        pieces.append((int(owner[begin]), shard))
+        short_windows += windows.dropped
+    labels = np.bincount(codes, minlength=len(behaviours))
+    return _Work(pieces, duplicates, labels, short_windows, _hash(block, index))
+
+
+def _shards(works: Iterable[_Work], index: Index, how: Cut, tally: Tally) -> Iterator[tuple[Part, Shard]]:
+    """Count what is done, and join the pieces of each shard."""
+    number = 0
+    pieces: list[Shard] = []
+    part_of = index.user_part[np.searchsorted(index.user_shard, np.arange(index.user_shard[-1] + 1))]
+    for work in works:
+        tally.labels += work.labels
+        tally.short_windows += work.short_windows
+        tally.log_hash = (tally.log_hash + work.log_hash) % 2**64
+        if work.duplicates is not None:
+            tally.duplicates.append(work.duplicates)
+        for owner, piece in work.pieces:
+            part: Part = PARTS[part_of[owner]]
+            tally.rows += len(piece.items)
+            tally.sessions += len(piece.start)
+            tally.full_sessions += int(np.sum(piece.length == how.horizon))
+            tally.parts[part]["sessions"] += len(piece.start)
+            tally.parts[part]["steps"] += len(piece.items)
+            if owner != number:
+                yield PARTS[part_of[number]], _joined(pieces)
+                number, pieces = owner, []
+            pieces.append(piece)
+    yield PARTS[part_of[number]], _joined(pieces)
+
+
+def _joined(pieces: list[Shard]) -> Shard:
+    offsets = np.cumsum([0, *(len(piece.items) for piece in pieces)])
+    moved = [replace(piece, start=piece.start + offset) for piece, offset in zip(pieces, offsets, strict=False)]
+    joined: dict[str, Any] = {}
+    for column in vars(moved[0]):
+        arrays = [getattr(piece, column) for piece in moved]
+        joined[column] = None if arrays[0] is None else np.concatenate(arrays)
+    return Shard(**joined)
+
+
+def _repeats(block: Block) -> NDArray[np.int64]:
+    """Rows equal to the one before them (the propensity apart: one choice has one)."""
+    rows = np.flatnonzero(block["tie"][1:] == block["tie"][:-1]) + 1  # rare, so the other columns are hardly looked at
+    for column in block.keys() - {"tie", "propensity"}:
+        rows = rows[block[column][rows] == block[column][rows - 1]]
+    return rows
+
+
+def _hash(block: Block, index: Index) -> int:
+    """A hash of rows as a set: it knows neither their order nor any option."""
+    row = block["moment"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    row ^= block["value"].astype("<f8").view("<u8")
+    _mix(row)
+    row += index.item_digest[block["tie"]]
+    row ^= index.user_digest[block["u"]]
+    _mix(row)
+    return int(row.sum(dtype=np.uint64))
+
+
+def _mix(x: NDArray[np.uint64]) -> None:
+    """The finaliser of splitmix64, in place: every input bit moves every output bit."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)

@@ -1,0 +1,313 @@
+"""Sessions on disk: a folder of Parquet and a manifest, written whole and read with suspicion.
+
+::
+
+    DIR/manifest.json               schema, options, counts, behaviours, source hashes, sha256 of every file, content hash
+    DIR/items.parquet               item, and one column a feature, in catalogue order
+    DIR/users.parquet               user, part, in index order; a part's users are contiguous
+    DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time, (propensity)
+    DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates): a session is the steps
+                                    [start, start + length), its history the history_length steps before start
+    DIR/rejected.parquet            rows set aside, as text, with the reason
+
+Steps are stored once: histories overlap sessions, so pointing beats copying. Files hold whole users, are cut by counted
+rows and carry no clock and no path, so equal input and options give equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mbcal.errors import OptionError, StoreError, nearest
+from mbcal.types import Behaviours, Catalog, Feature, Sessions
+
+SCHEMA = 1
+"""Raised whenever a store written before can no longer be read as it was."""
+
+Part = Literal["simulator", "train", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""Who a user is for: fitting the simulator, training agents, or testing. Never two of them."""
+
+_ROW_GROUP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some whole users of one part: their steps, and the sessions that point into them."""
+
+    items: NDArray[np.int32]  # (S,)
+    behaviours: NDArray[np.uint8]  # (S,)
+    timestamps: NDArray[np.int64] | None  # (S,)
+    propensities: NDArray[np.float32] | None  # (S,)
+    user: NDArray[np.int32]  # (N,)
+    start: NDArray[np.int64]  # (N,)
+    length: NDArray[np.int32]  # (N,)
+    history_length: NDArray[np.int32]  # (N,)
+    candidates: NDArray[np.int32] | None = None  # (N, C)
+
+    @classmethod
+    def of(cls, sessions: Sessions) -> Self:
+        """Any sessions, each with its own copy of its history: right for every log, compact for none.
+
+        The history's own times and propensities are not known; its steps take the session's first time and propensity 1.
+        """
+        if sessions.candidates is not None and sessions.candidates.ndim != 2:
+            raise OptionError("candidates: only one set a session, (N, C), can be stored")
+        rows = np.hstack([sessions.history_mask, sessions.mask])
+        shape = sessions.history_items.shape
+        times, propensities = sessions.timestamps, sessions.propensities
+        return cls(
+            items=np.hstack([sessions.history_items, sessions.items])[rows],
+            behaviours=np.hstack([sessions.history_behaviours, sessions.behaviours])[rows],
+            timestamps=None if times is None else np.hstack([np.broadcast_to(times[:, :1], shape), times])[rows],
+            propensities=None if propensities is None else np.hstack([np.ones(shape, np.float32), propensities])[rows],
+            user=sessions.user,
+            start=np.cumsum(sessions.history_length + sessions.length, dtype=np.int64) - sessions.length,
+            length=sessions.length,
+            history_length=sessions.history_length,
+            candidates=sessions.candidates,
+        )
+
+    def dense(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
+        """Pad to rectangles."""
+        steps, mask = _window(self.start, self.length, horizon)
+        before, history_mask = _window(self.start - self.history_length, self.history_length, history)
+
+        def pick(column: NDArray[Any], index: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
+            taken = column[np.minimum(index, max(len(column) - 1, 0))]
+            taken[~valid] = 0
+            return taken
+
+        return Sessions(
+            catalog=catalog,
+            behaviour_set=behaviours,
+            items=pick(self.items, steps, mask),
+            behaviours=pick(self.behaviours, steps, mask),
+            length=self.length,
+            user=self.user,
+            history_items=pick(self.items, before, history_mask),
+            history_behaviours=pick(self.behaviours, before, history_mask),
+            history_length=self.history_length,
+            candidates=self.candidates,
+            propensities=None if self.propensities is None else pick(self.propensities, steps, mask),
+            timestamps=None if self.timestamps is None else pick(self.timestamps, steps, mask),
+        )
+
+
+def _window(start: NDArray[np.int64], length: NDArray[np.int32], width: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(N, width) step numbers from each start, and which of them lie within the length."""
+    return start[:, None] + np.arange(width), np.arange(width) < length[:, None]
+
+
+class StoreWriter:
+    """Fills a folder with the files of a store; `finish` writes the manifest that makes it one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, dict[str, Any]] = {}
+        self._shards = dict.fromkeys(PARTS, 0)
+
+    def table(self, name: str, table: pa.Table, deltas: Sequence[str] = ()) -> None:
+        """One Parquet file, remembered with its hash; the columns named are stored as differences."""
+        path = self.folder / name
+        pq.write_table(
+            table,
+            path,
+            compression="zstd",
+            row_group_size=_ROW_GROUP,
+            use_dictionary=[column for column in table.column_names if column not in deltas],
+            column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+        )
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._files[name] = {"rows": table.num_rows, "bytes": path.stat().st_size, "sha256": digest}
+
+    def digest(self, name: str) -> str:
+        """sha256 of a file already written."""
+        return str(self._files[name]["sha256"])
+
+    def next_shard(self, part: Part) -> int:
+        """The number of the next shard of a part; asked in order, so that shards may be written in any."""
+        self._shards[part] += 1
+        return self._shards[part] - 1
+
+    def shard(self, part: Part, number: int, shard: Shard) -> None:
+        """The two files of one shard."""
+        steps: dict[str, NDArray[Any]] = {"item": shard.items, "behaviour": shard.behaviours}
+        if shard.timestamps is not None:
+            steps["time"] = shard.timestamps
+        if shard.propensities is not None:
+            steps["propensity"] = shard.propensities
+        sessions: dict[str, Any] = {
+            "user": shard.user,
+            "start": shard.start,
+            "length": shard.length,
+            "history_length": shard.history_length,
+        }
+        if shard.candidates is not None:
+            width = shard.candidates.shape[1]
+            sessions["candidates"] = pa.FixedSizeListArray.from_arrays(pa.array(shard.candidates.ravel()), width)
+        # as measured on real logs: small codes and times shrink most, and fastest, as differences
+        deltas = [column for column in ("behaviour", "time") if column in steps]
+        self.table(f"steps-{part}-{number:04d}.parquet", pa.table(steps), deltas)
+        self.table(f"sessions-{part}-{number:04d}.parquet", pa.table(sessions), ["user", "start"])
+
+    def catalog(self, catalog: Catalog) -> None:
+        """The items and their features, as text."""
+        rows = range(2, catalog.rows)
+        columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
+        for name, feature in catalog.features.items():
+            if feature.offsets is None:
+                columns[f"feature:{name}"] = pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
+            else:
+                columns[f"feature:{name}"] = pa.array([list(feature.values(row)) for row in rows], pa.list_(pa.string()))
+        self.table("items.parquet", pa.table(columns))
+
+    def finish(
+        self,
+        behaviours: Behaviours,
+        *,
+        source: str,
+        options: Mapping[str, Any],
+        source_hashes: Mapping[str, str],
+        rejected: Mapping[str, int],
+        counts: Mapping[str, Any],
+    ) -> None:
+        """The manifest, last."""
+        whole: dict[str, Any] = {
+            "schema": SCHEMA,
+            "source": source,
+            "options": options,
+            "source_hashes": source_hashes,
+            "rejected": rejected,
+            "counts": counts,
+            "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
+            "files": self._files,
+        }
+        whole["content_hash"] = _content_hash(whole)
+        text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        (self.folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def _content_hash(manifest: Mapping[str, Any]) -> str:
+    """Over everything the manifest says, the hash of every file included."""
+    said = {key: value for key, value in manifest.items() if key != "content_hash"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store opened for reading; every file is checked against its hash when it is read."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open a folder written by `mbcal prepare`."""
+        path = Path(path)
+        file = path / "manifest.json"
+        if not path.is_dir():
+            raise StoreError(f"{path}: no such folder; make a store with 'mbcal prepare'")
+        if not file.is_file():
+            raise StoreError(f"{path}: not a store (no manifest.json); make one with 'mbcal prepare'")
+        try:
+            manifest = json.loads(file.read_bytes())
+            schema, files, said = manifest["schema"], manifest["files"], manifest["content_hash"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{file}: damaged ({type(error).__name__}: {error}); prepare the store again") from error
+        if schema != SCHEMA:
+            raise StoreError(f"{path}: schema {schema}, this mbcal reads schema {SCHEMA}; prepare the store again")
+        if said != _content_hash(manifest):
+            raise StoreError(f"{file}: damaged (its content hash does not fit); prepare the store again")
+        for name in files:
+            if not (path / name).is_file():
+                raise StoreError(f"{path / name}: missing from the store; prepare the store again")
+        return cls(path, manifest)
+
+    def table(self, name: str) -> pa.Table:
+        """One file of the store, its hash checked."""
+        data = (self.path / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != self.manifest["files"][name]["sha256"]:
+            raise StoreError(f"{self.path / name}: damaged (its hash does not fit); prepare the store again")
+        return pq.read_table(io.BytesIO(data))
+
+    def verify(self) -> None:
+        """Check every file against its hash."""
+        for name in self.manifest["files"]:
+            self.table(name)
+
+    @property
+    def horizon(self) -> int:
+        return int(self.manifest["options"]["horizon"])
+
+    @property
+    def history(self) -> int:
+        return int(self.manifest["options"]["history"])
+
+    @cached_property
+    def behaviours(self) -> Behaviours:
+        said = self.manifest["behaviours"]
+        return Behaviours(tuple(said["names"]), tuple(said["rewards"]), tuple(said["cuts"]))
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        table = self.table("items.parquet")
+        features = {}
+        for column in table.column_names[1:]:
+            name, values = column.removeprefix("feature:"), table[column].to_pylist()
+            many = pa.types.is_list(table.schema.field(column).type)
+            features[name] = Feature.multi(name, values) if many else Feature.single(name, values)
+        return Catalog(tuple(table["item"].to_pylist()), features)
+
+    @cached_property
+    def users(self) -> tuple[str, ...]:
+        """Names of the users, by index."""
+        return tuple(self.table("users.parquet")["user"].to_pylist())
+
+    def shards(self, part: Part) -> Iterator[Shard]:
+        """The shards of a part, one in memory at a time."""
+        if part not in PARTS:
+            raise OptionError(f"part {part!r} is unknown; parts are {', '.join(PARTS)}.{nearest(part, PARTS)}")
+        for name in sorted(self.manifest["files"]):
+            if name.startswith(f"steps-{part}-"):
+                steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
+                candidates = None
+                if "candidates" in sessions.column_names:
+                    lists = sessions["candidates"].combine_chunks()
+                    candidates = _numpy(pa.chunked_array([lists.flatten()])).reshape(len(lists), -1)
+                yield Shard(
+                    items=_numpy(steps["item"]),
+                    behaviours=_numpy(steps["behaviour"]),
+                    timestamps=_numpy(steps["time"]) if "time" in steps.column_names else None,
+                    propensities=_numpy(steps["propensity"]) if "propensity" in steps.column_names else None,
+                    user=_numpy(sessions["user"]),
+                    start=_numpy(sessions["start"]),
+                    length=_numpy(sessions["length"]),
+                    history_length=_numpy(sessions["history_length"]),
+                    candidates=candidates,
+                )
+
+    def sessions(self, part: Part) -> Sessions:
+        """All sessions of a part, padded to the store's horizon."""
+        dense = [shard.dense(self.catalog, self.behaviours, self.horizon, self.history) for shard in self.shards(part)]
+        if not dense:
+            raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
+        return Sessions.concat(dense)
+
+
+def _numpy(column: pa.ChunkedArray) -> Any:
+    """A writable array of its own, so that torch can share its memory."""
+    return np.array(column.to_numpy())

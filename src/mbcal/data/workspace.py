@@ -1,0 +1,137 @@
+"""A scratch folder beside the output, a DuckDB connection that spills into it, and one rename at the end.
+
+Whatever is built is built under a temporary name on the output's own disk, flushed, and renamed whole: a reader sees
+either nothing or everything. The scratch folder is removed however the work ends, short of `kill -9`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from mbcal.errors import InputError, MbcalError, OptionError, OutputError
+
+if TYPE_CHECKING:
+    import duckdb
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+PYTHON_SHARE = 300 * 2**20
+"""Bytes of a memory limit kept for Python, Arrow and the blocks being cut; DuckDB gets the rest."""
+SMALLEST_LIMIT = 500 * 2**20
+"""DuckDB's out-of-core sort needs about 200 MiB for two threads; less than this in all fails late instead of at once."""
+
+
+def parse_memory(text: str) -> int:
+    """`1.5GB`, `800MiB`, `2g` -> bytes (units are powers of 1024)."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)i?b?\s*", text.lower())
+    if match is None:
+        raise OptionError(f"memory-limit: {text!r} is not a size; write 1.5GB or 800MB, for instance")
+    size = int(float(match[1]) * _UNITS[match[2]])
+    if size < SMALLEST_LIMIT:
+        raise OptionError(f"memory-limit: {text} is too little to sort a log; give at least {SMALLEST_LIMIT >> 20}MB")
+    return size
+
+
+class Workspace:
+    """`with Workspace(out) as work:` fill `work.build`, then `work.publish()`."""
+
+    def __init__(self, out: Path, memory_limit: str = "1.5GB", overwrite: bool = False) -> None:
+        self.out = out.absolute()
+        self.overwrite = overwrite
+        self._memory = parse_memory(memory_limit) - PYTHON_SHARE
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._refuse_to_replace()
+
+    def _refuse_to_replace(self) -> None:
+        if not self.out.exists():
+            return
+        is_store = (self.out / "manifest.json").is_file()
+        if not self.out.is_dir() or (any(self.out.iterdir()) and not (self.overwrite and is_store)):
+            advice = "add --overwrite to replace it" if is_store else "choose another --out"
+            raise OutputError(f"{self.out.name}: already exists; {advice}")
+
+    def __enter__(self) -> Self:
+        try:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._root = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.partial-", dir=self.out.parent))
+        except OSError as error:
+            raise _output_error(self.out, error) from error
+        self.scratch, self.build = self._root / "scratch", self._root / "build"
+        self.scratch.mkdir()
+        self.build.mkdir()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+        if error is not None and not isinstance(error, MbcalError):
+            translated = _translate(self.out, error)
+            if translated is not None:
+                raise translated from error
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB, limited in memory, spilling into the scratch folder, and never reaching for the network."""
+        if self._connection is None:
+            import duckdb
+
+            config: dict[str, str | bool | int | float | list[str]] = {
+                "memory_limit": f"{self._memory >> 10}KiB",
+                "temp_directory": str(self.scratch / "spill"),
+                "threads": max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+            self._connection = duckdb.connect(str(self.scratch / "work.duckdb"), config=config)
+            self._connection.execute("SET TimeZone='UTC'; SET enable_progress_bar=false")
+        return self._connection
+
+    def publish(self) -> Path:
+        """Flush every file and rename the build to its final name."""
+        for file in sorted(self.build.rglob("*")):
+            _flush(file)
+        _flush(self.build)
+        if self.out.exists() and any(self.out.iterdir()):
+            os.rename(self.out, self._root / "replaced")
+        os.rename(self.build, self.out)  # an empty folder of that name is replaced, a full one refused by the kernel
+        _flush(self.out.parent)
+        return self.out
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _output_error(out: Path, error: OSError) -> OutputError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return OutputError(f"{out.name}: the disk is full; nothing was written, free some space and run again")
+    return OutputError(f"{out.name}: cannot be written ({error.strerror or error}); check the folder and its permissions")
+
+
+def _translate(out: Path, error: BaseException) -> MbcalError | None:
+    """What the parts below complain of, in our words; None when it is a bug of ours and should be seen whole."""
+    if isinstance(error, OSError):
+        return _output_error(out, error)
+    if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
+        return None
+    text, kind = str(error).splitlines()[0], type(error).__name__
+    if re.search("no space left|file too large|could not write|disk quota", text, re.IGNORECASE):
+        return _output_error(out, OSError(errno.ENOSPC, text))
+    if kind == "OutOfMemoryException":
+        return OptionError("memory-limit: too little for this log; raise --memory-limit or free disk space to spill into")
+    if kind in ("InvalidInputException", "IOException", "ConversionException", "SerializationException"):
+        return InputError(f"the log cannot be read: {text}")
+    return None

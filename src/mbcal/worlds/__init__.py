@@ -1,0 +1,1 @@
+"""Generated users whose truth is known."""
