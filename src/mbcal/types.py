@@ -156,15 +156,21 @@ def _vocabulary(values: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]
 
 @dataclass(frozen=True)
 class Catalog:
-    """All items, with the masking row 0 and the out-of-vocabulary row 1 before them; item k sits in row k + 2."""
+    """All items, with the masking row 0 and the out-of-vocabulary row 1 before them; item k sits in row k + 2.
+
+    `items` are the names the log knows them by; `titles`, where there are any, are what a person would rather read.
+    """
 
     items: tuple[str, ...]
     features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
+    titles: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
         for name, feature in self.features.items():
             if feature.rows != self.rows:
                 raise InputError(f"feature {name!r} describes {feature.rows} rows, the catalogue has {self.rows}")
+        if self.titles and len(self.titles) != len(self.items):
+            raise InputError(f"catalogue: {len(self.items)} items but {len(self.titles)} titles; give one each or none")
         if len(self._row_of) != len(self.items):
             raise InputError("catalogue: item names must differ")
 
@@ -187,6 +193,10 @@ class Catalog:
     def name(self, row: int) -> str:
         """An item's name; the special rows answer in angle brackets."""
         return ("<mask>", "<unknown>")[row] if row < SPECIAL else self.items[row - SPECIAL]
+
+    def title(self, row: int) -> str:
+        """An item's title, or its name where it has none."""
+        return (self.titles[row - SPECIAL] if self.titles and row >= SPECIAL else None) or self.name(row)
 
 
 # name -> (dtype, what its axes are); the order is that of the dataclass below

@@ -41,8 +41,16 @@ def describe_store(
         _rejected(found),
     ):
         if table is not None:
+            console.print(f"\n[bold]{table.title}[/]")
+            table.title = None
             console.print(table)
-    console.print(f"content {found['content_hash'][:16]}, seed {found['options']['seed']}")
+    console.print(
+        f"\ncontent {found['content_hash'][:16]}, seed {found['options']['seed']}"
+        + (
+            f", {found['ties']:,} steps at the same time as the one before, in an order drawn from the seed"
+            * bool(found["ties"])
+        )
+    )
 
 
 def _bar(value: float, most: float) -> str:
@@ -50,7 +58,7 @@ def _bar(value: float, most: float) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=title, box=None, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number and column else "left")
     return table
@@ -58,7 +66,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def _behaviours(found: dict[str, Any]) -> Table:
     table = _table(
-        f"\nBehaviours (mean reward per step {found['reward_per_step']:.3f})", "name", "reward", "steps", "share", ""
+        f"Behaviours (mean reward per step {found['reward_per_step']:.3f})", "name", "reward", "steps", "share", ""
     )
     most = max(entry["count"] for entry in found["behaviours"])
     for entry in found["behaviours"]:
@@ -68,7 +76,7 @@ def _behaviours(found: dict[str, Any]) -> Table:
 
 
 def _lengths(found: dict[str, Any]) -> Table:
-    table = _table("\nSession lengths", "steps", "sessions", "")
+    table = _table("Session lengths", "steps", "sessions", "")
     most = max(found["lengths"].values(), default=0)
     for length, count in found["lengths"].items():
         table.add_row(length, f"{count:,}", _bar(count, most))
@@ -78,7 +86,7 @@ def _lengths(found: dict[str, Any]) -> Table:
 
 
 def _parts(found: dict[str, Any]) -> Table:
-    table = _table("\nParts (disjoint by user)", "part", "users", "sessions", "steps", "reward per session")
+    table = _table("Parts (disjoint by user)", "part", "users", "sessions", "steps", "reward per session")
     for part, entry in found["parts"].items():
         mean = entry["reward_per_session"]
         row = [f"{entry[column]:,}" for column in ("users", "sessions", "steps")]
@@ -89,7 +97,7 @@ def _parts(found: dict[str, Any]) -> Table:
 def _popularity(found: dict[str, Any]) -> Table:
     known = found["popularity"]
     spread = f"half of all steps in {known['half']:,} items, median {known['median']:g} steps, Gini {known['gini']:.2f}"
-    table = _table(f"\nPopularity ({spread})", "item", "steps", "")
+    table = _table(f"Popularity ({spread})", "item", "steps", "")
     most = known["top"][0]["count"] if known["top"] else 0
     for entry in known["top"]:
         table.add_row(entry["item"], f"{entry['count']:,}", _bar(entry["count"], most))
@@ -99,7 +107,7 @@ def _popularity(found: dict[str, Any]) -> Table:
 def _features(found: dict[str, Any]) -> Table | None:
     if not found["features"]:
         return None
-    table = _table("\nItem features", "name", "values", "per item", "items without")
+    table = _table("Item features", "name", "values", "per item", "items without")
     for name, entry in found["features"].items():
         table.add_row(name, f"{entry['values']:,}", "many" if entry["multi"] else "one", f"{entry['items_without']:,}")
     return table
@@ -108,7 +116,7 @@ def _features(found: dict[str, Any]) -> Table | None:
 def _rejected(found: dict[str, Any]) -> Table | None:
     if not found["rejected"]:
         return None
-    table = _table(f"\nSet aside (of {found['rows_read']:,} rows read; see rejected.parquet)", "reason", "rows")
+    table = _table(f"Set aside (of {found['rows_read']:,} rows read; see rejected.parquet)", "reason", "rows")
     for reason, count in found["rejected"].items():
         table.add_row(reason, f"{count:,}")
     return table

@@ -173,6 +173,7 @@ def prepare_table(
     items_key: Annotated[
         str | None, typer.Option(help="Its item column, if not named as in the log.", show_default=False)
     ] = None,
+    title: Annotated[str | None, typer.Option(help="Its column with names for people to read.", show_default=False)] = None,
     separator: Annotated[str, typer.Option(help="What separates the values of a multi-valued text column.")] = "|",
     time_unit: Annotated[TimeUnit, typer.Option(help="Unit of epoch numbers; told by their size unless given.")] = "auto",
     time_format: Annotated[
@@ -193,7 +194,7 @@ def prepare_table(
         rule=_rule(rewards, levels),
         session=session,
         propensity=propensity,
-        items=_items(items, features, items_key, separator),
+        items=_items(items, features, items_key, separator, title),
         time_unit=time_unit,
         time_format=time_format,
     )
@@ -208,14 +209,16 @@ def _rule(rewards: str | None, levels: str | None) -> Labels | Levels:
     return parse_rewards(rewards)
 
 
-def _items(paths: list[Path] | None, features: str | None, key: str | None, separator: str) -> Items | None:
+def _items(
+    paths: list[Path] | None, features: str | None, key: str | None, separator: str, title: str | None
+) -> Items | None:
     if not paths:
-        if features is not None:
+        if features is not None or title is not None:
             raise OptionError("features: they come from a table of items; name it with --items FILE")
         return None
-    if features is None:
-        raise InputError(f"{paths[0]}: say which of its columns to take with --features A,B")
-    return Items(paths, [name.strip() for name in features.split(",")], key, separator)
+    if features is None and title is None:
+        raise InputError(f"{paths[0]}: say which of its columns to take with --features A,B or --title C")
+    return Items(paths, [name.strip() for name in features.split(",")] if features else [], key, separator, title)
 
 
 @app.command("newsfeed")

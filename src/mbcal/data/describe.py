@@ -38,6 +38,7 @@ def describe(store: Store) -> dict[str, Any]:
         "sessions": counts["sessions"],
         "full_sessions": counts["full_sessions"],
         "short_windows": counts["short_windows"],
+        "ties": counts["ties"],
         "horizon": store.horizon,
         "history": store.history,
         "behaviours": [

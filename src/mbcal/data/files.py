@@ -67,6 +67,8 @@ def require(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], p
 
 
 def _role(name: str, patterns: Patterns) -> str | None:
+    if name.startswith("."):  # what archivers and desktops leave beside the real files
+        return None
     for role, names in patterns.items():
         if any(fnmatch(name.lower(), pattern) for pattern in names):
             return role
@@ -139,7 +141,10 @@ def csv_header(path: Path, delimiter: str, text_encoding: str) -> list[str]:
     """Column names of a CSV file."""
     with open_plain(path) as file:
         line = file.readline(1 << 20).decode(text_encoding).removeprefix("\ufeff")
-    return [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
+    names = [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{path}: column {twice[0]!r} appears twice in the header; rename one")
+    return names
 
 
 def require_columns(path: Path, present: Sequence[str], wanted: Iterable[str]) -> None:

@@ -86,6 +86,7 @@ class Ingestion:
                 "sessions": tally.sessions,
                 "full_sessions": tally.full_sessions,
                 "short_windows": tally.short_windows,
+                "ties": tally.ties,
                 "labels": tally.labels.tolist(),
                 "parts": parts,
             },
@@ -225,10 +226,13 @@ class Ingestion:
         self.writer.table("rejected.parquet", table)
 
     def _describe_items(self) -> None:
-        """The catalogue: every item of the log, with its features as text. An item listed twice takes the least of its
-        single values and all of its multiple ones."""
+        """The catalogue: every item of the log, with its title and features as text. An item listed twice takes the least
+        of its single values and all of its multiple ones."""
         self.progress.phase("describing items")
         chosen, joined = "", ""
+        if self.log.titles is not None:
+            chosen += ", min(titles.title) AS title"
+            joined += f" LEFT JOIN ({self.log.titles}) titles ON titles.item::VARCHAR = items.name"
         if self.log.features is not None:
             for column, kind, *_ in self.connection.execute(f"DESCRIBE {self.log.features}").fetchall():
                 if column != "item":
@@ -237,7 +241,7 @@ class Ingestion:
                     chosen += (
                         f", {several if kind.endswith('[]') else f'min({name(column)})'} AS {name(f'feature:{column}')}"
                     )
-            joined = f"LEFT JOIN ({self.log.features}) features ON features.item::VARCHAR = items.name"
+            joined += f" LEFT JOIN ({self.log.features}) features ON features.item::VARCHAR = items.name"
         items = self.connection.sql(
             f"SELECT items.name AS item{chosen} FROM items {joined} GROUP BY items.i, items.name ORDER BY items.i"
         ).to_arrow_table()

@@ -69,6 +69,7 @@ class KuaiRand:
 
 
 def _scan(path: Path, needed: Sequence[str]) -> str:
-    columns = files.csv_header(path, ",", files.encoding(path))
+    encoding = files.encoding(path)
+    columns = files.csv_header(path, ",", encoding)
     files.require_columns(path, columns, needed)
-    return csv_sql(path, columns)
+    return csv_sql(path, columns, encoding)

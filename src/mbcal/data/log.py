@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mbcal.data import files
 from mbcal.errors import InputError, OptionError
 from mbcal.types import Behaviours
 
@@ -105,13 +104,15 @@ Rule = Labels | Levels | Quantiles
 @dataclass(frozen=True)
 class Log:
     """What a reader found. `rows` selects user, item, time, behaviour and, where the log has them, session and
-    propensity; `features` selects item and one column a feature (text, or a list of text where multi-valued)."""
+    propensity; `features` selects item and one column a feature (text, or a list of text where multi-valued); `titles`
+    selects item and title."""
 
     layout: str
     rows: str
     rule: Rule
     text: bool
     features: str | None = None
+    titles: str | None = None
     time_unit: TimeUnit = "auto"
     time_format: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -131,13 +132,21 @@ def _finite_sql(column: str) -> str:
     return f"CASE WHEN isfinite(try_cast({column} AS DOUBLE)) THEN try_cast({column} AS DOUBLE) END"
 
 
-def csv_sql(path: Path, columns: Sequence[str], *, delimiter: str = ",", header: bool = True, quoted: bool = True) -> str:
+def csv_sql(
+    path: Path,
+    columns: Sequence[str],
+    encoding: str,
+    *,
+    delimiter: str = ",",
+    header: bool = True,
+    quoted: bool = True,
+) -> str:
     """A SELECT over one text file, every column as text; lines of the wrong shape go to DuckDB's `reject_errors`."""
     types = ", ".join(f"{quote(column)}: 'VARCHAR'" for column in columns)
     return (
         f"SELECT * FROM read_csv({quote(str(path))}, auto_detect=false, columns={{{types}}}, delim={quote(delimiter)}, "
         f"""quote={quote('"' if quoted else "")}, escape={quote('"' if quoted else "")}, header={header}, """
-        f"encoding={quote(files.encoding(path))}, store_rejects=true)"
+        f"encoding={quote(encoding)}, store_rejects=true)"
     )
 
 

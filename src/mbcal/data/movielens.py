@@ -21,7 +21,7 @@ ml-25m.zip, ml-latest-small.zip). Terms: for research, not for commercial use wi
 Fetch one, then:  mbcal prepare movielens ml-20m.zip --out DIR"""
 
 PATTERNS = {
-    "ratings": ["ratings.csv", "ratings.dat", "*ratings*.csv", "*ratings*.dat"],
+    "ratings": ["ratings.csv", "ratings.dat"],
     "movies": ["movies.csv", "movies.dat"],
     "tags": ["tags.csv", "tags.dat"],
 }
@@ -57,6 +57,7 @@ class MovieLens:
             rule=RULE,
             text=True,
             features=_features(movies, tag_files),
+            titles=_union("SELECT movieId AS item, title", movies),
             time_unit="s",
             options={"features": ["genres"] * bool(movies) + ["tags"] * bool(tag_files)},
         )
@@ -68,21 +69,26 @@ class _Release:
     def __init__(self, path: Path, columns: list[str]) -> None:
         self.path = path
         self.dat = path.suffix == ".dat"
-        self.columns = columns if self.dat else files.csv_header(path, ",", files.encoding(path))
+        self.encoding = files.encoding(path)
+        self.columns = columns if self.dat else files.csv_header(path, ",", self.encoding)
         if not self.dat:
             files.require_columns(path, self.columns, columns)
 
 
 def _scan(release: _Release) -> str:
     if release.dat:
-        return csv_sql(release.path, release.columns, delimiter="::", header=False, quoted=False)
-    return csv_sql(release.path, release.columns)
+        return csv_sql(release.path, release.columns, release.encoding, delimiter="::", header=False, quoted=False)
+    return csv_sql(release.path, release.columns, release.encoding)
+
+
+def _union(select: str, releases: Sequence[_Release]) -> str | None:
+    return " UNION ALL ".join(f"{select} FROM ({_scan(release)})" for release in releases) or None
 
 
 def _features(movies: Sequence[_Release], tags: Sequence[Path]) -> str | None:
     queries = []
     if movies:
-        scans = " UNION ALL ".join(f"SELECT movieId AS item, genres FROM ({_scan(movie)})" for movie in movies)
+        scans = _union("SELECT movieId AS item, genres", movies)
         genres = "list_filter(string_split(genres, '|'), lambda g: g <> '(no genres listed)')"
         queries.append(f"SELECT item, {genres} AS genres FROM ({scans})")
     if tags:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow as pa
+
 from mbcal.data import files
 from mbcal.data.files import Paths
 from mbcal.data.log import Log, csv_sql, name, quote
@@ -26,7 +28,10 @@ training_set/mv_*.txt, and movie_titles.csv) are kept at https://www.kaggle.com/
 and https://archive.org/details/nf_prize_dataset.tar. Terms: research only, not commercial, not to be passed on.
 Fetch it, then:  mbcal prepare netflix FOLDER_OR_ZIP --out DIR"""
 
-PATTERNS = {"ratings": ["combined_data_*.txt", "mv_*.txt", "ratings*.parquet"]}
+PATTERNS = {
+    "ratings": ["combined_data_*.txt", "mv_*.txt", "ratings*.parquet"],
+    "titles": ["movie_titles.csv", "movie_titles.txt"],
+}
 COLUMNS = ("customer_id", "movie_id", "rating", "date")
 _CHUNK = 1 << 24
 _HEADER = re.compile(rb"^[ \t]*(\d+)[ \t]*:[ \t]*\r?\n", re.MULTILINE)
@@ -41,7 +46,8 @@ class Netflix:
     def read(self, work: Workspace) -> Log:
         """Describe it for ingestion."""
         paths = files.listed(self.paths)
-        ratings = files.require(files.gather(paths, PATTERNS, work.scratch), "ratings", paths, PATTERNS)
+        found = files.gather(paths, PATTERNS, work.scratch)
+        ratings = files.require(found, "ratings", paths, PATTERNS)
         texts = [path for path in ratings if path.suffix != ".parquet"]
         scans = []
         for path in ratings:
@@ -54,12 +60,27 @@ class Netflix:
                 for path in texts:
                     with path.open("rb") as file:
                         flatten(file, out, path)
-            scans.append(csv_sql(flat, ["movie_id", "customer_id", "rating", "date"], header=False, quoted=False))
+            scans.append(
+                csv_sql(
+                    flat, ["movie_id", "customer_id", "rating", "date"], files.encoding(flat), header=False, quoted=False
+                )
+            )
         kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
         ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
         columns = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
         rows = " UNION ALL ".join(f"SELECT {columns} FROM ({scan})" for scan in scans)
-        return Log(layout="netflix", rows=rows, rule=RULE, text=bool(texts))
+        titles = None
+        if found["titles"]:
+            work.connection.register("movie_titles", read_titles(found["titles"]))
+            titles = "SELECT * FROM movie_titles"
+        return Log(layout="netflix", rows=rows, rule=RULE, text=bool(texts), titles=titles)
+
+
+def read_titles(paths: Iterable[Path]) -> pa.Table:
+    """`id,year,title`, the title unquoted and free to hold commas."""
+    split = [line.split(",", 2) for path in paths for line in path.read_text(files.encoding(path)).splitlines()]
+    whole = [parts for parts in split if len(parts) == 3]
+    return pa.table({"item": [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
 
 
 def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:

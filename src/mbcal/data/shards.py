@@ -53,6 +53,7 @@ class Tally:
     sessions: int = 0
     full_sessions: int = 0
     short_windows: int = 0
+    ties: int = 0
     log_hash: int = 0
     duplicates: list[Block] = field(default_factory=list)
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
@@ -66,6 +67,7 @@ class _Work:
     duplicates: Block | None
     labels: NDArray[np.int64]
     short_windows: int
+    ties: int
     log_hash: int
 
 
@@ -124,7 +126,8 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
     labels = np.bincount(codes, minlength=len(behaviours))
-    return _Work(pieces, duplicates, labels, short_windows, _hash(block, index))
+    ties = (block["moment"][1:] == block["moment"][:-1]) & (block["u"][1:] == block["u"][:-1])
+    return _Work(pieces, duplicates, labels, short_windows, int(ties.sum()), _hash(block, index))
 
 
 def _shards(works: Iterable[_Work], index: Index, how: Cut, tally: Tally) -> Iterator[tuple[Part, Shard]]:
@@ -135,6 +138,7 @@ def _shards(works: Iterable[_Work], index: Index, how: Cut, tally: Tally) -> Ite
     for work in works:
         tally.labels += work.labels
         tally.short_windows += work.short_windows
+        tally.ties += work.ties
         tally.log_hash = (tally.log_hash + work.log_hash) % 2**64
         if work.duplicates is not None:
             tally.duplicates.append(work.duplicates)

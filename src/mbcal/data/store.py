@@ -3,7 +3,7 @@
 ::
 
     DIR/manifest.json               schema, options, counts, behaviours, source hashes, sha256 of every file, content hash
-    DIR/items.parquet               item, and one column a feature, in catalogue order
+    DIR/items.parquet               item (, title), and one column a feature, in catalogue order
     DIR/users.parquet               user, part, in index order; a part's users are contiguous
     DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time, (propensity)
     DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates): a session is the steps
@@ -56,29 +56,6 @@ class Shard:
     length: NDArray[np.int32]  # (N,)
     history_length: NDArray[np.int32]  # (N,)
     candidates: NDArray[np.int32] | None = None  # (N, C)
-
-    @classmethod
-    def of(cls, sessions: Sessions) -> Self:
-        """Any sessions, each with its own copy of its history: right for every log, compact for none.
-
-        The history's own times and propensities are not known; its steps take the session's first time and propensity 1.
-        """
-        if sessions.candidates is not None and sessions.candidates.ndim != 2:
-            raise OptionError("candidates: only one set a session, (N, C), can be stored")
-        rows = np.hstack([sessions.history_mask, sessions.mask])
-        shape = sessions.history_items.shape
-        times, propensities = sessions.timestamps, sessions.propensities
-        return cls(
-            items=np.hstack([sessions.history_items, sessions.items])[rows],
-            behaviours=np.hstack([sessions.history_behaviours, sessions.behaviours])[rows],
-            timestamps=None if times is None else np.hstack([np.broadcast_to(times[:, :1], shape), times])[rows],
-            propensities=None if propensities is None else np.hstack([np.ones(shape, np.float32), propensities])[rows],
-            user=sessions.user,
-            start=np.cumsum(sessions.history_length + sessions.length, dtype=np.int64) - sessions.length,
-            length=sessions.length,
-            history_length=sessions.history_length,
-            candidates=sessions.candidates,
-        )
 
     def dense(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
         """Pad to rectangles."""
@@ -168,6 +145,8 @@ class StoreWriter:
         """The items and their features, as text."""
         rows = range(2, catalog.rows)
         columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
+        if catalog.titles:
+            columns["title"] = pa.array(catalog.titles, pa.string())
         for name, feature in catalog.features.items():
             if feature.offsets is None:
                 columns[f"feature:{name}"] = pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
@@ -266,11 +245,13 @@ class Store:
     def catalog(self) -> Catalog:
         table = self.table("items.parquet")
         features = {}
-        for column in table.column_names[1:]:
-            name, values = column.removeprefix("feature:"), table[column].to_pylist()
-            many = pa.types.is_list(table.schema.field(column).type)
-            features[name] = Feature.multi(name, values) if many else Feature.single(name, values)
-        return Catalog(tuple(table["item"].to_pylist()), features)
+        for column in table.column_names:
+            if column.startswith("feature:"):
+                name, values = column.removeprefix("feature:"), table[column].to_pylist()
+                many = pa.types.is_list(table.schema.field(column).type)
+                features[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
+        titles = table["title"].to_pylist() if "title" in table.column_names else ()
+        return Catalog(tuple(table["item"].to_pylist()), features, tuple(titles))
 
     @cached_property
     def users(self) -> tuple[str, ...]:

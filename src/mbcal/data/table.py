@@ -22,13 +22,14 @@ DELIMITERS = (",", "\t", ";", "|")
 class Items:
     """The item-feature table: where it is, its key (the log's item column unless named) and the columns to take.
 
-    A list column of a Parquet is multi-valued, and so is a text column in which any value holds the separator.
+    `title` is the column that names an item to people. A list column of a Parquet is multi-valued, and so is a text column in which any value holds the separator.
     """
 
     paths: Paths
     features: Sequence[str]
     key: str | None = None
     separator: str = "|"
+    title: str | None = None
 
 
 def parse_rewards(text: str) -> Labels:
@@ -71,7 +72,7 @@ class Table:
 
     def read(self, work: Workspace) -> Log:
         """Describe it for ingestion."""
-        paths = files.listed(self.paths)
+        paths, items = files.listed(self.paths), self.items
         found = files.require(files.gather(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
         named = {our: getattr(self, our) for our in ("user", "item", "time", "behaviour", "session", "propensity")}
         wanted = {our: theirs for our, theirs in named.items() if theirs is not None}
@@ -84,12 +85,13 @@ class Table:
             rows=rows,
             rule=self.rule,
             text=not all(map(_is_parquet, found)),
-            features=None if self.items is None else _features(self.items, self.item, work),
+            features=None if items is None else _features(items, self.item, work),
+            titles=None if items is None or items.title is None else _titles(items, self.item, work),
             time_unit=self.time_unit,
             time_format=self.time_format,
             options={
                 "columns": wanted,
-                "features": [] if self.items is None else list(self.items.features),
+                "features": [] if items is None else list(items.features),
                 "time_unit": self.time_unit,
                 "time_format": self.time_format,
             },
@@ -117,17 +119,26 @@ def _scan(path: Path, needed: Sequence[str]) -> str:
     fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
     delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
     files.require_columns(path, headers[delimiter], needed)
-    return csv_sql(path, headers[delimiter], delimiter=delimiter)
+    return csv_sql(path, headers[delimiter], encoding, delimiter=delimiter)
+
+
+def _item_table(items: Items, wanted: Sequence[str], work: Workspace) -> str:
+    """A SELECT of the wanted columns from every file of the item table."""
+    given = files.listed(items.paths)
+    paths = files.require(files.gather(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
+    picked = ", ".join(map(name, wanted))
+    return " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, wanted)})" for path in paths)
+
+
+def _titles(items: Items, item_column: str, work: Workspace) -> str:
+    key, title = items.key or item_column, items.title or ""
+    table = _item_table(items, [key, title], work)
+    return f"SELECT {name(key)}::VARCHAR AS item, {name(title)}::VARCHAR AS title FROM ({table})"
 
 
 def _features(items: Items, item_column: str, work: Workspace) -> str:
     key = items.key or item_column
-    given = files.listed(items.paths)
-    paths = files.require(files.gather(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
-    wanted = [key, *items.features]
-    picked = ", ".join(map(name, wanted))
-    scans = [f"SELECT {picked} FROM ({_scan(path, wanted)})" for path in paths]
-    table = f"({' UNION ALL '.join(scans)})"
+    table = f"({_item_table(items, [key, *items.features], work)})"
     described = work.connection.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
     kinds = {column: kind for column, kind, *_ in described}
     columns = [f"{name(key)}::VARCHAR AS item"]

@@ -100,9 +100,15 @@ class Workspace:
         for file in sorted(self.build.rglob("*")):
             _flush(file)
         _flush(self.build)
-        if self.out.exists() and any(self.out.iterdir()):
-            os.rename(self.out, self._root / "replaced")
-        os.rename(self.build, self.out)  # an empty folder of that name is replaced, a full one refused by the kernel
+        replaced = self._root / "replaced"
+        if self.overwrite and self.out.exists():
+            os.rename(self.out, replaced)
+        try:
+            os.rename(self.build, self.out)  # an empty folder of that name is replaced, a full one refused by the kernel
+        except OSError:
+            if replaced.exists():
+                os.rename(replaced, self.out)
+            raise
         _flush(self.out.parent)
         return self.out
 
@@ -124,7 +130,10 @@ def _output_error(out: Path, error: OSError) -> OutputError:
 def _translate(out: Path, error: BaseException) -> MbcalError | None:
     """What the parts below complain of, in our words; None when it is a bug of ours and should be seen whole."""
     if isinstance(error, OSError):
-        return _output_error(out, error)
+        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else out
+        if out.parent in named.absolute().parents or named == out:
+            return _output_error(out, error)
+        return InputError(f"{named}: cannot be read ({error.strerror or error}); check the file and its permissions")
     if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
         return None
     text, kind = str(error).splitlines()[0], type(error).__name__

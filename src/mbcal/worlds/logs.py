@@ -114,6 +114,7 @@ def _write(log: NewsfeedLog, how: Cut, writer: StoreWriter, progress: Progress) 
             "sessions": log.sessions,
             "full_sessions": log.sessions,
             "short_windows": 0,
+            "ties": 0,
             "labels": labels.tolist(),
             "parts": parts,
         },
