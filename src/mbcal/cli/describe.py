@@ -100,7 +100,7 @@ def _popularity(found: dict[str, Any]) -> Table:
     table = _table(f"Popularity ({spread})", "item", "steps", "")
     most = known["top"][0]["count"] if known["top"] else 0
     for entry in known["top"]:
-        table.add_row(entry["item"], f"{entry['count']:,}", _bar(entry["count"], most))
+        table.add_row(entry["title"], f"{entry['count']:,}", _bar(entry["count"], most))
     return table
 
 

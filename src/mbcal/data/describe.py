@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mbcal.data.store import PARTS, Store
-from mbcal.types import SPECIAL
+from mbcal.types import SPECIAL, Catalog
 
 TOP = 10
 
@@ -49,7 +49,7 @@ def describe(store: Store) -> dict[str, Any]:
         "reward_by_step": [float(total / n) if n else None for total, n in zip(by_step, reached, strict=True)],
         "lengths": {str(length): int(n) for length, n in enumerate(lengths) if n},
         "parts": {part: {**counts["parts"][part], **_reward(totals[part])} for part in PARTS},
-        "popularity": _popularity(shown[SPECIAL:], catalog.items),
+        "popularity": _popularity(shown[SPECIAL:], catalog),
         "features": {
             name: {
                 "values": len(feature.vocabulary),
@@ -71,7 +71,7 @@ def _reward(totals: list[np.ndarray[Any, Any]]) -> dict[str, float | None]:
     return {"reward_per_session": float(np.concatenate(totals).mean())}
 
 
-def _popularity(shown: np.ndarray[Any, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]:
     """Who is shown how often. `gini` is 0 when all items are shown alike and nears 1 when one has everything; `half` is the
     least number of items that make half of all steps."""
     rising = np.sort(shown)
@@ -79,7 +79,10 @@ def _popularity(shown: np.ndarray[Any, Any], names: tuple[str, ...]) -> dict[str
     gini = float(2 * np.sum(np.arange(1, n + 1) * rising) / (n * total) - (n + 1) / n)
     order = np.lexsort((np.arange(n), -shown))
     return {
-        "top": [{"item": names[k], "count": int(shown[k])} for k in order[:TOP]],
+        "top": [
+            {"item": catalog.items[k], "title": catalog.title(k + SPECIAL), "count": int(shown[k])}
+            for k in order[:TOP].tolist()
+        ],
         "median": float(np.median(shown)),
         "gini": gini,
         "half": int(np.searchsorted(np.cumsum(rising[::-1]), total / 2) + 1),

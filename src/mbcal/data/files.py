@@ -10,6 +10,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -109,24 +110,63 @@ def _unzip(path: Path, patterns: Patterns, scratch: Path) -> list[tuple[str, Pat
     return unpacked
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """Bytes of a file, through gzip where the name says so."""
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]  # GzipFile reads alike
+@dataclass(frozen=True)
+class Text:
+    """A text file as DuckDB can take it: its encoding known, its line ends all alike."""
+
+    path: Path
+    encoding: str  # utf-8, or latin-1, which fits anything
+
+    def header(self, delimiter: str) -> list[str]:
+        """Column names of a CSV file."""
+        with _open(self.path) as file:
+            line = file.readline(_CHUNK).decode(self.encoding).removeprefix("\ufeff")
+        names = [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"{self.path}: column {twice[0]!r} appears twice in the header; rename one")
+        return names
 
 
-def encoding(path: Path) -> str:
-    """`utf-8` when every byte of the file fits it, else `latin-1`, which fits anything."""
+def text(path: Path, scratch: Path) -> Text:
+    """Look through a text file once; where its line ends are mixed, go on with a mended copy in `scratch`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
+    encoding, ends, returns, both, last = "utf-8", 0, 0, 0, b""
     try:
-        with open_plain(path) as file:
+        with _open(path) as file:
             while chunk := file.read(_CHUNK):
-                decoder.decode(chunk)
-            decoder.decode(b"", final=True)
+                ends, returns = ends + chunk.count(b"\n"), returns + chunk.count(b"\r")
+                both += chunk.count(b"\r\n") + (last + chunk[:1] == b"\r\n")
+                last = chunk[-1:]
+                try:
+                    decoder.decode(chunk)
+                except UnicodeDecodeError:
+                    encoding, decoder = "latin-1", codecs.getincrementaldecoder("latin-1")()
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return "latin-1"
+        encoding = "latin-1"
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch or export it again") from error
-    return "utf-8"
+    mixed = returns and ends and not ends == returns == both
+    return Text(_mended(path, scratch) if mixed else path, encoding)
+
+
+def _mended(path: Path, scratch: Path) -> Path:
+    """A copy in which every line ends with a newline alone."""
+    target = scratch / f"mended-{len(list(scratch.iterdir()))}-{path.name.removesuffix('.gz')}"
+    with _open(path) as file, target.open("wb") as plain:
+        held = b""
+        while chunk := file.read(_CHUNK):
+            chunk, held = held + chunk, b""
+            if chunk.endswith(b"\r"):  # its newline may come with the next chunk
+                chunk, held = chunk[:-1], b"\r"
+            plain.write(chunk.replace(b"\r\n", b"\n").replace(b"\r", b" "))
+        plain.write(held.replace(b"\r", b"\n"))
+    return target
+
+
+def _open(path: Path) -> BinaryIO:
+    """Bytes of a file, through gzip where the name says so."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]  # GzipFile reads alike
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -135,16 +175,6 @@ def parquet_columns(path: Path) -> list[str]:
         return list(pq.read_schema(path).names)
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
         raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}); export it again") from error
-
-
-def csv_header(path: Path, delimiter: str, text_encoding: str) -> list[str]:
-    """Column names of a CSV file."""
-    with open_plain(path) as file:
-        line = file.readline(1 << 20).decode(text_encoding).removeprefix("\ufeff")
-    names = [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{path}: column {twice[0]!r} appears twice in the header; rename one")
-    return names
 
 
 def require_columns(path: Path, present: Sequence[str], wanted: Iterable[str]) -> None:

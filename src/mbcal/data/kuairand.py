@@ -49,12 +49,12 @@ class KuaiRand:
         """Describe it for ingestion."""
         paths = files.listed(self.paths)
         found = files.gather(paths, PATTERNS, work.scratch)
-        scans = [_scan(path, COLUMNS) for path in files.require(found, "log", paths, PATTERNS)]
+        scans = [_scan(path, COLUMNS, work) for path in files.require(found, "log", paths, PATTERNS)]
         rows = " UNION ALL ".join(
             f'SELECT user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour FROM ({scan})'
             for scan in scans
         )
-        described = [_scan(path, ["video_id", *VIDEO_COLUMNS]) for path in found["videos"]]
+        described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work) for path in found["videos"]]
         columns = ", ".join(f"{sql} AS {name(feature)}" for feature, sql in FEATURES.items())
         features = " UNION ALL ".join(f"SELECT video_id AS item, {columns} FROM ({scan})" for scan in described)
         return Log(
@@ -68,8 +68,8 @@ class KuaiRand:
         )
 
 
-def _scan(path: Path, needed: Sequence[str]) -> str:
-    encoding = files.encoding(path)
-    columns = files.csv_header(path, ",", encoding)
+def _scan(path: Path, needed: Sequence[str], work: Workspace) -> str:
+    text = files.text(path, work.scratch)
+    columns = text.header(",")
     files.require_columns(path, columns, needed)
-    return csv_sql(path, columns, encoding)
+    return csv_sql(text, columns)

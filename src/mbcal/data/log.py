@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mbcal.data.files import Text
 from mbcal.errors import InputError, OptionError
 from mbcal.types import Behaviours
 
@@ -133,9 +133,8 @@ def _finite_sql(column: str) -> str:
 
 
 def csv_sql(
-    path: Path,
+    text: Text,
     columns: Sequence[str],
-    encoding: str,
     *,
     delimiter: str = ",",
     header: bool = True,
@@ -144,9 +143,9 @@ def csv_sql(
     """A SELECT over one text file, every column as text; lines of the wrong shape go to DuckDB's `reject_errors`."""
     types = ", ".join(f"{quote(column)}: 'VARCHAR'" for column in columns)
     return (
-        f"SELECT * FROM read_csv({quote(str(path))}, auto_detect=false, columns={{{types}}}, delim={quote(delimiter)}, "
+        f"SELECT * FROM read_csv({quote(str(text.path))}, auto_detect=false, columns={{{types}}}, delim={quote(delimiter)}, "
         f"""quote={quote('"' if quoted else "")}, escape={quote('"' if quoted else "")}, header={header}, """
-        f"encoding={quote(encoding)}, store_rejects=true)"
+        f"encoding={quote(text.encoding)}, store_rejects=true)"
     )
 
 
@@ -162,7 +161,8 @@ def time_sql(column: str, kind: str, unit: TimeUnit, form: str | None) -> str:
         return f"coalesce({_epoch_sql(number, unit)}, CASE WHEN isfinite({moment}) THEN epoch_us({moment}) END)"
     if not re.fullmatch("U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL.*", kind):
         raise InputError(f"the time column has type {kind}; it must hold timestamps, dates, ISO text or epoch numbers")
-    return _epoch_sql(column, unit)
+    wide = "BIGINT" if "INT" in kind else "DOUBLE"  # narrower ones would overflow when scaled
+    return _epoch_sql(f"try_cast({column} AS {wide})", unit)
 
 
 def _epoch_sql(number: str, unit: TimeUnit) -> str:
@@ -170,7 +170,7 @@ def _epoch_sql(number: str, unit: TimeUnit) -> str:
         scaled = f"TRY({_MICROSECONDS[unit].format(t=f'({number})')})"
     else:
         branches = " ".join(
-            f"WHEN abs({number}) < {bound} THEN {_MICROSECONDS[unit].format(t=f'({number})')}"
+            f"WHEN abs({number}::DOUBLE) < {bound} THEN {_MICROSECONDS[unit].format(t=f'({number})')}"
             for unit, bound in _UNIT_BOUNDS[:-1]
         )
         scaled = f"CASE {branches} ELSE {_MICROSECONDS['ns'].format(t=f'({number})')} END"

@@ -48,15 +48,15 @@ class MovieLens:
         rows = " UNION ALL ".join(
             'SELECT userId AS "user", movieId AS item, timestamp AS "time", '
             f"coalesce(floor(try_cast(rating AS DOUBLE))::VARCHAR, rating) AS behaviour FROM ({_scan(file)})"
-            for file in (_Release(path, ["userId", "movieId", "rating", "timestamp"]) for path in ratings)
+            for file in (_Release(path, ["userId", "movieId", "rating", "timestamp"], work) for path in ratings)
         )
-        movies = [_Release(path, ["movieId", "title", "genres"]) for path in found["movies"]]
+        movies = [_Release(path, ["movieId", "title", "genres"], work) for path in found["movies"]]
         return Log(
             layout="movielens",
             rows=rows,
             rule=RULE,
             text=True,
-            features=_features(movies, tag_files),
+            features=_features(movies, tag_files, work),
             titles=_union("SELECT movieId AS item, title", movies),
             time_unit="s",
             options={"features": ["genres"] * bool(movies) + ["tags"] * bool(tag_files)},
@@ -66,33 +66,32 @@ class MovieLens:
 class _Release:
     """One file and the columns it has: `.dat` files have a fixed order and no header."""
 
-    def __init__(self, path: Path, columns: list[str]) -> None:
-        self.path = path
+    def __init__(self, path: Path, columns: list[str], work: Workspace) -> None:
+        self.text = files.text(path, work.scratch)
         self.dat = path.suffix == ".dat"
-        self.encoding = files.encoding(path)
-        self.columns = columns if self.dat else files.csv_header(path, ",", self.encoding)
+        self.columns = columns if self.dat else self.text.header(",")
         if not self.dat:
             files.require_columns(path, self.columns, columns)
 
 
 def _scan(release: _Release) -> str:
     if release.dat:
-        return csv_sql(release.path, release.columns, release.encoding, delimiter="::", header=False, quoted=False)
-    return csv_sql(release.path, release.columns, release.encoding)
+        return csv_sql(release.text, release.columns, delimiter="::", header=False, quoted=False)
+    return csv_sql(release.text, release.columns)
 
 
 def _union(select: str, releases: Sequence[_Release]) -> str | None:
     return " UNION ALL ".join(f"{select} FROM ({_scan(release)})" for release in releases) or None
 
 
-def _features(movies: Sequence[_Release], tags: Sequence[Path]) -> str | None:
+def _features(movies: Sequence[_Release], tags: Sequence[Path], work: Workspace) -> str | None:
     queries = []
     if movies:
         scans = _union("SELECT movieId AS item, genres", movies)
         genres = "list_filter(string_split(genres, '|'), lambda g: g <> '(no genres listed)')"
         queries.append(f"SELECT item, {genres} AS genres FROM ({scans})")
     if tags:
-        scans = " UNION ALL ".join(f"({_tags(path)})" for path in tags)
+        scans = " UNION ALL ".join(f"({_tags(path, work)})" for path in tags)
         queries.append(f"""
             SELECT item, list(tag) AS tags
             FROM (SELECT item, tag FROM (SELECT item, lower(trim(tag)) AS tag, sum(n) AS n FROM ({scans}) GROUP BY ALL)
@@ -104,8 +103,9 @@ def _features(movies: Sequence[_Release], tags: Sequence[Path]) -> str | None:
     return queries[0] if queries else None
 
 
-def _tags(path: Path) -> str:
+def _tags(path: Path, work: Workspace) -> str:
     """Tag assignments, counted one by one (`userId,movieId,tag,timestamp`) or already (`movieId,tag,count`)."""
-    release = _Release(path, ["userId", "movieId", "tag", "timestamp"] if path.suffix == ".dat" else ["movieId", "tag"])
+    columns = ["userId", "movieId", "tag", "timestamp"] if path.suffix == ".dat" else ["movieId", "tag"]
+    release = _Release(path, columns, work)
     counted = "try_cast(count AS BIGINT)" if "count" in release.columns else "1"
     return f"SELECT movieId AS item, tag, {counted} AS n FROM ({_scan(release)})"

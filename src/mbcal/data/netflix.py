@@ -60,25 +60,24 @@ class Netflix:
                 for path in texts:
                     with path.open("rb") as file:
                         flatten(file, out, path)
-            scans.append(
-                csv_sql(
-                    flat, ["movie_id", "customer_id", "rating", "date"], files.encoding(flat), header=False, quoted=False
-                )
-            )
+            columns = ["movie_id", "customer_id", "rating", "date"]
+            scans.append(csv_sql(files.text(flat, work.scratch), columns, header=False, quoted=False))
         kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
         ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
-        columns = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
-        rows = " UNION ALL ".join(f"SELECT {columns} FROM ({scan})" for scan in scans)
+        picked = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
+        rows = " UNION ALL ".join(f"SELECT {picked} FROM ({scan})" for scan in scans)
         titles = None
         if found["titles"]:
-            work.connection.register("movie_titles", read_titles(found["titles"]))
+            work.connection.register("movie_titles", read_titles(found["titles"], work.scratch))
             titles = "SELECT * FROM movie_titles"
         return Log(layout="netflix", rows=rows, rule=RULE, text=bool(texts), titles=titles)
 
 
-def read_titles(paths: Iterable[Path]) -> pa.Table:
+def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:
     """`id,year,title`, the title unquoted and free to hold commas."""
-    split = [line.split(",", 2) for path in paths for line in path.read_text(files.encoding(path)).splitlines()]
+    split = [
+        line.split(",", 2) for path in paths for line in path.read_text(files.text(path, scratch).encoding).splitlines()
+    ]
     whole = [parts for parts in split if len(parts) == 3]
     return pa.table({"item": [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
 

@@ -63,7 +63,7 @@ class Cut:
 
 def key(name: str, seed: int, purpose: str) -> int:
     """A seeded 64-bit hash of a name, the same in Python and in SQL (`key_sql`), today and after any upgrade."""
-    return int.from_bytes(hashlib.md5(f"{purpose}:{seed}:{name}".encode(), usedforsecurity=False).digest()[:8], "little")
+    return int.from_bytes(hashlib.md5(f"{purpose}:{seed}:{name}".encode(), usedforsecurity=False).digest()[8:], "little")
 
 
 def key_sql(column: str, seed: int, purpose: str) -> str:

@@ -22,7 +22,8 @@ DELIMITERS = (",", "\t", ";", "|")
 class Items:
     """The item-feature table: where it is, its key (the log's item column unless named) and the columns to take.
 
-    `title` is the column that names an item to people. A list column of a Parquet is multi-valued, and so is a text column in which any value holds the separator.
+    `title` is the column that names an item to people. A list column of a Parquet is multi-valued, and so is a text column
+    in which any value holds the separator.
     """
 
     paths: Paths
@@ -79,7 +80,7 @@ class Table:
         # where Parquet and text meet, or two Parquets disagree, everything is compared as text
         kind = "::VARCHAR" if len(found) > 1 and not _same_types(found, list(wanted.values()), work) else ""
         picked = ", ".join(f"{name(theirs)}{kind} AS {name(our)}" for our, theirs in wanted.items())
-        rows = " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, list(wanted.values()))})" for path in found)
+        rows = " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, list(wanted.values()), work)})" for path in found)
         return Log(
             layout="table",
             rows=rows,
@@ -105,21 +106,21 @@ def _is_parquet(path: Path) -> bool:
 def _same_types(paths: Sequence[Path], wanted: Sequence[str], work: Workspace) -> bool:
     """Whether the wanted columns have the same types in every file."""
     picked = ", ".join(map(name, wanted))
-    described = [work.connection.execute(f"DESCRIBE SELECT {picked} FROM ({_scan(path, wanted)})") for path in paths]
+    described = [work.connection.execute(f"DESCRIBE SELECT {picked} FROM ({_scan(path, wanted, work)})") for path in paths]
     return len({tuple(kind for _, kind, *_ in columns.fetchall()) for columns in described}) == 1
 
 
-def _scan(path: Path, needed: Sequence[str]) -> str:
+def _scan(path: Path, needed: Sequence[str], work: Workspace) -> str:
     """A SELECT over one file that is known to have the needed columns."""
     if _is_parquet(path):
         files.require_columns(path, files.parquet_columns(path), needed)
         return f"SELECT * FROM read_parquet({quote(str(path))})"
-    encoding = files.encoding(path)
-    headers = {delimiter: files.csv_header(path, delimiter, encoding) for delimiter in DELIMITERS}
+    text = files.text(path, work.scratch)
+    headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
     fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
     delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
     files.require_columns(path, headers[delimiter], needed)
-    return csv_sql(path, headers[delimiter], encoding, delimiter=delimiter)
+    return csv_sql(text, headers[delimiter], delimiter=delimiter)
 
 
 def _item_table(items: Items, wanted: Sequence[str], work: Workspace) -> str:
@@ -127,7 +128,7 @@ def _item_table(items: Items, wanted: Sequence[str], work: Workspace) -> str:
     given = files.listed(items.paths)
     paths = files.require(files.gather(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
     picked = ", ".join(map(name, wanted))
-    return " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, wanted)})" for path in paths)
+    return " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, wanted, work)})" for path in paths)
 
 
 def _titles(items: Items, item_column: str, work: Workspace) -> str:

@@ -1,0 +1,244 @@
+"""Every way a log can be wrong: rows are set aside with a reason, files refused in one sentence, nothing left behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mbcal import Cut, Labels, Levels, MovieLens, Store, Table, prepare
+from mbcal.errors import InputError, MbcalError, OptionError, OutputError
+from tests.logs import write_csv
+
+GOOD = [("a", f"item {k}", 1_600_000_000 + k, "yes") for k in range(40)]
+HEADER = ("who", "what", "when", "did")
+
+
+def log(path: Path, rule: Labels | Levels | None = None, **changes: object) -> Table:
+    known = {"user": "who", "item": "what", "time": "when", "behaviour": "did", **changes}
+    return Table(path, rule=rule or Labels({"no": 0, "yes": 1}), **known)  # type: ignore[arg-type]
+
+
+def rejected(store: Store) -> dict[str, list[tuple[str | None, ...]]]:
+    """Reason -> the rows set aside for it."""
+    found: dict[str, list[tuple[str | None, ...]]] = {}
+    for row in store.table("rejected.parquet").to_pylist():
+        found.setdefault(row["reason"], []).append((row["user"], row["item"], row["time"], row["behaviour"]))
+    assert {reason: len(rows) for reason, rows in found.items()} == store.manifest["rejected"]
+    return found
+
+
+def test_bad_rows_of_text_are_set_aside_with_their_reason(tmp_path: Path) -> None:
+    bad = [
+        ("", "x", 1_600_000_000, "yes"),
+        ("a", "", 1_600_000_000, "yes"),
+        ("a", "x", "", "yes"),
+        ("a", "x", "last Tuesday", "yes"),
+        ("a", "x", "nan", "yes"),
+        ("a", "x", "infinity", "yes"),
+        ("a", "x", -5, "yes"),
+        ("a", "x", "9999-01-01", "yes"),
+        ("a", "x", 1_600_000_000, ""),
+        ("a", "x", 1_600_000_000, "maybe"),
+        GOOD[3],
+    ]
+    path = write_csv(tmp_path / "log.csv", [*GOOD, *bad], HEADER)
+    with path.open("a") as file:
+        file.write("a,x\na,x,1,yes,and more\n")
+    store = prepare(log(path), tmp_path / "store", Cut(max_rejected=0.5))
+    assert rejected(store) == {
+        "user is missing": [(None, "x", "1600000000", "yes")],
+        "item is missing": [("a", None, "1600000000", "yes")],
+        "time is missing": [("a", "x", None, "yes")],
+        "time cannot be read": [("a", "x", "infinity", "yes"), ("a", "x", "last Tuesday", "yes"), ("a", "x", "nan", "yes")],
+        "time is absurd (before 1970 or after 2099)": [("a", "x", "-5", "yes"), ("a", "x", "9999-01-01", "yes")],
+        "behaviour is missing": [("a", "x", "1600000000", None)],
+        "behaviour is unknown": [("a", "x", "1600000000", "maybe")],
+        "exact duplicate": [("a", "item 3", "2020-09-13 12:26:43", "yes")],
+        "line has the wrong shape": [(None, None, None, "a,x"), (None, None, None, "a,x,1,yes,and more")],
+    }
+    counts = store.manifest["counts"]
+    assert counts["rows"] == len(GOOD)
+    assert counts["rows_read"] == len(GOOD) + len(bad) + 2
+
+
+def test_bad_rows_of_parquet_are_set_aside_with_their_reason(tmp_path: Path) -> None:
+    columns = {
+        "who": pa.array([1.0, None, math.nan, 1.0, 1.0, 1.0, 1.0], pa.float64()),
+        "what": pa.array([1, 1, 1, None, 1, 1, 1], pa.int64()),
+        "when": pa.array([5, 5, 5, 5, None, 5, 5], pa.int64()),
+        "did": pa.array([0.5, 0.5, 0.5, 0.5, 0.5, math.nan, math.inf], pa.float32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    store = prepare(log(tmp_path / "log.parquet", Levels((1.0,))), tmp_path / "store", Cut(max_rejected=0.9))
+    assert {reason: len(rows) for reason, rows in rejected(store).items()} == {
+        "user is missing": 1,
+        "user is not a number": 1,
+        "item is missing": 1,
+        "time is missing": 1,
+        "behaviour is not a number": 2,
+    }
+    assert store.manifest["counts"]["rows"] == 1
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1])
+@pytest.mark.parametrize("unit", ["auto", "s", "ns"])
+def test_extreme_times_never_overflow(tmp_path: Path, value: int, unit: str) -> None:
+    columns = {"who": [1, 1], "what": [1, 1], "when": pa.array([5_000_000_000, value], pa.int64()), "did": ["yes", "yes"]}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    if unit == "s":  # the good row is in the year 2128 as seconds
+        with pytest.raises(InputError, match="2 of 2 rows"):
+            prepare(log(tmp_path / "log.parquet", time_unit=unit), tmp_path / "store", Cut(max_rejected=1.0))
+    else:
+        columns["when"] = pa.array([1_600_000_000 if unit == "auto" else 5, value], pa.int64())
+        pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+        store = prepare(log(tmp_path / "log.parquet", time_unit=unit), tmp_path / "store", Cut(max_rejected=1.0))
+        assert store.manifest["counts"]["rows"] == 1
+
+
+def test_too_many_bad_rows_stop_with_the_commonest_reason(tmp_path: Path) -> None:
+    rows = [*GOOD[:6], *[("a", "x", "?", "yes")] * 3, ("a", "x", 5, "what")]
+    path = write_csv(tmp_path / "log.csv", rows, HEADER)
+    with pytest.raises(InputError, match=r"4 of 10 rows .* most often: time cannot be read \(3\)"):
+        prepare(log(path), tmp_path / "store")
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+    assert prepare(log(path), tmp_path / "store", Cut(max_rejected=0.4)).manifest["counts"]["rows"] == 6
+
+
+def test_too_many_duplicates_stop_too(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD * 2, HEADER)
+    with pytest.raises(InputError, match=r"40 of 80 rows .* exact duplicate \(40\)"):
+        prepare(log(path), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("empty.csv", b"", "empty.csv: the file is empty"),
+        ("header.csv", b"who,what,when,did\n", "the log holds no rows"),
+        (
+            "columns.csv",
+            b"who,what,wen,did\n1,2,3,yes\n",
+            r"no column 'when'; the file has who, what, wen, did. Did you mean 'wen'",
+        ),
+        ("twice.csv", b"who,what,when,did,did\n1,2,3,yes,no\n", "column 'did' appears twice"),
+        ("fake.parquet", b"PAR1 but not really", "fake.parquet: not a readable Parquet file"),
+        ("fake.zip", b"PK\x03\x04 but not really", "fake.zip: not a readable zip"),
+        ("cut.csv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "cut.csv.gz: cannot be read"),
+        ("binary.csv", bytes(range(256)) * 20, "binary.csv: no column 'who'"),
+    ],
+)
+def test_files_that_are_no_log_are_one_sentence(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(MbcalError, match=message) as caught:
+        prepare(log(path), tmp_path / "store")
+    assert "\n" not in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_missing_paths_and_folders_without_a_log(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.csv: no such file or folder"):
+        prepare(log(tmp_path / "nowhere.csv"), tmp_path / "store")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"folder: no ratings file found; looked for ratings.csv or ratings.dat"):
+        prepare(MovieLens(tmp_path / "folder"), tmp_path / "store")
+
+
+def test_truncated_and_corrupt_zips(tmp_path: Path) -> None:
+    whole = tmp_path / "log.zip"
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("log.csv", "who,what,when,did\n" + "a,x,5,yes\n" * 5000)
+    data = whole.read_bytes()
+    for name, damaged in {"cut.zip": data[:-60], "flipped.zip": data[:60] + b"\x00\x01\x02\x03" + data[64:]}.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(InputError, match=rf"{name}: not a readable zip"):
+            prepare(log(tmp_path / name), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "member", ["../ratings.csv", "/etc/ratings.csv", "a/../../ratings.csv", "C:\\ratings.csv", "..\\ratings.csv"]
+)
+def test_zips_that_climb_out_are_refused(tmp_path: Path, member: str) -> None:
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "evil.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(member), "userId,movieId,rating,timestamp\n1,1,1,1\n")
+    with pytest.raises(InputError, match="climbs out of the archive"):
+        prepare(MovieLens(path), tmp_path / "in" / "store")
+    assert sorted(file.name for file in tmp_path.rglob("*")) == ["evil.zip", "in"]
+
+
+def test_existing_folders_are_not_overwritten_unless_asked(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="mine: already exists; choose another --out"):
+            prepare(log(path), tmp_path / "mine", overwrite=overwrite)
+    (tmp_path / "empty").mkdir()
+    prepare(log(path), tmp_path / "empty")
+    with pytest.raises(OutputError, match="empty: already exists; add --overwrite"):
+        prepare(log(path), tmp_path / "empty")
+    assert prepare(log(path), tmp_path / "empty", Cut(horizon=3), overwrite=True).horizon == 3
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "log.csv", "mine"]
+
+
+def test_a_failed_overwrite_leaves_the_old_store(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
+    old = prepare(log(path), tmp_path / "store").manifest
+    bad = write_csv(tmp_path / "bad.csv", [("a", "x", "?", "yes")], HEADER)
+    with pytest.raises(InputError):
+        prepare(log(bad), tmp_path / "store", overwrite=True)
+    assert Store.open(tmp_path / "store").manifest == old
+
+
+@pytest.mark.parametrize("limit", ["lots", "-1GB", "5MB"])
+def test_memory_limits_that_are_none(tmp_path: Path, limit: str) -> None:
+    with pytest.raises(OptionError, match="memory-limit"):
+        prepare(log(tmp_path), tmp_path / "store", memory_limit=limit)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine does not let us mount a small disk")
+    try:
+        rows = [(f"user {k % 977}", f"item {k % 1009}", 1_600_000_000 + k, "yes") for k in range(60_000)]
+        path = write_csv(tmp_path / "log.csv", rows, HEADER)
+        with pytest.raises(OutputError, match="store: the disk is full; nothing was written"):
+            prepare(log(path), disk / "store")
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_file_size_limit_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    """The same for machines that mount nothing: a limit on file size makes every large write fail."""
+    rows = [(f"user {k % 977}", f"item {k % 1009}", 1_600_000_000 + k, "yes") for k in range(60_000)]
+    columns = {name: [row[k] for row in rows] for k, name in enumerate(HEADER)}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "from mbcal.cli import main; sys.argv = ['mbcal', *sys.argv[1:]]; main()"
+    )
+    options = ["--user", "who", "--item", "what", "--time", "when", "--behaviour", "did", "--rewards", "no=0,yes=1"]
+    command = [sys.executable, "-c", script, "prepare", "table", str(tmp_path / "log.parquet"), *options]
+    done = subprocess.run([*command, "--out", str(tmp_path / "store")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "the disk is full" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]

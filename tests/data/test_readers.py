@@ -1,0 +1,358 @@
+"""Every layout, from a folder, a zip and single files, on small logs written as their owners write them."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mbcal import Cut, Items, KuaiRand, Labels, Levels, MovieLens, Netflix, Store, Table, prepare
+from mbcal.data.log import Quantiles
+from mbcal.errors import InputError
+from tests.logs import read_back, write_csv
+
+ONE_PART = Cut(split=(0, 1, 0))
+
+
+def zipped(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def unpacked(path: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def steps(store: Store) -> dict[str, list[tuple[str, str, int]]]:
+    """User -> what was done, in order."""
+    return {session.user: list(session.steps) for session in read_back(store)}
+
+
+ML_1M = {
+    "ml-1m/ratings.dat": b"1::1193::5::978300760\n1::661::3::978300700\n2::1193::1::978300761\n",
+    "ml-1m/movies.dat": (
+        "661::James and the Giant Peach (1996)::Animation|Children's|Musical\n"
+        "1193::Amélie, la Nuit (1975)::Drama\n9999::Never Rated (2000)::Drama\n"
+    ).encode("latin-1"),
+    "ml-1m/users.dat": b"1::F::1::10::48067\n",
+    "__MACOSX/ml-1m/._ratings.dat": b"\x00\x05\x16\x07",
+}
+ML_20M = {
+    "ml-20m/ratings.csv": (
+        b"userId,movieId,rating,timestamp\r\n1,31,2.5,1260759144\r\n1,1029,0.5,1260759179\r\n2,31,5.0,835355493\r\n"
+    ),
+    "ml-20m/movies.csv": (
+        b'movieId,title,genres\r\n31,"Dangerous, Minds (1995)",Drama|War\r\n1029,Dumbo,(no genres listed)\r\n'
+    ),
+    "ml-20m/tags.csv": "userId,movieId,tag,timestamp\n1,31, Café ,1\n2,31,café,2\n2,31,slow,3\n".encode(),
+    "ml-20m/links.csv": b"movieId,imdbId,tmdbId\n31,1,2\n",
+}
+
+
+@pytest.mark.parametrize("way", ["zip", "folder", "files"])
+def test_movielens_dat(tmp_path: Path, way: str) -> None:
+    folder = unpacked(tmp_path / "raw", ML_1M)
+    paths = {
+        "zip": zipped(tmp_path / "ml-1m.zip", ML_1M),
+        "folder": folder,
+        "files": [folder / "ml-1m/ratings.dat", folder / "ml-1m/movies.dat"],
+    }[way]
+    store = prepare(MovieLens(paths), tmp_path / "store", ONE_PART)
+    assert steps(store) == {
+        "1": [("661", "3", 978300700), ("1193", "5", 978300760)],
+        "2": [("1193", "1", 978300761)],
+    }
+    assert store.catalog.items == ("661", "1193")
+    assert store.catalog.titles == ("James and the Giant Peach (1996)", "Amélie, la Nuit (1975)")
+    assert store.catalog.features["genres"].values(2) == ("Animation", "Children's", "Musical")
+    assert store.behaviours.names == ("0", "1", "2", "3", "4", "5")
+    assert store.behaviours.rewards == (0, 1, 2, 3, 4, 5)
+    assert store.manifest["counts"]["rows"] == 3
+
+
+def test_movielens_csv_floors_half_stars(tmp_path: Path) -> None:
+    store = prepare(MovieLens(zipped(tmp_path / "ml-20m.zip", ML_20M)), tmp_path / "store", ONE_PART)
+    assert steps(store) == {"1": [("31", "2", 1260759144), ("1029", "0", 1260759179)], "2": [("31", "5", 835355493)]}
+    assert store.catalog.titles == ("Dangerous, Minds (1995)", "Dumbo")
+    assert store.catalog.features["genres"].values(3) == ()
+    assert store.catalog.features["tags"].values(2) == ("café", "slow")
+
+
+def test_movielens_takes_tags_from_elsewhere_most_given_first(tmp_path: Path) -> None:
+    tags = [f"661,tag {k},{k}" for k in range(1, 31)]
+    other = zipped(tmp_path / "tags.zip", {"tags.csv": "\n".join(["movieId,tag,count", *tags]).encode()})
+    store = prepare(MovieLens(zipped(tmp_path / "ml-1m.zip", ML_1M), tags=other), tmp_path / "store", ONE_PART)
+    kept = store.catalog.features["tags"].values(2)
+    assert set(kept) == {f"tag {k}" for k in range(11, 31)}
+    assert store.manifest["options"]["features"] == ["genres", "tags"]
+
+
+def test_movielens_ratings_alone_have_no_features(tmp_path: Path) -> None:
+    log = tmp_path / "my ratings.csv"
+    log.write_bytes(ML_20M["ml-20m/ratings.csv"])
+    store = prepare(MovieLens(log), tmp_path / "store", ONE_PART)
+    assert store.catalog.features == {}
+    assert store.manifest["counts"]["rows"] == 3
+
+
+COMBINED = b"7:\n11,3,2005-01-02\n12,5,2004-12-31\n8:\n11,1,2005-01-01\n"
+
+
+@pytest.mark.parametrize("chunk", [8, 1 << 24])
+def test_netflix_combined(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.data.netflix._CHUNK", chunk)
+    files = {"combined_data_1.txt": COMBINED, "movie_titles.csv": "7,2003,Été, Part 2\n8,NULL,Plain\n".encode("latin-1")}
+    store = prepare(Netflix(zipped(tmp_path / "nf.zip", files)), tmp_path / "store", ONE_PART)
+    day = 86400
+    assert steps(store) == {
+        "11": [("8", "1", 12784 * day), ("7", "3", 12785 * day)],
+        "12": [("7", "5", 12783 * day)],
+    }
+    assert store.catalog.titles == ("Été, Part 2", "Plain")
+
+
+def test_netflix_original_files_and_parquet_agree(tmp_path: Path) -> None:
+    folder = unpacked(
+        tmp_path / "training_set",
+        {"mv_0000007.txt": b"7:\r\n11,3,2005-01-02\r\n12,5,2004-12-31\r\n", "mv_0000008.txt": b"8:\n11,1,2005-01-01"},
+    )
+    days = pa.array(["2005-01-02", "2004-12-31", "2005-01-01"]).cast(pa.timestamp("s")).cast(pa.date32())
+    columns = {"customer_id": [11, 12, 11], "movie_id": [7, 7, 8], "rating": pa.array([3, 5, 1], pa.int8()), "date": days}
+    pq.write_table(pa.table(columns), tmp_path / "ratings.parquet")
+    text = prepare(Netflix(folder), tmp_path / "text", ONE_PART)
+    table = prepare(Netflix(tmp_path / "ratings.parquet"), tmp_path / "table", ONE_PART)
+    assert read_back(text) == read_back(table)
+    assert text.manifest["content_hash"] == table.manifest["content_hash"]
+
+
+def test_netflix_refuses_ratings_without_a_movie(tmp_path: Path) -> None:
+    (tmp_path / "combined_data_1.txt").write_bytes(b"11,3,2005-01-02\n")
+    with pytest.raises(InputError, match=r"combined_data_1.txt: no 'movie:' line"):
+        prepare(Netflix(tmp_path), tmp_path / "store")
+
+
+def kuairand(tmp_path: Path, users: int = 60, each: int = 24) -> Path:
+    rng = np.random.default_rng(0)
+    header = "user_id,video_id,date,hourmin,time_ms,is_click,play_time_ms,duration_ms"
+    log = [header]
+    for user in range(users):
+        for k in range(each):
+            play = 0 if rng.random() < 0.2 else int(rng.exponential(9000))  # many zeros: skipped at once
+            log.append(f"{user},{rng.integers(30)},20220425,1800,{1650882384975 + 1000 * k + user},0,{play},9000")
+    videos = ["video_id,author_id,video_type,upload_dt,upload_type,visible_status,video_duration,music_type,tag"]
+    videos += [f'{v},{v % 5},NORMAL,2022-04-10,Web,0.0,{7000.0 * (v % 3)},{v % 4}.0,"{v % 7},{v % 3}"' for v in range(30)]
+    return zipped(
+        tmp_path / "KuaiRand-Pure.zip",
+        {
+            "KuaiRand-Pure/data/log_standard_4_22_to_5_08_pure.csv": "\n".join(log).encode(),
+            "KuaiRand-Pure/data/video_features_basic_pure.csv": "\n".join(videos).encode(),
+            "KuaiRand-Pure/data/log_random_4_22_to_5_08_pure.csv": b"not read unless named",
+        },
+    )
+
+
+def test_kuairand_levels_come_from_users_who_do_not_test(tmp_path: Path) -> None:
+    how = Cut(horizon=10)
+    path = kuairand(tmp_path)
+    store = prepare(KuaiRand(path), tmp_path / "store", how)
+    with zipfile.ZipFile(path) as archive:
+        lines = archive.read("KuaiRand-Pure/data/log_standard_4_22_to_5_08_pure.csv").decode().splitlines()[1:]
+    rows = [line.split(",") for line in lines]
+    part = dict(zip(store.users, store.table("users.parquet")["part"].to_pylist(), strict=True))
+    played = np.sort([int(row[6]) for row in rows if part[row[0]] != "test"])
+    assert len(store.behaviours) == 12
+    assert store.behaviours.rewards == tuple(range(1, 13))
+    # 20% are zeros: the first cut sits just above them, the later ones at the plain quantiles
+    cuts = store.behaviours.cuts
+    assert cuts[0] == played[played > 0][0]
+    for k in range(3, 12):
+        below = np.mean(played < cuts[k - 1])
+        assert below == pytest.approx(k / 12, abs=0.01)
+    levels = {int(row[6]): store.behaviours.names[int(store.behaviours.level(np.array(float(row[6]))))] for row in rows}
+    stored = [(s.user, *step) for s in read_back(store) for step in s.steps]
+    truth = [(row[0], row[1], levels[int(row[6])], int(row[4]) // 1000) for row in rows]
+    assert sorted(stored) == sorted(truth)
+
+
+def test_kuairand_features(tmp_path: Path) -> None:
+    features = prepare(KuaiRand(kuairand(tmp_path)), tmp_path / "store").catalog.features
+    assert set(features) == {"tag", "author_id", "video_type", "upload_type", "music_type", "duration"}
+    assert set(features["tag"].values(2 + 8)) == {"1", "2"}  # video 8
+    assert features["duration"].vocabulary == ("from 0 s", "from 7 s")
+
+
+def test_quantiles_with_heavy_ties_move_on() -> None:
+    levels = Quantiles(4).cut(np.array([0.0, 1.0, 2.0, 3.0]), np.array([97, 1, 1, 1]))
+    assert levels.cuts == (1.0, 2.0, 3.0)
+    with pytest.raises(InputError, match="2 distinct values are too few for 4 levels"):
+        Quantiles(4).cut(np.array([0.0, 1.0]), np.array([5, 5]))
+
+
+def make_table(paths: object, **changes: object) -> Table:
+    known: dict[str, object] = {
+        "user": "who",
+        "item": "what",
+        "time": "when",
+        "behaviour": "did",
+        "rule": Labels({"no": 0, "yes": 1}),
+    }
+    return Table(paths, **{**known, **changes})  # type: ignore[arg-type]
+
+
+HEADER = ("who", "what", "when", "did")
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        "1650000000",
+        "1650000000.0",
+        "1650000000000",
+        "1650000000000000",
+        "1650000000000000000",
+        "2022-04-15T05:20:00",
+        "2022-04-15 05:20:00.000000",
+        "2022-04-15T05:20:00Z",
+        "2022-04-15T07:20:00+02:00",
+    ],
+)
+def test_table_reads_time_as_it_comes(tmp_path: Path, time: str) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", "x", time, "yes")], HEADER)
+    assert steps(prepare(make_table(log), tmp_path / "store", ONE_PART)) == {"a": [("x", "yes", 1650000000)]}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1650000000], pa.int64()),
+        pa.array([1650000000], pa.uint32()),
+        pa.array([1650000000.0], pa.float64()),
+        pa.array([1650000000000], pa.int64()),
+        pa.array([1650000000], pa.timestamp("s")),
+        pa.array([1650000000000], pa.timestamp("ms")),
+        pa.array([1650000000000000], pa.timestamp("us", tz="Europe/Paris")),
+        pa.array([1650000000000000000], pa.timestamp("ns")),
+        pa.array(["2022-04-15T05:20:00"], pa.string()),
+    ],
+    ids=str,
+)
+def test_table_reads_typed_time(tmp_path: Path, column: pa.Array) -> None:
+    pq.write_table(pa.table({"who": [1], "what": [2], "when": column, "did": ["yes"]}), tmp_path / "log.parquet")
+    store = prepare(make_table(tmp_path / "log.parquet"), tmp_path / "store", ONE_PART)
+    assert steps(store) == {"1": [("2", "yes", 1650000000)]}
+
+
+def test_table_reads_dates_and_given_units_and_formats(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"who": ["a"], "what": ["x"], "when": pa.array([19097], pa.date32()), "did": ["yes"]}),
+        tmp_path / "date.parquet",
+    )
+    day = 19097 * 86400
+    assert steps(prepare(make_table(tmp_path / "date.parquet"), tmp_path / "1", ONE_PART)) == {"a": [("x", "yes", day)]}
+    log = write_csv(tmp_path / "ms.csv", [("a", "x", 5000, "yes")], HEADER)
+    assert steps(prepare(make_table(log, time_unit="ms"), tmp_path / "2", ONE_PART)) == {"a": [("x", "yes", 5)]}
+    log = write_csv(tmp_path / "odd.csv", [("a", "x", "15/04/2022", "yes")], HEADER)
+    assert steps(prepare(make_table(log, time_format="%d/%m/%Y"), tmp_path / "3", ONE_PART)) == {"a": [("x", "yes", day)]}
+
+
+def test_table_reads_csv_in_its_many_dresses(tmp_path: Path) -> None:
+    rows = [("a", "x, y", 1, "yes"), ("b", 'a "quoted"\nline', 2, "no"), ("é", "ŝ", 3, "yes")]
+    plain = write_csv(tmp_path / "log.csv", rows, HEADER)
+    truth = read_back(prepare(make_table(plain), tmp_path / "plain", ONE_PART))
+    assert {step[0] for session in truth for step in session.steps} == {"x, y", 'a "quoted"\nline', "ŝ"}
+    packed = tmp_path / "packed.csv.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    bom = tmp_path / "bom.csv"
+    bom.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    unix = tmp_path / "unix.csv"
+    unix.write_bytes(plain.read_bytes().replace(b"\r\n", b"\n"))
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_bytes(plain.read_bytes().replace(b"\r\n", b"\n", 2))
+    for path in (packed, bom, unix, mixed):
+        assert read_back(prepare(make_table(path), tmp_path / f"{path.name}.store", ONE_PART)) == truth, path.name
+
+
+def test_table_reads_latin_1_tabs_and_semicolons(tmp_path: Path) -> None:
+    for name, delimiter in (("log.tsv", "\t"), ("log.csv", ";")):
+        lines = [delimiter.join(HEADER), delimiter.join(["é", "Amélie", "5", "yes"])]
+        (tmp_path / name).write_bytes("\n".join(lines).encode("latin-1"))
+        store = prepare(make_table(tmp_path / name), tmp_path / f"{name}.store", ONE_PART)
+        assert steps(store) == {"é": [("Amélie", "yes", 5)]}
+
+
+def test_table_mixes_parquet_and_csv(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"who": [1], "what": [2], "when": [5], "did": ["yes"]}), tmp_path / "a.parquet")
+    write_csv(tmp_path / "b.csv", [(1, 3, 6, "no")], HEADER)
+    store = prepare(make_table(tmp_path), tmp_path / "store", ONE_PART)
+    assert steps(store) == {"1": [("2", "yes", 5), ("3", "no", 6)]}
+
+
+def test_table_numeric_labels_match_by_value(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", "x", 1, "5.0"), ("a", "y", 2, "1")], HEADER)
+    store = prepare(make_table(log, rule=Labels({"1": 1, "5": 5})), tmp_path / "store", ONE_PART)
+    assert steps(store) == {"a": [("x", "5", 1), ("y", "1", 2)]}
+
+
+def test_table_levels(tmp_path: Path) -> None:
+    log = write_csv(
+        tmp_path / "log.csv", [("a", str(k), k, dwell) for k, dwell in enumerate(("0.2", "0.5", "9", "10"))], HEADER
+    )
+    store = prepare(make_table(log, rule=Levels((0.5, 3, 10), (0, 1, 2, 9))), tmp_path / "store", ONE_PART)
+    assert [step[1] for step in steps(store)["a"]] == ["<0.5", "0.5..3", "3..10", ">=10"]
+    assert store.behaviours.cuts == (0.5, 3, 10)
+    assert store.behaviours.rewards == (0, 1, 2, 9)
+
+
+def test_table_propensities_follow_their_steps(tmp_path: Path) -> None:
+    rows = [("a", "y", 2, "no", 0.25), ("a", "x", 1, "yes", 0.5), ("a", "z", 3, "no", 1.5), ("a", "z", 4, "no", 1.0)]
+    log = write_csv(tmp_path / "log.csv", rows, (*HEADER, "p"))
+    store = prepare(make_table(log, propensity="p"), tmp_path / "store", Cut(split=(0, 1, 0), max_rejected=0.5))
+    sessions = store.sessions("train")
+    assert sessions.propensities is not None
+    assert sessions.propensities[0, :4].tolist() == [0.5, 0.25, 1.0, 0.0]
+    assert store.manifest["rejected"] == {"propensity is not in (0, 1]": 1}
+
+
+def test_item_features_single_multi_missing_and_repeated(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", item, k, "yes") for k, item in enumerate("wxyz")], HEADER)
+    items = write_csv(
+        tmp_path / "items.csv",
+        [
+            ("x", "news", "b|a", "Ex"),
+            ("y", "", "", ""),
+            ("z", "sport", "c", "Zed"),
+            ("z", "arts", "a", "Zed"),
+            ("q", "never", "q", "Q"),
+        ],
+        ("id", "kind", "tags", "label"),
+    )
+    store = prepare(
+        make_table(log, items=Items(items, ["kind", "tags"], key="id", title="label")), tmp_path / "store", ONE_PART
+    )
+    kind, tags = store.catalog.features["kind"], store.catalog.features["tags"]
+    assert [kind.values(row) for row in range(2, 6)] == [(), ("news",), (), ("arts",)]
+    assert [tags.values(row) for row in range(2, 6)] == [(), ("a", "b"), (), ("a", "c")]
+    assert store.catalog.titles == (None, "Ex", None, "Zed")
+    assert kind.offsets is None
+    assert tags.offsets is not None
+
+
+def test_item_features_from_parquet_lists(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", "1", 1, "yes"), ("a", "2", 2, "yes")], HEADER)
+    pq.write_table(pa.table({"what": [1, 2], "tags": [["b", "a"], None], "price": [3, None]}), tmp_path / "items.parquet")
+    store = prepare(
+        make_table(log, items=Items(tmp_path / "items.parquet", ["tags", "price"])), tmp_path / "store", ONE_PART
+    )
+    features = store.catalog.features
+    assert [features["tags"].values(row) for row in (2, 3)] == [("a", "b"), ()]
+    assert [features["price"].values(row) for row in (2, 3)] == [("3",), ()]

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mbcal
+
+
+def test_public_names_are_exactly_these() -> None:
+    assert sorted(mbcal.__all__) == sorted(
+        [
+            "Behaviours", "Catalog", "Cut", "Feature", "Items", "KuaiRand", "Labels", "Levels", "MbcalError", "MovieLens",
+            "Netflix", "Newsfeed", "NewsfeedLog", "Oracle", "Sessions", "Store", "Table", "__version__", "prepare",
+            "prepare_newsfeed",
+        ]
+    )  # fmt: skip
+    for name in mbcal.__all__:
+        assert getattr(mbcal, name) is not None
+
+
+def test_importing_and_preparing_need_no_torch_and_no_network() -> None:
+    script = (
+        "import socket, sys\n"
+        "def refuse(*args, **kwargs): raise AssertionError('network')\n"
+        "socket.socket.connect = refuse\n"
+        "import mbcal, mbcal.cli\n"
+        "assert 'torch' not in sys.modules and 'duckdb' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_unknown_attributes_are_attribute_errors() -> None:
+    assert not hasattr(mbcal, "nothing_of_the_kind")
