@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from mbcal import Cut, Labels, Store, Table
 from mbcal.data.store import PARTS
 
+ROOT = Path(__file__).resolve().parent.parent
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 5.0}
 COLUMNS = ("user", "item", "time", "behaviour", "session")
 

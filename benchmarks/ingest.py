@@ -1,0 +1,122 @@
+"""How fast and in how much memory a log becomes a store, against bare DuckDB on the same file in the same run.
+
+Two yardsticks, with the same threads and memory limit: DuckDB scans and sorts by user and time and its rows are only looked
+at ("sort"), or it leaves them on disk as Parquet ("sort+write", what a store does too). Each way runs in a process of its
+own, in turns; the best of the repeats counts.
+
+    python benchmarks/ingest.py                     2M and 20M generated rows, as Parquet and CSV; netflix-40k when present
+    python benchmarks/ingest.py --rows 100000000 --repeats 1 --memory-limit 2GB
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+NETFLIX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netflix-40k" / "ratings.parquet"
+GENERATED = {"user": "user_id", "item": "item_id", "time": "ts", "behaviour": "rating"}
+WAYS = ("sort", "sort+write", "mbcal")
+
+
+def generate(rows: int, path: Path) -> None:
+    """About 150 rows a user, 20,000 items of uneven popularity, three years of seconds, six labels; no order at all."""
+    import duckdb
+
+    form = "FORMAT parquet" if path.suffix == ".parquet" else "FORMAT csv, HEADER"
+    with duckdb.connect(config={"memory_limit": "4GB", "preserve_insertion_order": False}) as connection:
+        connection.execute(f"""
+            COPY (SELECT (hash(i) % ({rows} // 150))::BIGINT AS user_id,
+                         (hash(i + 7) % 20000 * (hash(i + 9) % 100) / 100)::BIGINT AS item_id,
+                         1600000000 + (hash(i + 3) % 100000000)::BIGINT AS ts,
+                         (hash(i + 5) % 6)::TINYINT AS rating
+                  FROM range({rows}) t(i)) TO '{path}' ({form})""")
+
+
+def bare(path: Path, write: bool, memory_limit: str, folder: Path) -> None:
+    from mbcal.data.workspace import Workspace
+
+    names = GENERATED if path != NETFLIX else {"user": "customer_id", "time": "date"}
+    query = f"SELECT * FROM '{path}' ORDER BY {names['user']}, {names['time']}"
+    with Workspace(folder / "bare", memory_limit) as work:
+        if write:
+            work.connection.execute(f"COPY ({query}) TO '{work.build / 'sorted.parquet'}' (FORMAT parquet, COMPRESSION zstd)")
+        else:
+            for _ in work.connection.sql(query).to_arrow_reader(1 << 18):
+                pass
+
+
+def ours(path: Path, memory_limit: str, folder: Path) -> None:
+    from mbcal import Labels, Netflix, Table, prepare
+
+    labels = Labels({str(label): float(label) for label in range(6)})
+    source = Netflix(path) if path == NETFLIX else Table(path, **GENERATED, rule=labels)
+    prepare(source, folder / "store", memory_limit=memory_limit)
+
+
+def child(way: str, path: Path, memory_limit: str) -> None:
+    import duckdb  # noqa: F401  # imports are not what is measured
+
+    import mbcal  # noqa: F401
+
+    with tempfile.TemporaryDirectory(dir=path.parent if path != NETFLIX else None) as folder:
+        start = time.perf_counter()
+        if way == "mbcal":
+            ours(path, memory_limit, Path(folder))
+        else:
+            bare(path, way == "sort+write", memory_limit, Path(folder))
+        seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(json.dumps({"seconds": seconds, "mib": peak}))
+
+
+def measure(path: Path, repeats: int, memory_limit: str) -> dict[str, dict[str, float]]:
+    best: dict[str, dict[str, float]] = {}
+    for _ in range(repeats):
+        for way in WAYS:
+            command = [sys.executable, __file__, "--child", way, str(path), "--memory-limit", memory_limit]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            known = best.setdefault(way, found)
+            best[way] = {"seconds": min(known["seconds"], found["seconds"]), "mib": max(known["mib"], found["mib"])}
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2_000_000, 20_000_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory-limit", default="1.5GB")
+    parser.add_argument("--formats", nargs="+", default=["parquet", "csv"])
+    parser.add_argument("--child", nargs=2, metavar=("WAY", "FILE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], Path(options.child[1]), options.memory_limit)
+        return
+    print("| log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs a row | mbcal MiB | sort MiB |")
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
+        logs = [(rows, Path(folder) / f"{rows}.{form}") for form in options.formats for rows in options.rows]
+        for rows, path in logs + ([(9_314_805, NETFLIX)] if NETFLIX.exists() else []):
+            if path != NETFLIX:
+                generate(rows, path)
+            best = measure(path, options.repeats, options.memory_limit)
+            sort, write, mine = (best[way] for way in WAYS)
+            seconds = mine["seconds"]
+            name = "netflix-40k" if path == NETFLIX else f"generated, {path.suffix[1:]}"
+            print(
+                f"| {name} | {rows:,} | {sort['seconds']:.2f} | {write['seconds']:.2f} | {seconds:.2f} "
+                f"| {seconds / sort['seconds']:.2f} | {seconds / write['seconds']:.2f} | {seconds / rows * 1e6:.3f} "
+                f"| {mine['mib']:.0f} | {sort['mib']:.0f} |",
+                flush=True,
+            )
+            if path != NETFLIX:
+                path.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The command line as its user meets it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mbcal import __version__
+from tests.logs import ROOT, write_csv
+
+HEADER = ("uid", "doc", "ts", "action")
+ROWS = [(f"u{k % 17}", f"d{k % 9}", 1_650_000_000 + k, ("skip", "click", "like")[k % 3]) for k in range(300)]
+TABLE = ["prepare", "table", "log.csv", "--user", "uid", "--item", "doc", "--time", "ts", "--behaviour", "action"]
+REWARDS = ["--rewards", "skip=0,click=1,like=5"]
+
+
+def mbcal(*arguments: str, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "mbcal", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_csv(tmp_path / "log.csv", ROWS, HEADER)
+    return tmp_path
+
+
+def test_version_and_help_teach() -> None:
+    assert mbcal("--version").stdout == f"mbcal {__version__}\n"
+    assert "prepare" in mbcal("--help").stdout
+    listed = mbcal("prepare", "--help").stdout
+    for layout in ("movielens", "netflix", "kuairand", "table", "newsfeed"):
+        assert layout in listed
+    options = mbcal("prepare", "table", "--help").stdout
+    for option in ("--horizon", "--history", "--min-length", "--split", "--seed", "--memory-limit", "--rewards", "--levels"):
+        assert option in options
+
+
+@pytest.mark.parametrize(
+    ("layout", "owner"), [("movielens", "grouplens.org"), ("netflix", "kaggle.com"), ("kuairand", "kuairand.com")]
+)
+def test_without_a_path_each_layout_says_where_to_get_it(layout: str, owner: str) -> None:
+    said = mbcal("prepare", layout).stdout
+    assert owner in said
+    assert "Terms" in said or "licensed" in said
+
+
+def test_prepare_and_describe(folder: Path) -> None:
+    done = mbcal(*TABLE, *REWARDS, "--horizon", "5", "--out", "store", cwd=folder)
+    assert "300 steps of 17 users with 9 items" in done.stdout
+    assert done.stderr.splitlines()[0] == "finding and unpacking files"  # plain lines in a pipe
+    found = json.loads(mbcal("describe", "store", "--json", cwd=folder).stdout)
+    assert (found["rows"], found["users"], found["items"], found["rejected"]) == (300, 17, 9, {})
+    assert [entry["count"] for entry in found["behaviours"]] == [100, 100, 100]
+    shown = mbcal("describe", "store", cwd=folder).stdout
+    for heading in ("Behaviours", "Session lengths", "Parts", "Popularity"):
+        assert heading in shown
+
+
+def test_options_reach_the_store(folder: Path) -> None:
+    options = [
+        "--horizon",
+        "4",
+        "--history",
+        "2",
+        "--min-length",
+        "3",
+        "--split",
+        "0.1,0.2,0.7",
+        "--seed",
+        "9",
+        "--gap",
+        "30",
+    ]
+    mbcal(*TABLE, *REWARDS, *options, "--max-rejected", "0", "--memory-limit", "600MB", "--out", "store", cwd=folder)
+    found = json.loads(mbcal("describe", "store", "--json", cwd=folder).stdout)
+    known = found["options"]
+    assert (known["horizon"], known["history"], known["min_length"], known["gap"], known["seed"]) == (4, 2, 3, 30, 9)
+    assert known["split"] == [0.1, 0.2, 0.7]
+    assert set(found["lengths"]) <= {"3", "4"}
+    assert found["short_windows"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*TABLE, *REWARDS], "out: missing"),
+        ([*TABLE, "--out", "s"], "behaviour: say what it means, with --rewards"),
+        ([*TABLE, "--rewards", "skip,click=1", "--out", "s"], "rewards: 'skip' is not a new LABEL=NUMBER"),
+        ([*TABLE, "--rewards", "skip=0,skip=1", "--out", "s"], "rewards: 'skip=1' is not a new"),
+        ([*TABLE, "--rewards", "skip=0", "--out", "s"], "at least two"),
+        ([*TABLE, "--levels", "3,x", "--out", "s"], "levels: '3,x' is not a list of numbers"),
+        ([*TABLE, "--levels", "3,1", "--out", "s"], "rising"),
+        ([*TABLE, "--levels", "1,3", "--out", "s"], "300 of 300 rows would be set aside"),
+        ([*TABLE, *REWARDS, "--split", "0.5,0.5", "--out", "s"], "split: must be three shares"),
+        ([*TABLE, *REWARDS, "--features", "kind", "--out", "s"], "features: they come from a table of items"),
+        ([*TABLE, *REWARDS, "--items", "log.csv", "--out", "s"], "say which of its columns to take"),
+        ([*TABLE, *REWARDS, "--items", "log.csv", "--features", "kind", "--out", "s"], "no column 'kind'"),
+        ([*TABLE, *REWARDS, "--horizon", "0", "--out", "s"], "horizon: must be at least 1"),
+        ([*TABLE, *REWARDS, "--memory-limit", "1MB", "--out", "s"], "memory-limit: 1MB is too little"),
+        ([*TABLE, *REWARDS, "--time-format", "%Y", "--out", "s"], "time cannot be read (300)"),
+        ([*TABLE, *REWARDS, "--out", "/proc/no/store"], "cannot be written"),
+        (["prepare", "movielens", "log.csv", "--out", "s"], "log.csv: no column 'userId'"),
+        (["prepare", "movielens", "nowhere", "--out", "s"], "nowhere: no such file or folder"),
+        (["prepare", "newsfeed", "--sessions", "0", "--out", "s"], "sessions: must be at least 1"),
+        (["describe", "."], ".: not a store"),
+        (["describe", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(folder: Path, arguments: list[str], message: str) -> None:
+    done = mbcal(*arguments, cwd=folder, code=2)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("mbcal: ")
+    assert message in last
+    assert not any("Error" in line for line in done.stderr.splitlines())
+    assert [file.name for file in folder.iterdir()] == ["log.csv"]
+
+
+def test_head_may_leave_early(folder: Path) -> None:
+    mbcal(*TABLE, *REWARDS, "--out", "store", cwd=folder)
+    command = f"{sys.executable} -m mbcal describe store --json | head -n 1"
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,87 @@
+"""What the documents show, run: every command of the README, every Python example, the example scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.test_readers import COMBINED, ML_20M, kuairand, zipped
+from tests.logs import ROOT, write_csv
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Path:
+    """A folder that holds what the README's commands name, at a small size."""
+    zipped(tmp_path / "ml-20m.zip", ML_20M)
+    zipped(tmp_path / "netflix-prize.zip", {"combined_data_1.txt": COMBINED})
+    kuairand(tmp_path)
+    log = {
+        "uid": list(range(30)),
+        "doc": [k % 5 for k in range(30)],
+        "ts": list(range(30)),
+        "action": ["skip", "click", "like"] * 10,
+    }
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    write_csv(tmp_path / "docs.csv", [(k, "news", "a|b") for k in range(5)], ("doc", "category", "tags"))
+    write_csv(tmp_path / "plays.csv", [(k % 3, k % 5, 60 * k, k / 2) for k in range(30)], ("uid", "doc", "ts", "seconds"))
+    return tmp_path
+
+
+def test_readme_opens_with_the_two_commands() -> None:
+    assert [line.split("#")[0].strip() for line in blocks(README, "bash")[0].splitlines()] == ["make demo", "make test"]
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("setup", "demo", "test", "check", "bench", "clean"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_every_readme_command_runs(workshop: Path) -> None:
+    commands = [line.split("  #")[0].strip() for block in blocks(README, "bash")[1:] for line in block.splitlines()]
+    assert len(commands) == 8
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=workshop,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert done.stdout
+
+
+def test_python_examples_run(workshop: Path) -> None:
+    first, *_ = blocks(README, "python")
+    newsfeed = blocks((ROOT / "docs/newsfeed.md").read_text(), "python")[0]
+    done = subprocess.run([sys.executable, "-c", first + newsfeed], cwd=workshop, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\d+ sessions, mean reward 8\d\.\d+|\d+ sessions, mean reward 9\d\.\d+", done.stdout.strip())
+
+
+def test_example_of_policies_runs(workshop: Path) -> None:
+    prepare = [sys.executable, "-m", "mbcal", "prepare", "newsfeed", "--sessions", "800", "--out", "feed"]
+    subprocess.run(prepare, cwd=workshop, capture_output=True, check=True)
+    example = [sys.executable, str(ROOT / "examples/newsfeed_policies.py"), "feed"]
+    done = subprocess.run(example, cwd=workshop, capture_output=True, text=True, check=True)
+    means = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()}
+    assert means["random"] < means["oracle"] - 10
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
