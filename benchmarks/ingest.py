@@ -4,7 +4,8 @@ Two yardsticks, with the same threads and memory limit: DuckDB scans and sorts b
 at ("sort"), or it leaves them on disk as Parquet ("sort+write", what a store does too). Each way runs in a process of its
 own, in turns; the best of the repeats counts.
 
-    python benchmarks/ingest.py                     2M and 20M generated rows, as Parquet and CSV; netflix-40k when present
+    python benchmarks/ingest.py                     2M and 20M generated rows, as Parquet and CSV; netflix-40k when present,
+                                                    as it is (sorted by user and date) and shuffled
     python benchmarks/ingest.py --rows 100000000 --repeats 1 --memory-limit 2GB
 """
 
@@ -38,14 +39,28 @@ def generate(rows: int, path: Path) -> None:
                   FROM range({rows}) t(i)) TO '{path}' ({form})""")
 
 
+def shuffle(source: Path, path: Path) -> None:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"COPY (SELECT * FROM '{source}' ORDER BY hash(customer_id, movie_id)) TO '{path}' (FORMAT parquet)"
+        )
+
+
+def is_netflix(path: Path) -> bool:
+    return path.name.startswith("ratings")
+
+
 def bare(path: Path, write: bool, memory_limit: str, folder: Path) -> None:
     from mbcal.data.workspace import Workspace
 
-    names = GENERATED if path != NETFLIX else {"user": "customer_id", "time": "date"}
+    names = GENERATED if not is_netflix(path) else {"user": "customer_id", "time": "date"}
     query = f"SELECT * FROM '{path}' ORDER BY {names['user']}, {names['time']}"
     with Workspace(folder / "bare", memory_limit) as work:
         if write:
-            work.connection.execute(f"COPY ({query}) TO '{work.build / 'sorted.parquet'}' (FORMAT parquet, COMPRESSION zstd)")
+            target = work.build / "sorted.parquet"
+            work.connection.execute(f"COPY ({query}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
         else:
             for _ in work.connection.sql(query).to_arrow_reader(1 << 18):
                 pass
@@ -55,7 +70,7 @@ def ours(path: Path, memory_limit: str, folder: Path) -> None:
     from mbcal import Labels, Netflix, Table, prepare
 
     labels = Labels({str(label): float(label) for label in range(6)})
-    source = Netflix(path) if path == NETFLIX else Table(path, **GENERATED, rule=labels)
+    source = Netflix(path) if is_netflix(path) else Table(path, **GENERATED, rule=labels)
     prepare(source, folder / "store", memory_limit=memory_limit)
 
 
@@ -92,6 +107,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory-limit", default="1.5GB")
     parser.add_argument("--formats", nargs="+", default=["parquet", "csv"])
+    parser.add_argument("--no-netflix", dest="netflix", action="store_false")
     parser.add_argument("--child", nargs=2, metavar=("WAY", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -100,14 +116,19 @@ def main() -> None:
     print("| log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs a row | mbcal MiB | sort MiB |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
+        shuffled = Path(folder) / "ratings-shuffled.parquet"
         logs = [(rows, Path(folder) / f"{rows}.{form}") for form in options.formats for rows in options.rows]
-        for rows, path in logs + ([(9_314_805, NETFLIX)] if NETFLIX.exists() else []):
-            if path != NETFLIX:
+        if NETFLIX.exists() and options.netflix:
+            logs += [(9_314_805, NETFLIX), (9_314_805, shuffled)]
+        for rows, path in logs:
+            if path == shuffled:
+                shuffle(NETFLIX, path)
+            elif path != NETFLIX:
                 generate(rows, path)
             best = measure(path, options.repeats, options.memory_limit)
             sort, write, mine = (best[way] for way in WAYS)
             seconds = mine["seconds"]
-            name = "netflix-40k" if path == NETFLIX else f"generated, {path.suffix[1:]}"
+            name = {NETFLIX: "netflix-40k", shuffled: "netflix-40k, shuffled"}.get(path, f"generated, {path.suffix[1:]}")
             print(
                 f"| {name} | {rows:,} | {sort['seconds']:.2f} | {write['seconds']:.2f} | {seconds:.2f} "
                 f"| {seconds / sort['seconds']:.2f} | {seconds / write['seconds']:.2f} | {seconds / rows * 1e6:.3f} "

@@ -212,11 +212,13 @@ def test_memory_limits_that_are_none(tmp_path: Path, limit: str) -> None:
 def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip("this machine does not let us mount a small disk")
     try:
-        rows = [(f"user {k % 977}", f"item {k % 1009}", 1_600_000_000 + k, "yes") for k in range(60_000)]
+        rows = [(f"user {k * k % 9777}", f"item {k * k % 1009}", 1_600_000_000 + k, "yes") for k in range(120_000)]
         path = write_csv(tmp_path / "log.csv", rows, HEADER)
         with pytest.raises(OutputError, match="store: the disk is full; nothing was written"):
             prepare(log(path), disk / "store")

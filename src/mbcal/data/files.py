@@ -130,24 +130,34 @@ class Text:
 def text(path: Path, scratch: Path) -> Text:
     """Look through a text file once; where its line ends are mixed, go on with a mended copy in `scratch`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    encoding, ends, returns, both, last = "utf-8", 0, 0, 0, b""
+    encoding, returns = "utf-8", False
     try:
         with _open(path) as file:
             while chunk := file.read(_CHUNK):
-                ends, returns = ends + chunk.count(b"\n"), returns + chunk.count(b"\r")
-                both += chunk.count(b"\r\n") + (last + chunk[:1] == b"\r\n")
-                last = chunk[-1:]
-                try:
-                    decoder.decode(chunk)
-                except UnicodeDecodeError:
-                    encoding, decoder = "latin-1", codecs.getincrementaldecoder("latin-1")()
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        encoding = "latin-1"
+                returns = returns or b"\r" in chunk
+                if encoding == "utf-8" and not (chunk.isascii() and decoder.getstate()[0] == b""):
+                    try:
+                        decoder.decode(chunk)
+                    except UnicodeDecodeError:
+                        encoding = "latin-1"
+        if encoding == "utf-8" and decoder.getstate()[0]:
+            encoding = "latin-1"  # it ends within a character
+        mixed = returns and _mixed(path)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch or export it again") from error
-    mixed = returns and ends and not ends == returns == both
     return Text(_mended(path, scratch) if mixed else path, encoding)
+
+
+def _mixed(path: Path) -> bool:
+    """Whether some lines end with a return and a newline, others not."""
+    ends = returns = both = 0
+    last = b""
+    with _open(path) as file:
+        while chunk := file.read(_CHUNK):
+            ends, returns = ends + chunk.count(b"\n"), returns + chunk.count(b"\r")
+            both += chunk.count(b"\r\n") + (last + chunk[:1] == b"\r\n")
+            last = chunk[-1:]
+    return bool(ends) and not ends == returns == both
 
 
 def _mended(path: Path, scratch: Path) -> Path:

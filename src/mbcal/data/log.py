@@ -156,9 +156,13 @@ def time_sql(column: str, kind: str, unit: TimeUnit, form: str | None) -> str:
     if kind.startswith(("TIMESTAMP", "DATE")):
         return f"CASE WHEN isfinite({column}) THEN epoch_us({column}::TIMESTAMP) END"
     if kind == "VARCHAR":
-        number = f"coalesce(try_cast({column} AS BIGINT)::DOUBLE, try_cast({column} AS DOUBLE))"
-        moment = f"try_cast({column} AS TIMESTAMPTZ)"
-        return f"coalesce({_epoch_sql(number, unit)}, CASE WHEN isfinite({moment}) THEN epoch_us({moment}) END)"
+        whole, broken, moment = (f"try_cast({column} AS {kind})" for kind in ("BIGINT", "DOUBLE", "TIMESTAMPTZ"))
+        # in this order, and no coalesce: a cast to TIMESTAMPTZ that fails takes a microsecond
+        return (
+            f"CASE WHEN {whole} IS NOT NULL THEN {_epoch_sql(whole, unit)} "
+            f"WHEN {broken} IS NOT NULL THEN {_epoch_sql(broken, unit)} "
+            f"WHEN isfinite({moment}) THEN epoch_us({moment}) END"
+        )
     if not re.fullmatch("U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL.*", kind):
         raise InputError(f"the time column has type {kind}; it must hold timestamps, dates, ISO text or epoch numbers")
     wide = "BIGINT" if "INT" in kind else "DOUBLE"  # narrower ones would overflow when scaled
@@ -177,8 +181,9 @@ def _epoch_sql(number: str, unit: TimeUnit) -> str:
     return f"try_cast({scaled} AS BIGINT)"
 
 
-def parsed_sql(log: Log, connection: duckdb.DuckDBPyConnection) -> str:
-    """The rows with typed `time` and `value`, and a `reason` where a row must be set aside (the raw text beside it)."""
+def parsed_sql(log: Log, connection: duckdb.DuckDBPyConnection) -> tuple[str, list[str]]:
+    """The rows with a typed `moment` and `value`, and the reasons a row may be set aside for: `reason` is the number of the
+    first that applies, with the time and behaviour as they were in `raw`. Most rows have neither and must not pay for it."""
     kinds = {row[0]: row[1] for row in connection.execute(f"DESCRIBE {log.rows}").fetchall()}
     if missing := {"user", "item", "time", "behaviour"} - kinds.keys():
         raise OptionError(f"the reader of {log.layout} selected no {', '.join(sorted(missing))}")
@@ -204,6 +209,8 @@ def parsed_sql(log: Log, connection: duckdb.DuckDBPyConnection) -> str:
         rules.append(("propensity IS NULL OR NOT (propensity > 0 AND propensity <= 1)", "propensity is not in (0, 1]"))
     numbers = [column for column in ("user", "item") if kinds[column] in ("FLOAT", "DOUBLE")]
     rules += [(f"isnan({name(column)})", f"{column} is not a number") for column in numbers]
-    reason = f"CASE {' '.join(f'WHEN {test} THEN {quote(text)}' for test, text in rules)} END"
+    reason = f"CASE {' '.join(f'WHEN {test} THEN {number}' for number, (test, _) in enumerate(rules))} END::UTINYINT"
     typed = f'SELECT "user", item, "time", behaviour, {when} AS moment, {what} AS value{extra} FROM ({log.rows})'
-    return f"SELECT *, {reason} AS reason FROM ({typed})"
+    judged = f"SELECT *, {reason} AS reason FROM ({typed})"
+    raw = 'CASE WHEN reason IS NOT NULL THEN ["time"::VARCHAR, behaviour::VARCHAR] END AS raw'
+    return f'SELECT * EXCLUDE ("time", behaviour), {raw} FROM ({judged})', [text for _, text in rules]

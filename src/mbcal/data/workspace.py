@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
-PYTHON_SHARE = 300 * 2**20
+PYTHON_SHARE = 400 * 2**20
 """Bytes of a memory limit kept for Python, Arrow and the blocks being cut; DuckDB gets the rest."""
-SMALLEST_LIMIT = 500 * 2**20
+SMALLEST_LIMIT = 600 * 2**20
 """DuckDB's out-of-core sort needs about 200 MiB for two threads; less than this in all fails late instead of at once."""
 
 
