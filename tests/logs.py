@@ -111,14 +111,9 @@ def expected(rows: Iterable[Row], how: Cut, by_session: bool = False) -> list[Se
         groups: dict[str, list[int]] = {}  # positions in `log`, by session in order of first step
         for position, row in enumerate(log):
             groups.setdefault(row.session if by_session else "", []).append(position)
-        kept = [position for group in groups.values() for position in group]
         for group in groups.values():
             for window in _windows(group, log, how):
-                before: list[int] = []
-                for position in reversed(kept[: kept.index(window[0])]):
-                    if position > window[0] or len(before) == how.history:
-                        break
-                    before.insert(0, position)
+                before = range(max(0, window[0] - how.history), window[0])  # the latest steps before it, whoever's session
                 steps = tuple((log[p].item, log[p].behaviour, log[p].time) for p in window)
                 found.append(Session(part, user, steps, tuple((log[p].item, log[p].behaviour) for p in before)))
     return sorted(found)

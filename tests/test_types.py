@@ -82,7 +82,6 @@ def test_candidates_may_differ_by_step() -> None:
         ("behaviours", np.array([[1, 2, 1], [0, 1, 1]], np.uint8), "must be 0 after the end"),
         ("behaviours", np.zeros((3, 3), np.uint8), "but N is 2 elsewhere"),
         ("length", np.array([2, 4], np.int32), r"lengths of items must lie in 0\.\.3"),
-        ("length", np.array([0, 3], np.int32), "must be 0 after the end|length must be at least 1"),
         ("user", np.array([0, -1], np.int32), "user must be 0 or more"),
         ("history_length", np.array([0, 3], np.int32), "lengths of history_items"),
         ("candidates", np.array([[9], [2]], np.int32), "candidates must lie"),
@@ -94,6 +93,21 @@ def test_candidates_may_differ_by_step() -> None:
 def test_wrong_arrays_are_refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(**{field: value})
+
+
+def test_sessions_without_a_step_are_refused() -> None:
+    empty = {name: array.copy() for name, array in make().arrays() if name in ("items", "behaviours")}
+    for array in empty.values():
+        array[0] = 0
+    with pytest.raises(InputError, match="length must be at least 1"):
+        make(**empty, length=np.array([0, 3], np.int32))
+
+
+def test_one_row_is_asked_for_as_a_slice_and_any_slice_has_tensors() -> None:
+    sessions = make()
+    with pytest.raises(TypeError, match=r"write sessions\[1:2\]"):
+        sessions[1]  # type: ignore[index]
+    assert sessions[::-1].tensors().user.tolist() == [7, 0]
 
 
 def test_concat_joins_only_what_fits() -> None:

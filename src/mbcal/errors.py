@@ -30,10 +30,6 @@ class OutputError(MbcalError):
     """Something could not be written: the disk is full, the folder exists or is read-only."""
 
 
-class MissingExtraError(MbcalError):
-    """An optional package is needed and not installed."""
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when a known name is close, else an empty string; made to follow a full stop."""
     matches = difflib.get_close_matches(name, list(known), n=1)

@@ -301,6 +301,8 @@ class Sessions:
         return len(self.items)
 
     def __getitem__(self, index: Index) -> Self:
+        if isinstance(index, int | np.integer):
+            raise TypeError(f"sessions[{index}] would lose the first axis; write sessions[{index}:{index + 1}]")
         return self._with({name: array[index] for name, array in self.arrays()})
 
     def _with(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
@@ -349,7 +351,9 @@ class Sessions:
         """The same arrays as torch tensors: views of this memory on the CPU, copies on another device."""
         import torch
 
-        return SessionTensors(**{name: torch.from_numpy(array).to(device) for name, array in self.arrays()})
+        return SessionTensors(
+            **{name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in self.arrays()}
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,10 +105,20 @@ def test_options_reach_the_store(folder: Path) -> None:
         ([*TABLE, *REWARDS, "--features", "kind", "--out", "s"], "features: they come from a table of items"),
         ([*TABLE, *REWARDS, "--items", "log.csv", "--out", "s"], "say which of its columns to take"),
         ([*TABLE, *REWARDS, "--items", "log.csv", "--features", "kind", "--out", "s"], "no column 'kind'"),
-        ([*TABLE, *REWARDS, "--horizon", "0", "--out", "s"], "horizon: must be at least 1"),
+        ([*TABLE, *REWARDS, "--horizon", "0", "--out", "s"], "horizon: must lie in 1..10000, got 0"),
         ([*TABLE, *REWARDS, "--memory-limit", "1MB", "--out", "s"], "memory-limit: 1MB is too little"),
         ([*TABLE, *REWARDS, "--time-format", "%Y", "--out", "s"], "time cannot be read (300)"),
         ([*TABLE, *REWARDS, "--out", "/proc/no/store"], "cannot be written"),
+        ([*TABLE, *REWARDS, "--time-format", "%Q", "--out", "s"], "time-format: '%Q' is no strptime format"),
+        ([*TABLE, "--rewards", "=1,a=0", "--out", "s"], "rewards: a label is empty"),
+        ([*TABLE, "--rewards", "1=0,1.0=1", "--out", "s"], "two labels are the same number"),
+        ([*TABLE, "--rewards", "nan=0,1=1", "--out", "s"], "most often: behaviour is unknown (300), for instance 'click'"),
+        ([*TABLE, *REWARDS, "--items", "log.csv", "--features", "ts,ts", "--out", "s"], "'ts' is empty or named twice"),
+        ([*TABLE[:6], "uid", *TABLE[7:], *REWARDS, "--out", "s"], "item: 'uid' is the user column too"),
+        ([*TABLE, *REWARDS, "--horizon", "9" * 30, "--out", "s"], "horizon: must lie in"),
+        ([*TABLE, *REWARDS, "--split", "a", "--out", "s"], "write 0.4,0.4,0.2"),
+        ([*TABLE, *REWARDS, "--out", "log.csv"], "log.csv: already exists"),
+        (["describe", "log.csv"], "log.csv: a file, not a store"),
         (["prepare", "movielens", "log.csv", "--out", "s"], "log.csv: no column 'userId'"),
         (["prepare", "movielens", "nowhere", "--out", "s"], "nowhere: no such file or folder"),
         (["prepare", "newsfeed", "--sessions", "0", "--out", "s"], "sessions: must be at least 1"),
@@ -128,3 +141,37 @@ def test_head_may_leave_early(folder: Path) -> None:
     done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout == "{\n"
     assert "Traceback" not in done.stderr
+
+
+def test_names_may_hold_anything(folder: Path) -> None:
+    rows = [("u", name, k, "click") for k, name in enumerate(["[/INST]", "[red]x", "é", ":smile:"])]
+    write_csv(folder / "log.csv", rows, HEADER)
+    mbcal(*TABLE, *REWARDS, "--out", "store", cwd=folder)
+    shown = mbcal("describe", "store", cwd=folder).stdout
+    for name in ("[/INST]", "[red]x", "é", ":smile:"):
+        assert name in shown
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "mbcal", "describe", "store"]
+    subprocess.run(command, cwd=folder, env=ascii_only, capture_output=True, check=True)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_cleans_up(tmp_path: Path, number: int) -> None:
+    rows = [(f"u{k % 997}", f"d{k % 31}", 1_600_000_000 + k, "click") for k in range(400_000)]
+    write_csv(tmp_path / "log.csv", rows, HEADER)
+    command = [sys.executable, "-m", "mbcal", *TABLE, *REWARDS, "--out", "store"]
+    for wait in (0.0, 0.1):
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        while b"reading the log" not in process.stderr.readline():
+            pass
+        time.sleep(wait)
+        process.send_signal(number)
+        _, said = process.communicate()
+        assert process.returncode == 128 + number, said
+        assert b"Traceback" not in said
+        assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]

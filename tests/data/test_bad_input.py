@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mbcal import Cut, Labels, Levels, MovieLens, Store, Table, prepare
+from mbcal import Cut, Items, Labels, Levels, MovieLens, Store, Table, prepare
 from mbcal.errors import InputError, MbcalError, OptionError, OutputError
 from tests.logs import write_csv
 
@@ -21,7 +21,7 @@ GOOD = [("a", f"item {k}", 1_600_000_000 + k, "yes") for k in range(40)]
 HEADER = ("who", "what", "when", "did")
 
 
-def log(path: Path, rule: Labels | Levels | None = None, **changes: object) -> Table:
+def log(path: Path | list[Path], rule: Labels | Levels | None = None, **changes: object) -> Table:
     known = {"user": "who", "item": "what", "time": "when", "behaviour": "did", **changes}
     return Table(path, rule=rule or Labels({"no": 0, "yes": 1}), **known)  # type: ignore[arg-type]
 
@@ -79,8 +79,7 @@ def test_bad_rows_of_parquet_are_set_aside_with_their_reason(tmp_path: Path) -> 
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     store = prepare(log(tmp_path / "log.parquet", Levels((1.0,))), tmp_path / "store", Cut(max_rejected=0.9))
     assert {reason: len(rows) for reason, rows in rejected(store).items()} == {
-        "user is missing": 1,
-        "user is not a number": 1,
+        "user is missing": 2,
         "item is missing": 1,
         "time is missing": 1,
         "behaviour is not a number": 2,
@@ -133,7 +132,7 @@ def test_too_many_duplicates_stop_too(tmp_path: Path) -> None:
         ("fake.parquet", b"PAR1 but not really", "fake.parquet: not a readable Parquet file"),
         ("fake.zip", b"PK\x03\x04 but not really", "fake.zip: not a readable zip"),
         ("cut.csv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab", "cut.csv.gz: cannot be read"),
-        ("binary.csv", bytes(range(256)) * 20, "binary.csv: no column 'who'"),
+        ("binary.csv", bytes(range(256)) * 20, "binary.csv: holds zero bytes, so it is not text"),
     ],
 )
 def test_files_that_are_no_log_are_one_sentence(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -183,7 +182,7 @@ def test_existing_folders_are_not_overwritten_unless_asked(tmp_path: Path) -> No
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match="mine: already exists; choose another --out"):
+        with pytest.raises(OutputError, match="mine: already exists; it is no store"):
             prepare(log(path), tmp_path / "mine", overwrite=overwrite)
     (tmp_path / "empty").mkdir()
     prepare(log(path), tmp_path / "empty")
@@ -224,7 +223,7 @@ def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
             prepare(log(path), disk / "store")
         assert list(disk.iterdir()) == []
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)  # lazy: the caught error may hold a file open
 
 
 def test_file_size_limit_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
@@ -244,3 +243,108 @@ def test_file_size_limit_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> N
     assert "the disk is full" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]
+
+
+def test_nan_ids_are_missing_even_where_statistics_hide_them(tmp_path: Path) -> None:
+    """DuckDB 2.0 answers isnan() from Parquet's statistics, which know nothing of NaN."""
+    ids = [float(k % 7) for k in range(200)]
+    ids[5] = ids[50] = math.nan
+    columns = {"who": ids, "what": [k % 9 for k in range(200)], "when": list(range(200)), "did": ["yes"] * 200}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    store = prepare(log(tmp_path / "log.parquet"), tmp_path / "store")
+    assert store.manifest["rejected"] == {"user is missing": 2}
+    assert set(store.users) == set("0123456")
+
+
+def test_negative_zero_is_zero_whatever_the_order(tmp_path: Path) -> None:
+    rows = [("a", "x", 5, "0.0"), ("a", "x", 5, "-0.0"), *[("a", "x", 6 + k, "1") for k in range(9)]]
+    hashes = []
+    for number, listed in enumerate((rows, rows[::-1])):
+        path = write_csv(tmp_path / f"{number}.csv", listed, HEADER)
+        store = prepare(log(path, Levels((0.5,))), tmp_path / f"{number}.store")
+        hashes.append(store.manifest["content_hash"])
+        assert store.manifest["rejected"] == {"exact duplicate": 1}
+    assert hashes[0] == hashes[1]
+
+
+def test_rows_that_differ_in_propensity_are_no_duplicates(tmp_path: Path) -> None:
+    rows = [("a", "x", 5, "yes", 0.9), ("a", "x", 5, "yes", 0.1)]
+    path = write_csv(tmp_path / "log.csv", rows, (*HEADER, "p"))
+    assert prepare(log(path, propensity="p"), tmp_path / "store").manifest["counts"]["rows"] == 2
+
+
+def test_broken_lines_of_an_item_table_are_no_rows_of_the_log(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", [("a", k % 3, k, "yes") for k in range(20)], HEADER)
+    items = write_csv(tmp_path / "items.csv", [(k, "news", "a|b") for k in range(3)], ("what", "kind", "tags"))
+    with items.open("a") as file:
+        file.write("7\n8,x,y,z\n")
+    store = prepare(log(path, items=Items(items, ["kind", "tags"])), tmp_path / "store", Cut(max_rejected=0))
+    assert store.manifest["rejected"] == {"line of an item table has the wrong shape": 2}
+    assert store.manifest["counts"]["rows_read"] == 20
+    assert store.table("rejected.parquet")["behaviour"].to_pylist() == ["7", "8,x,y,z"]
+
+
+def test_an_item_table_that_fits_no_item_is_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
+    items = write_csv(tmp_path / "items.csv", [("other", "news")], ("what", "kind"))
+    with pytest.raises(InputError, match="no item of the log is in the table of items"):
+        prepare(log(path, items=Items(items, ["kind"])), tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("excel.csv", "who,what,when,did\na,x,5,yes\n".encode("utf-16"), "this is UTF-16 text"),
+        ("long.csv", b"x" * 200_000 + b",what,when,did\n", "its first line is no header"),
+    ],
+)
+def test_text_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        prepare(log(tmp_path / name), tmp_path / "store")
+
+
+def test_only_a_store_and_nothing_but_a_store_is_overwritten(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text('{"name": "my web app"}')
+    store = prepare(log(path), tmp_path / "store").path
+    (store / "notes.txt").write_text("mine")
+    for folder in ("web", "store"):
+        with pytest.raises(OutputError, match="it is no store"):
+            prepare(log(path), tmp_path / folder, overwrite=True)
+    assert (store / "notes.txt").read_text() == "mine"
+
+
+def test_failure_leaves_no_folder_behind_and_says_the_path_as_given(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        prepare(log(tmp_path / "nowhere.csv"), tmp_path / "new" / "deep" / "store")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_within_a_zip_name_the_zip(tmp_path: Path) -> None:
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("deep/log 10:00.csv", "who,what\n1,2\n")
+    with pytest.raises(InputError, match=r"^log\.zip: log 10:00\.csv: no column 'when'"):
+        prepare(log(path), tmp_path / "store")
+
+
+def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
+    with pytest.raises(InputError, match="named twice"):
+        prepare(log([path, tmp_path]), tmp_path / "store")
+
+
+def test_bad_rows_by_the_million_stay_on_disk(tmp_path: Path) -> None:
+    """Rejected rows are streamed; where the batches end does not show in the file."""
+    rows = [("a", f"item {k}", 5 + k, "yes" if k % 2 else "never") for k in range(4000)]
+    stores = []
+    for batch in (64, 1 << 18):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mbcal.data.ingest.BATCH", batch)
+            patch.setattr("mbcal.data.store._ROW_GROUP", 700)
+            path = write_csv(tmp_path / "log.csv", rows, HEADER)
+            stores.append(prepare(log(path), tmp_path / f"{batch}", Cut(max_rejected=0.9)))
+    assert stores[0].manifest["content_hash"] == stores[1].manifest["content_hash"]
+    assert pq.ParquetFile(stores[0].path / "rejected.parquet").num_row_groups == 3

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mbcal import Cut, Items, KuaiRand, Labels, Levels, MovieLens, Netflix, Store, Table, prepare
+from mbcal.data.ingest import Source
 from mbcal.data.log import Quantiles
 from mbcal.errors import InputError
-from tests.logs import read_back, write_csv
+from tests.logs import ROOT, read_back, write_csv
 
 ONE_PART = Cut(split=(0, 1, 0))
 
@@ -194,6 +195,7 @@ def test_kuairand_features(tmp_path: Path) -> None:
 def test_quantiles_with_heavy_ties_move_on() -> None:
     levels = Quantiles(4).cut(np.array([0.0, 1.0, 2.0, 3.0]), np.array([97, 1, 1, 1]))
     assert levels.cuts == (1.0, 2.0, 3.0)
+    assert Quantiles(4).cut(np.arange(100.0), np.array([1] * 99 + [900])).cuts == (97.0, 98.0, 99.0)
     with pytest.raises(InputError, match="2 distinct values are too few for 4 levels"):
         Quantiles(4).cut(np.array([0.0, 1.0]), np.array([5, 5]))
 
@@ -242,9 +244,10 @@ def test_table_reads_time_as_it_comes(tmp_path: Path, time: str) -> None:
         pa.array([1650000000000], pa.timestamp("ms")),
         pa.array([1650000000000000], pa.timestamp("us", tz="Europe/Paris")),
         pa.array([1650000000000000000], pa.timestamp("ns")),
+        pa.array([1650000000000000000], pa.timestamp("ns", tz="UTC")),
         pa.array(["2022-04-15T05:20:00"], pa.string()),
     ],
-    ids=str,
+    ids=lambda column: str(column.type),
 )
 def test_table_reads_typed_time(tmp_path: Path, column: pa.Array) -> None:
     pq.write_table(pa.table({"who": [1], "what": [2], "when": column, "did": ["yes"]}), tmp_path / "log.parquet")
@@ -278,7 +281,12 @@ def test_table_reads_csv_in_its_many_dresses(tmp_path: Path) -> None:
     unix.write_bytes(plain.read_bytes().replace(b"\r\n", b"\n"))
     mixed = tmp_path / "mixed.csv"
     mixed.write_bytes(plain.read_bytes().replace(b"\r\n", b"\n", 2))
-    for path in (packed, bom, unix, mixed):
+    mac = tmp_path / "mac.csv"
+    mac.write_bytes(unix.read_bytes().replace(b"\nline", b" line").replace(b"\n", b"\r"))
+    disguised = tmp_path / "disguised.csv"
+    disguised.write_bytes(packed.read_bytes())
+    assert len(read_back(prepare(make_table(mac), tmp_path / "mac", ONE_PART))) == len(truth)
+    for path in (packed, bom, unix, mixed, disguised):
         assert read_back(prepare(make_table(path), tmp_path / f"{path.name}.store", ONE_PART)) == truth, path.name
 
 
@@ -356,3 +364,85 @@ def test_item_features_from_parquet_lists(tmp_path: Path) -> None:
     features = store.catalog.features
     assert [features["tags"].values(row) for row in (2, 3)] == [("a", "b"), ()]
     assert [features["price"].values(row) for row in (2, 3)] == [("3",), ()]
+
+
+@pytest.mark.parametrize(
+    "header", [",who,what,when,did", "who,what,when,did,", "WHO,who,what,when,did", "extra,who,what,when,did,extra"]
+)
+def test_headers_that_are_no_identifiers(tmp_path: Path, header: str) -> None:
+    """An index column of pandas, a trailing comma, names that differ in case, a name twice that nobody asked for."""
+    values = {"who": "a", "what": "x", "when": "5", "did": "yes"}
+    line = ",".join(values.get(column, "?") for column in header.split(","))
+    (tmp_path / "log.csv").write_text(f"{header}\n{line}\n")
+    store = prepare(make_table(tmp_path / "log.csv"), tmp_path / "store", ONE_PART)
+    assert steps(store) == {"a": [("x", "yes", 5)]}
+
+
+@pytest.mark.parametrize("name", ["log[1].csv", "lo*g.csv", "log?.csv", "it's.csv", "log[1].parquet"])
+def test_names_of_files_are_no_patterns(tmp_path: Path, name: str) -> None:
+    for other in ("log1.csv", "loxg.csv", "logA.csv"):
+        write_csv(tmp_path / other, [("WRONG", "x", 5, "yes")], HEADER)
+    if name.endswith(".csv"):
+        write_csv(tmp_path / name, [("a", "x", 5, "yes")], HEADER)
+    else:
+        pq.write_table(pa.table({"who": ["a"], "what": ["x"], "when": [5], "did": ["yes"]}), tmp_path / name)
+    store = prepare(make_table(tmp_path / name), tmp_path / "store", ONE_PART)
+    assert steps(store) == {"a": [("x", "yes", 5)]}
+
+
+def test_whole_numbers_are_called_alike_in_every_file(tmp_path: Path) -> None:
+    for name, users in (("a", pa.array([1, 2], pa.int64())), ("b", pa.array([1.0, None, 2.0], pa.float64()))):
+        count = len(users)
+        columns = {"who": users, "what": [7] * count, "when": list(range(count)), "did": ["yes"] * count}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    write_csv(tmp_path / "c.csv", [("1", "7", 9, "yes")], HEADER)
+    store = prepare(make_table(tmp_path), tmp_path / "store", Cut(split=(0, 1, 0), max_rejected=0.9))
+    assert set(store.users) == {"1", "2"}
+
+
+def test_a_store_within_the_folder_is_no_log(tmp_path: Path) -> None:
+    write_csv(tmp_path / "log.csv", [("a", "x", 5, "yes")], HEADER)
+    for _ in range(2):
+        store = prepare(make_table(tmp_path), tmp_path / "store", ONE_PART, overwrite=True)
+        assert store.manifest["counts"]["rows"] == 1
+
+
+def test_a_feature_may_be_called_item(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", "x", 1, "yes")], HEADER)
+    items = write_csv(tmp_path / "items.csv", [("x", "thing", "t")], ("id", "item", "what"))
+    store = prepare(make_table(log, items=Items(items, ["item", "what"], key="id")), tmp_path / "store", ONE_PART)
+    assert {name: feature.values(2) for name, feature in store.catalog.features.items()} == {
+        "item": ("thing",),
+        "what": ("t",),
+    }
+
+
+REAL = ROOT.parent / "shared" / "data"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real logs are not beside this checkout")
+@pytest.mark.parametrize(
+    ("source", "horizon", "counts"),
+    [
+        (
+            MovieLens(REAL / "ml-1m/ml-1m.zip", REAL / "ml-1m/tags-from-ml-20m.zip"),
+            20,
+            {"rows": 1_000_209, "users": 6_040, "items": 3_706},
+        ),
+        (Netflix(REAL / "netflix-40k/ratings.parquet"), 20, {"rows": 9_314_805, "users": 40_000, "full_sessions": 447_362}),
+        (Netflix(REAL / "netflix-40k/kaggle-layout-excerpt.zip"), 20, {"rows": 149_213, "items": 300}),
+        (
+            KuaiRand(REAL / "kuairand-pure/KuaiRand-Pure-part.zip"),
+            10,
+            {"rows": 222_444, "users": 25_156, "full_sessions": 11_983},
+        ),
+        (MovieLens(REAL / "ml-latest-small/ml-latest-small.zip"), 20, {"rows": 100_004, "users": 671, "items": 9_066}),
+    ],
+    ids=["ml-1m", "netflix-40k", "netflix-excerpt", "kuairand-part", "ml-latest-small"],
+)
+def test_real_logs_have_the_counts_their_owners_say(
+    tmp_path: Path, source: Source, horizon: int, counts: dict[str, int]
+) -> None:
+    found = prepare(source, tmp_path / "store", Cut(horizon=horizon)).manifest
+    assert {name: found["counts"][name] for name in counts} == counts
+    assert found["rejected"] == {}

@@ -87,7 +87,7 @@ def test_no_step_twice_history_before_and_parts_disjoint(
         for shard in store.shards(part):  # type: ignore[arg-type]
             assert shard.length.min() >= 1
             assert shard.length.max() <= how.horizon
-            assert (shard.start - shard.history_length >= 0).all()
+            assert by_session or (shard.start - shard.history_length >= 0).all()
             assert (np.diff(shard.start) >= shard.length[:-1]).all()
 
 
@@ -109,13 +109,17 @@ def test_short_windows_are_counted_and_remain_history() -> None:
     assert windows.dropped == 1
 
 
-def test_overlapping_sessions_keep_only_what_came_before() -> None:
-    # times 0 1 2 3 4; session A has steps 0, 2, 4, session B has 1, 3
-    windows = cut(Steps(np.zeros(5, int), np.arange(5), np.array([5, 9, 5, 9, 5], np.uint64)), Cut(horizon=9, history=9))
+def test_overlapping_sessions_have_the_latest_steps_as_history() -> None:
+    # one user, times 0 … 4, sessions A B B A C: kept as A A B B C
+    sessions = np.array([5, 9, 9, 5, 7], np.uint64)
+    windows = cut(Steps(np.zeros(5, int), np.arange(5), sessions), Cut(horizon=9, history=2))
     assert windows.order is not None
-    assert windows.order.tolist() == [0, 2, 4, 1, 3]
-    assert windows.start.tolist() == [0, 3]
-    assert windows.history_length.tolist() == [0, 0]  # step 4, kept just before B, came after it
+    assert windows.history is not None
+    assert windows.order.tolist() == [0, 3, 1, 2, 4]
+    assert windows.start.tolist() == [0, 2, 4]
+    assert windows.history_length.tolist() == [0, 1, 2]
+    # B is preceded by time 0; C by times 2 and 3, which are kept at places 3 and 1
+    assert windows.history.tolist() == [[-1, -1], [0, -1], [3, 1]]
 
 
 def test_no_steps_no_windows() -> None:
@@ -145,14 +149,16 @@ def test_another_seed_another_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("horizon", 0, "horizon: must be at least 1"),
-        ("history", -1, "history: must be 0 or more"),
+        ("horizon", 0, r"horizon: must lie in 1\.\.10000"),
+        ("history", -1, r"history: must lie in 0\.\.10000"),
         ("min_length", 21, r"min-length: must lie in 1\.\.20"),
         ("gap", 0.0, "gap: must be a positive"),
         ("split", (0.5, 0.5), "split: must be three shares"),
         ("split", (0.9, 0.2, 0.1), "add up to 1"),
         ("split", (1.2, -0.4, 0.2), "split"),
         ("max_rejected", 2.0, "max-rejected"),
+        ("seed", -1, "seed: must lie"),
+        ("seed", 2**63, "seed: must lie"),
     ],
 )
 def test_wrong_options_are_named(option: str, value: object, message: str) -> None:

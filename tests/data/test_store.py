@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mbcal import Cut, Store, prepare
+from mbcal import Cut, Labels, Store, Table, prepare
 from mbcal.data.describe import describe
 from mbcal.errors import OptionError, StoreError
-from tests.logs import Row, content, expected, read_back, table, write_rows
+from tests.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
 ROWS = [Row(f"u{k % 23}", f"i{k * k % 31}", 1_600_000_000 + k // 3, ("skip", "click", "like")[k % 3]) for k in range(600)]
 HOW = Cut(horizon=5, history=3)
@@ -105,6 +106,17 @@ def test_source_hash_knows_the_log_and_no_option(store: Store, tmp_path: Path) -
     other = prepare(table(tmp_path / "log.csv"), tmp_path / "other", Cut(horizon=9, seed=5))
     assert other.manifest["source_hashes"] == store.manifest["source_hashes"]
     assert other.manifest["content_hash"] != store.manifest["content_hash"]
+    named = Table(tmp_path / "log.csv", "user", "item", "time", "behaviour", Labels(dict(reversed(REWARDS.items()))))
+    reordered = prepare(named, tmp_path / "reordered", HOW)  # the same labels, told in another order
+    assert reordered.manifest["source_hashes"] == store.manifest["source_hashes"]
+    by_session = [
+        prepare(
+            table(write_rows(tmp_path / f"{k}.csv", [replace(r, session=f"{k}") for r in ROWS]), session=True),
+            tmp_path / f"{k}",
+        )
+        for k in "ab"
+    ]
+    assert by_session[0].manifest["source_hashes"] != by_session[1].manifest["source_hashes"]
     changed = prepare(table(write_rows(tmp_path / "less.csv", ROWS[1:])), tmp_path / "less", HOW)
     assert changed.manifest["source_hashes"]["log"] != store.manifest["source_hashes"]["log"]
 
@@ -179,3 +191,18 @@ def test_describe_counts_what_is_there(store: Store) -> None:
     assert found["popularity"]["gini"] == pytest.approx(pairs / (2 * np.mean(list(shown.values()))))
     times = [(row.user, row.time) for row in ROWS]
     assert found["ties"] == len(times) - len(set(times))
+
+
+def test_describe_finds_damage_everywhere_and_copes_with_parts_without_sessions(store: Store, tmp_path: Path) -> None:
+    short = prepare(table(tmp_path / "log.csv"), tmp_path / "short", Cut(horizon=100, min_length=100))
+    found = describe(short)
+    assert found["sessions"] == 0
+    assert [entry["reward_per_session"] for entry in found["parts"].values()] == [None, None, None]
+    with pytest.raises(StoreError, match="no sessions for part 'train'"):
+        short.sessions("train")
+    for name in ("users.parquet", "rejected.parquet"):
+        with (store.path / name).open("ab") as file:
+            file.write(b"x")
+        with pytest.raises(StoreError, match=f"{name}: damaged"):
+            describe(store)
+        store = prepare(table(tmp_path / "log.csv"), tmp_path / f"again-{name}", HOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from mbcal import Cut, Newsfeed, NewsfeedLog, Oracle, prepare_newsfeed
 from mbcal.errors import OptionError
+from mbcal.worlds.articles import write_articles
 from mbcal.worlds.logs import offer
 from mbcal.worlds.newsfeed import Constants, UserState
 from tests.logs import content
@@ -109,6 +111,13 @@ def test_bait_pleases_now_and_costs_later() -> None:
     level = torch.full((400,), 5)
     after_bait, after_other = (WORLD.advance(state, torch.full((400,), row), level) for row in (bait, other))
     neutral = torch.full((400, 1), 1)  # the average item
+    twin = copy.deepcopy(WORLD)  # the same item without its bait
+    twin.instant[bait] -= KNOWN.bait_now * WORLD.bait[bait]
+    gain = WORLD.utility(state, torch.full((400, 1), bait)) - twin.utility(state, torch.full((400, 1), bait))
+    assert bool((gain > 0.9 * KNOWN.bait_now).all())
+    articles = write_articles(300, KNOWN.topics, torch.Generator().manual_seed(3))
+    by_hand = KNOWN.appeal * articles.appeal + KNOWN.bait_now * articles.bait
+    assert torch.allclose(WORLD.instant[2:], by_hand)
     gap = KNOWN.bait_later * float(WORLD.bait[bait] - WORLD.bait[other])
     assert torch.allclose(after_other.mood - after_bait.mood, torch.tensor(gap))
     assert float(WORLD.utility(after_other, neutral).mean()) > float(WORLD.utility(after_bait, neutral).mean()) + 0.5 * gap
@@ -207,7 +216,10 @@ def test_oracle_takes_only_what_is_available() -> None:
     candidates = offer(WORLD.weights, 50, 6, torch.Generator().manual_seed(0))
     available = torch.zeros(50, 6, dtype=torch.bool)
     available[torch.arange(50), torch.arange(50) % 6] = True
-    assert Oracle(WORLD).choose(state, candidates, available, 1).tolist() == [k % 6 for k in range(50)]
+    for left in (1, 3):  # also when there is less to show than there are steps
+        assert Oracle(WORLD).choose(state, candidates, available, left).tolist() == [k % 6 for k in range(50)]
+    with pytest.raises(ValueError, match="nothing to choose"):
+        Oracle(WORLD).choose(state, candidates, torch.zeros_like(available), 3)
 
 
 def test_offers_are_distinct_and_by_weight() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -41,14 +44,32 @@ def _root(
 
 def main() -> None:
     """Run, and turn every mistake of the user's into one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é shows a question mark, not a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    caught: list[int] = []
+
+    def stop(number: int, _: object) -> NoReturn:  # an exception, so that what is half-written is removed
+        caught.append(number)
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
     try:
         app()
     except MbcalError as error:
-        print(f"mbcal: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyboardInterrupt:
-        print("mbcal: interrupted; nothing was left half-written", file=sys.stderr)
-        sys.exit(130)
+    except OSError as error:
+        _fail(f"cannot write the answer ({error.strerror or error})")
+    except RuntimeError:
+        if not caught:
+            raise
+        sys.exit(128 + caught[-1])  # DuckDB turns our exit into an error of its own
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"mbcal: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     SpinnerColumn,
     TaskID,
     TextColumn,
@@ -33,11 +32,13 @@ class _Drawn:
 
     def phase(self, title: str, total: int | None = None) -> None:
         self.finish()
-        self._task = self._bars.add_task(title, total=total)
+        self._task = self._bars.add_task(title, total=total, counted="")
 
     def advance(self, amount: int) -> None:
         if self._task is not None:
-            self._bars.advance(self._task, amount)
+            task = self._bars.tasks[self._task]
+            done = int(task.completed) + amount
+            self._bars.update(self._task, completed=done, counted=f"{done:,} of {int(task.total or done):,}")
 
     def finish(self) -> None:
         if self._task is not None:
@@ -73,7 +74,7 @@ def progress() -> Iterator[Progress]:
         SpinnerColumn(finished_text="[green]✓"),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[counted]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

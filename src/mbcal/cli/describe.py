@@ -23,13 +23,13 @@ def describe_store(
     """What a store holds: labels, session lengths, popularity, splits, rows set aside and why."""
     found = describe(Store.open(path))
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)  # names may hold anything, square brackets too
     if not console.is_terminal:
-        console.width = 100
+        console.width = 160
     console.print(
-        f"[bold]{path}[/] ({found['source']}): {found['rows']:,} steps, {found['users']:,} users, {found['items']:,} items, "
+        f"{path} ({found['source']}): {found['rows']:,} steps, {found['users']:,} users, {found['items']:,} items, "
         f"{found['sessions']:,} sessions of up to {found['horizon']} ({found['full_sessions']:,} full)"
     )
     for table in (
@@ -41,7 +41,7 @@ def describe_store(
         _rejected(found),
     ):
         if table is not None:
-            console.print(f"\n[bold]{table.title}[/]")
+            console.print(f"\n{table.title}", style="bold")
             table.title = None
             console.print(table)
     console.print(

@@ -49,7 +49,7 @@ class Job:
 
 
 def _job(
-    out: Annotated[Path | None, typer.Option(help="Folder to write; it must not exist yet.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write (required).", show_default=False)] = None,
     horizon: Annotated[int, typer.Option(help="Most steps in a session (the paper's T).")] = _DEFAULT.horizon,
     history: Annotated[int, typer.Option(help="Most interactions kept from before a session.")] = _DEFAULT.history,
     min_length: Annotated[
@@ -228,7 +228,10 @@ def prepare_feed(
     sessions: Annotated[int, typer.Option(help="How many sessions; a user has four.")] = 20_000,
     items: Annotated[int, typer.Option(help="How many items the feed has.")] = 2_000,
 ) -> None:
-    """The embedded newsfeed: generated, its truth known, nothing to fetch. --seed decides the whole world."""
+    """The embedded newsfeed: generated, its truth known, nothing to fetch.
+
+    --seed decides the whole world; --memory-limit and --max-rejected have nothing to limit here.
+    """
     from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed  # torch takes a second to import; the others need none
 
     known = job()

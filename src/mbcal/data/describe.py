@@ -13,21 +13,26 @@ TOP = 10
 
 
 def describe(store: Store) -> dict[str, Any]:
-    """Counts, histograms and hashes, as plain values that JSON can hold."""
+    """Counts, histograms and hashes, as plain values that JSON can hold; every file is read, so damage is found."""
+    for name in ("users.parquet", "rejected.parquet"):
+        store.table(name)
     counts, catalog, behaviours = store.manifest["counts"], store.catalog, store.behaviours
     rewards = np.asarray(behaviours.rewards)
     shown = np.zeros(catalog.rows, np.int64)
     lengths = np.zeros(store.horizon + 1, np.int64)
     by_step, reached = np.zeros(store.horizon), np.zeros(store.horizon, np.int64)
-    totals: dict[str, list[np.ndarray[Any, Any]]] = {part: [] for part in PARTS}
+    totals = dict.fromkeys(PARTS, 0.0)
     for part in PARTS:
         for shard in store.shards(part):
             shown += np.bincount(shard.items, minlength=catalog.rows)
-            sessions = shard.dense(catalog, behaviours, store.horizon, store.history)
-            lengths += np.bincount(sessions.length, minlength=store.horizon + 1)
-            by_step += sessions.rewards.sum(0, dtype=np.float64)
-            reached += sessions.mask.sum(0)
-            totals[part].append(sessions.rewards.sum(1, dtype=np.float64))
+            lengths += np.bincount(shard.length, minlength=store.horizon + 1)
+            reward = rewards[shard.behaviours]
+            for step in range(store.horizon):  # never padded: a store may have a long horizon and short sessions
+                steps = shard.start[shard.length > step] + step
+                total = float(reward[steps].sum())
+                by_step[step] += total
+                reached[step] += len(steps)
+                totals[part] += total
     labels = np.asarray(counts["labels"])
     return {
         "source": store.manifest["source"],
@@ -48,7 +53,10 @@ def describe(store: Store) -> dict[str, Any]:
         "reward_per_step": float(labels @ rewards / max(labels.sum(), 1)),
         "reward_by_step": [float(total / n) if n else None for total, n in zip(by_step, reached, strict=True)],
         "lengths": {str(length): int(n) for length, n in enumerate(lengths) if n},
-        "parts": {part: {**counts["parts"][part], **_reward(totals[part])} for part in PARTS},
+        "parts": {
+            part: {**entry, "reward_per_session": totals[part] / entry["sessions"] if entry["sessions"] else None}
+            for part, entry in counts["parts"].items()
+        },
         "popularity": _popularity(shown[SPECIAL:], catalog),
         "features": {
             name: {
@@ -63,12 +71,6 @@ def describe(store: Store) -> dict[str, Any]:
         "source_hashes": store.manifest["source_hashes"],
         "content_hash": store.manifest["content_hash"],
     }
-
-
-def _reward(totals: list[np.ndarray[Any, Any]]) -> dict[str, float | None]:
-    if not totals:
-        return {"reward_per_session": None}
-    return {"reward_per_session": float(np.concatenate(totals).mean())}
 
 
 def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]:

@@ -6,14 +6,16 @@ import codecs
 import csv
 import gzip
 import io
+import re
 import shutil
+import textwrap
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import pyarrow.parquet as pq
 
@@ -37,12 +39,15 @@ def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str
     """Every file with a role, from folders (searched to the bottom), zips (unpacked into `scratch`) and single files.
 
     Each role's files are sorted by name. A single file whose name fits no role takes the first role: people rename logs.
+    Hidden files and folders, and stores that lie within a folder, are passed over.
     """
     found: dict[str, list[Path]] = {role: [] for role in patterns}
     for path in paths:
         if path.is_dir():
             for file in path.rglob("*"):
-                if file.is_file() and (role := _role(file.name, patterns)):
+                inside = file.relative_to(path)
+                ours = any((path / parent / "manifest.json").is_file() for parent in inside.parents)
+                if file.is_file() and not ours and (role := _role(inside.as_posix(), patterns)):
                     found[role].append(file)
         elif path.is_file() and _looks_like_zip(path):
             for role, file in _unzip(path, patterns, scratch):
@@ -56,6 +61,8 @@ def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str
         for file in found[role]:
             if file.stat().st_size == 0:
                 raise InputError(f"{file}: the file is empty; fetch or export it again")
+            if sum(file.samefile(other) for other in found[role]) > 1:
+                raise InputError(f"{file}: named twice; name it once")
     return found
 
 
@@ -63,13 +70,16 @@ def require(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], p
     """The files of a role, or one sentence about what was looked for and where."""
     if not found[role]:
         where = ", ".join(map(str, paths))
-        raise InputError(f"{where}: no {role} file found; looked for {' or '.join(patterns[role])}")
+        zips = sorted(str(zipped) for path in paths if path.is_dir() for zipped in path.glob("*.zip"))
+        hint = f"; name the zip itself: {zips[0]}" if zips else ""
+        raise InputError(f"{where}: no {role} file found; looked for {' or '.join(patterns[role])}{hint}")
     return found[role]
 
 
-def _role(name: str, patterns: Patterns) -> str | None:
-    if name.startswith("."):  # what archivers and desktops leave beside the real files
-        return None
+def _role(path: str, patterns: Patterns) -> str | None:
+    *folders, name = PurePosixPath(path).parts
+    if any(part.startswith((".", "__MACOSX")) for part in (*folders, name)):
+        return None  # what archivers, desktops and killed runs leave beside the real files
     for role, names in patterns.items():
         if any(fnmatch(name.lower(), pattern) for pattern in names):
             return role
@@ -85,16 +95,16 @@ def _looks_like_zip(path: Path) -> bool:
 
 def _unzip(path: Path, patterns: Patterns, scratch: Path) -> list[tuple[str, Path]]:
     unpacked: list[tuple[str, Path]] = []
-    folder = scratch / f"zip-{len(list(scratch.iterdir()))}"
+    folder = scratch / f"zip-{len(list(scratch.iterdir()))}-{path.name}"
     folder.mkdir()
     try:
         with zipfile.ZipFile(path) as archive:
             wanted = []
             for member in archive.infolist():
                 inside = PurePosixPath(member.filename.replace("\\", "/"))
-                if inside.is_absolute() or ".." in inside.parts or ":" in member.filename:
+                if inside.is_absolute() or ".." in inside.parts or re.match("[A-Za-z]:", member.filename):
                     raise InputError(f"{path}: refused, its member {member.filename!r} climbs out of the archive")
-                if not member.is_dir() and (role := _role(inside.name, patterns)):
+                if not member.is_dir() and (role := _role(inside.as_posix(), patterns)):
                     wanted.append((role, member, inside.name))
             needed, free = sum(member.file_size for _, member, _ in wanted), shutil.disk_usage(folder).free
             if needed > free:
@@ -110,30 +120,45 @@ def _unzip(path: Path, patterns: Patterns, scratch: Path) -> list[tuple[str, Pat
     return unpacked
 
 
+def is_parquet(path: Path) -> bool:
+    """Told by its first bytes: names lie."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 @dataclass(frozen=True)
 class Text:
-    """A text file as DuckDB can take it: its encoding known, its line ends all alike."""
+    """A text file as DuckDB can take it: its encoding and compression known, its line ends all alike."""
 
     path: Path
     encoding: str  # utf-8, or latin-1, which fits anything
+    gzipped: bool
 
     def header(self, delimiter: str) -> list[str]:
         """Column names of a CSV file."""
-        with _open(self.path) as file:
+        with _open(self.path, self.gzipped) as file:
             line = file.readline(_CHUNK).decode(self.encoding).removeprefix("\ufeff")
-        names = [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise InputError(f"{self.path}: column {twice[0]!r} appears twice in the header; rename one")
-        return names
+        try:
+            return [name.strip() for name in next(csv.reader(io.StringIO(line), delimiter=delimiter), [])]
+        except csv.Error as error:
+            raise InputError(f"{self.path}: its first line is no header ({error}); check that this is the log") from error
 
 
 def text(path: Path, scratch: Path) -> Text:
-    """Look through a text file once; where its line ends are mixed, go on with a mended copy in `scratch`."""
+    """Look through a text file once; where its line ends are not plain, go on with a mended copy in `scratch`."""
+    with path.open("rb") as start:
+        magic = start.read(4)
+    gzipped = magic[:2] == b"\x1f\x8b"
+    if magic == b"PAR1" or magic[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        kind = "Parquet" if magic == b"PAR1" else "UTF-16 text"
+        raise InputError(f"{path}: this is {kind}, and text in UTF-8 or latin-1 was expected; convert it")
     decoder = codecs.getincrementaldecoder("utf-8")()
     encoding, returns = "utf-8", False
     try:
-        with _open(path) as file:
+        with _open(path, gzipped) as file:
             while chunk := file.read(_CHUNK):
+                if b"\0" in chunk:
+                    raise InputError(f"{path}: holds zero bytes, so it is not text; check that this is the log")
                 returns = returns or b"\r" in chunk
                 if encoding == "utf-8" and not (chunk.isascii() and decoder.getstate()[0] == b""):
                     try:
@@ -142,41 +167,48 @@ def text(path: Path, scratch: Path) -> Text:
                         encoding = "latin-1"
         if encoding == "utf-8" and decoder.getstate()[0]:
             encoding = "latin-1"  # it ends within a character
-        mixed = returns and _mixed(path)
+        if returns:
+            ends = _line_ends(path, gzipped)
+            if ends != "alike":
+                return Text(_mended(path, gzipped, ends, scratch), encoding, gzipped=False)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch or export it again") from error
-    return Text(_mended(path, scratch) if mixed else path, encoding)
+    return Text(path, encoding, gzipped)
 
 
-def _mixed(path: Path) -> bool:
-    """Whether some lines end with a return and a newline, others not."""
+def _line_ends(path: Path, gzipped: bool) -> Literal["alike", "mixed", "returns"]:
+    """How lines end in a file that holds returns: all with return and newline, with both kinds, or with returns alone."""
     ends = returns = both = 0
     last = b""
-    with _open(path) as file:
+    with _open(path, gzipped) as file:
         while chunk := file.read(_CHUNK):
             ends, returns = ends + chunk.count(b"\n"), returns + chunk.count(b"\r")
             both += chunk.count(b"\r\n") + (last + chunk[:1] == b"\r\n")
             last = chunk[-1:]
-    return bool(ends) and not ends == returns == both
+    if ends == 0:
+        return "returns"
+    return "alike" if ends == returns == both else "mixed"
 
 
-def _mended(path: Path, scratch: Path) -> Path:
-    """A copy in which every line ends with a newline alone."""
-    target = scratch / f"mended-{len(list(scratch.iterdir()))}-{path.name.removesuffix('.gz')}"
-    with _open(path) as file, target.open("wb") as plain:
+def _mended(path: Path, gzipped: bool, ends: str, scratch: Path) -> Path:
+    """A copy in which every line ends with a newline alone; where lines end otherwise, a lone return is a space."""
+    lone = b"\n" if ends == "returns" else b" "
+    folder = scratch / f"mended-{len(list(scratch.iterdir()))}"
+    folder.mkdir()
+    target = folder / path.name
+    with _open(path, gzipped) as file, target.open("wb") as plain:
         held = b""
         while chunk := file.read(_CHUNK):
             chunk, held = held + chunk, b""
             if chunk.endswith(b"\r"):  # its newline may come with the next chunk
                 chunk, held = chunk[:-1], b"\r"
-            plain.write(chunk.replace(b"\r\n", b"\n").replace(b"\r", b" "))
+            plain.write(chunk.replace(b"\r\n", b"\n").replace(b"\r", lone))
         plain.write(held.replace(b"\r", b"\n"))
     return target
 
 
-def _open(path: Path) -> BinaryIO:
-    """Bytes of a file, through gzip where the name says so."""
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]  # GzipFile reads alike
+def _open(path: Path, gzipped: bool) -> BinaryIO:
+    return gzip.open(path) if gzipped else path.open("rb")  # type: ignore[return-value]  # GzipFile reads alike
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -188,9 +220,10 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def require_columns(path: Path, present: Sequence[str], wanted: Iterable[str]) -> None:
-    """One sentence naming the first column that is missing."""
+    """One sentence naming the first column that is missing, or there twice."""
     for name in wanted:
         if name not in present:
-            raise InputError(
-                f"{path}: no column {name!r}; the file has {', '.join(present) or 'none'}.{nearest(name, present)}"
-            )
+            listed = textwrap.shorten(", ".join(present) or "none", 300)
+            raise InputError(f"{path}: no column {name!r}; the file has {listed}.{nearest(name, present)}")
+        if present.count(name) > 1:
+            raise InputError(f"{path}: column {name!r} appears twice in the header; rename one")

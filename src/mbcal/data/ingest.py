@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from mbcal.data.log import Labels, Log, Quantiles, name, parsed_sql
-from mbcal.data.sessions import Cut, key_sql
+from mbcal.data.log import KEY, Labels, Log, Quantiles, name, parsed_sql, path_sql
+from mbcal.data.sessions import Cut, key, key_sql
 from mbcal.data.shards import Block, Index, Tally, write_shards
 from mbcal.data.store import PARTS, Store, StoreWriter
 from mbcal.data.workspace import Workspace
@@ -30,6 +31,8 @@ BATCH = 1 << 18
 """Rows taken from DuckDB at a time."""
 DUPLICATE = "exact duplicate"
 MALFORMED = "line has the wrong shape"
+MALFORMED_ITEM = "line of an item table has the wrong shape"
+_DUPLICATES = pa.schema([("u", pa.uint32()), ("moment", pa.int64()), ("tie", pa.uint32()), ("value", pa.float64())])
 
 
 class Source(Protocol):
@@ -62,14 +65,22 @@ class Ingestion:
         self.log, self.how, self.progress = log, how, progress
         self.connection: duckdb.DuckDBPyConnection = work.connection
         self.writer = StoreWriter(work.build)
+        self.duplicates = work.scratch / "duplicates.parquet"
 
     def run(self) -> None:
         self._scan()
-        index = self._index()
+        self._number()
         behaviours = self._behaviours()
-        tally = write_shards(self._sorted(), index, behaviours, self.how, self.writer)
-        self._set_aside(tally, behaviours)
+        index = self._index(behaviours)
+        with pq.ParquetWriter(self.duplicates, _DUPLICATES) as duplicates:
+
+            def set_aside(block: Block) -> None:
+                columns = {field.name: pa.array(block[field.name]).cast(field.type) for field in _DUPLICATES}
+                duplicates.write_table(pa.table(columns))
+
+            tally = write_shards(self._sorted(), index, behaviours, self.how, self.writer, set_aside)
         self._describe_items()
+        self._set_aside(tally, behaviours)
         users = np.bincount(index.user_part, minlength=len(PARTS)).tolist()
         parts = {part: {"users": count, **tally.parts[part]} for part, count in zip(PARTS, users, strict=True)}
         self.writer.finish(
@@ -108,7 +119,7 @@ class Ingestion:
         found.pop(None, None)
         # a filter that drops nothing would still make every later scan parse every column again
         self.accepted, self.refused = ("WHERE reason IS NULL", "WHERE reason IS NOT NULL") if found else ("", "LIMIT 0")
-        if malformed := self._malformed().num_rows:
+        if malformed := self._malformed("log"):
             found[MALFORMED] = malformed
             self.rows_read += malformed
         self.rejected: dict[str, int] = found
@@ -116,13 +127,16 @@ class Ingestion:
             raise InputError("the log holds no rows; check that this is the right file")
         self._stop_if_too_bad()
 
-    def _malformed(self) -> pa.Table:
-        """Lines DuckDB could not split, once each."""
-        known = self.connection.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'reject_errors'").fetchall()
-        if known[0][0] == 0:
-            return pa.table({"line": pa.array([], pa.string())})
-        lines = "SELECT DISTINCT scan_id, file_id, line, csv_line FROM reject_errors"
-        return self.connection.sql(f"SELECT csv_line AS line FROM ({lines}) ORDER BY line").to_arrow_table()
+    def _malformed(self, which: str) -> int:
+        """Count the lines of the log, or of item tables, that could not be split; they become `{which}_malformed`."""
+        known = f"SELECT count(*) FROM duckdb_tables() WHERE table_name = '{which}_errors'"
+        lines = "SELECT NULL::VARCHAR AS line LIMIT 0"
+        if self.connection.execute(known).fetchall()[0][0]:
+            errors = f"{which}_errors JOIN {which}_scans USING (scan_id, file_id)"
+            once = f"SELECT DISTINCT file_path, line, csv_line FROM {errors}"
+            lines = f"SELECT trim(csv_line, chr(10) || chr(13)) AS line FROM ({once})"
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {which}_malformed AS {lines}")
+        return int(self.connection.execute(f"SELECT count(*) FROM {which}_malformed").fetchall()[0][0])
 
     def _stop_if_too_bad(self) -> None:
         bad = sum(self.rejected.values())
@@ -130,10 +144,19 @@ class Ingestion:
             worst = max(self.rejected, key=lambda reason: (self.rejected[reason], reason))
             raise InputError(
                 f"{bad:,} of {self.rows_read:,} rows would be set aside, more than --max-rejected {self.how.max_rejected:g} "
-                f"allows; most often: {worst} ({self.rejected[worst]:,}). Check the columns, or raise the share"
+                f"allows; most often: {worst} ({self.rejected[worst]:,}){self._example(worst)}. Check the columns and how "
+                "they are to be read, or raise the share"
             )
 
-    def _index(self) -> Index:
+    def _example(self, reason: str) -> str:
+        """`, for instance 'x'`: the value at fault, where the reason has one."""
+        place = {"time": 1, "behaviour": 2}.get(reason.split()[0])
+        if place is None or "missing" in reason:
+            return ""
+        query = f"SELECT min(raw[{place}]) FROM log JOIN reasons USING (reason) WHERE why = ?"
+        return f", for instance {self.connection.execute(query, [reason]).fetchall()[0][0]!r}"
+
+    def _number(self) -> None:
         """Number users and items. Users are ordered by part and key, so that parts are contiguous and any prefix of a part
         is a random sample of its users; items by name; ties in time follow a seeded shuffle of the items."""
         self.progress.phase("numbering users and items")
@@ -151,18 +174,23 @@ class Ingestion:
             FROM (SELECT item, item::VARCHAR AS name, {key_sql("item", self.how.seed, "tie")} AS key
                   FROM log {self.accepted} GROUP BY item);
         """)
+
+    def _index(self, behaviours: Behaviours) -> Index:
+        """What the numbers stand for, as arrays; the users are written on the way."""
         digest = "md5_number_lower(name) AS digest"
         users = self.connection.sql(f"SELECT name, part, n, {digest} FROM users ORDER BY u").to_arrow_table()
         items = self.connection.sql(f"SELECT i, {digest} FROM items ORDER BY tie").to_arrow_table()
         parts = pa.array(PARTS).take(users["part"].combine_chunks())
         self.writer.table("users.parquet", pa.table({"user": users["name"], "part": parts}))
         part = users["part"].to_numpy()
+        labels = None if behaviours.cuts else np.array([key(label, 0, "label") for label in behaviours.names], np.uint64)
         return Index(
             user_part=part,
             user_shard=Index.shard_of(part, users["n"].to_numpy()),
             user_digest=users["digest"].to_numpy(),
             item_row=items["i"].to_numpy().astype(np.int32) + SPECIAL,
             item_digest=items["digest"].to_numpy(),
+            value_digest=labels,
         )
 
     def _behaviours(self) -> Behaviours:
@@ -201,30 +229,27 @@ class Ingestion:
     def _set_aside(self, tally: Tally, behaviours: Behaviours) -> None:
         """Write every refused row with its reason, and stop if they are too many."""
         self.progress.phase("setting bad rows aside")
-        twice = (
-            _joined(tally.duplicates)
-            if tally.duplicates
-            else {c: np.zeros(0, np.int64) for c in ("u", "moment", "tie", "value")}
-        )
-        if len(twice["u"]):
-            self.rejected[DUPLICATE] = len(twice["u"])
+        if tally.duplicates:
+            self.rejected[DUPLICATE] = tally.duplicates
         self._stop_if_too_bad()
-        values = pa.array(twice["value"])
-        if isinstance(self.log.rule, Labels):
-            values = pa.array(behaviours.names).take(values)
-        self.connection.register("duplicates", pa.table({**twice, "value": values}))
-        self.connection.register("malformed", self._malformed())
-        table = self.connection.sql(f"""
+        if lines := self._malformed("item"):
+            self.rejected[MALFORMED_ITEM] = lines  # counted, but no row of the log
+        labels = list(behaviours.names) if isinstance(self.log.rule, Labels) else []
+        value = "labels[(value + 1)::BIGINT]" if labels else "value::VARCHAR"
+        self.connection.register("known", pa.table({"labels": pa.array([labels], pa.list_(pa.string()))}))
+        reader = self.connection.sql(f"""
             SELECT * FROM (
                 SELECT "user"::VARCHAR AS "user", item::VARCHAR AS item, raw[1] AS "time", raw[2] AS behaviour, why AS reason
                 FROM (FROM log {self.refused}) JOIN reasons USING (reason)
                 UNION ALL
-                SELECT users.name, items.name, make_timestamp(moment)::VARCHAR, value::VARCHAR, '{DUPLICATE}'
-                FROM duplicates JOIN users USING (u) JOIN items USING (tie)
+                SELECT users.name, items.name, make_timestamp(moment)::VARCHAR, {value}, '{DUPLICATE}'
+                FROM read_parquet({path_sql(self.duplicates)}) JOIN users USING (u) JOIN items USING (tie), known
                 UNION ALL
-                SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM malformed)
-            ORDER BY ALL""").to_arrow_table()
-        self.writer.table("rejected.parquet", table)
+                SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM log_malformed
+                UNION ALL
+                SELECT NULL, NULL, NULL, line, '{MALFORMED_ITEM}' FROM item_malformed)
+            ORDER BY ALL""").to_arrow_reader(BATCH)
+        self.writer.stream("rejected.parquet", reader.schema, reader)
 
     def _describe_items(self) -> None:
         """The catalogue: every item of the log, with its title and features as text. An item listed twice takes the least
@@ -233,18 +258,22 @@ class Ingestion:
         chosen, joined = "", ""
         if self.log.titles is not None:
             chosen += ", min(titles.title) AS title"
-            joined += f" LEFT JOIN ({self.log.titles}) titles ON titles.item::VARCHAR = items.name"
+            joined += f" LEFT JOIN ({self.log.titles}) titles ON titles.{name(KEY)} = items.name"
         if self.log.features is not None:
             for column, kind, *_ in self.connection.execute(f"DESCRIBE {self.log.features}").fetchall():
-                if column != "item":
-                    every = f"list_filter(flatten(list({name(column)})), lambda v: v <> '')"
+                if column != KEY:
+                    value = f"features.{name(column)}"
+                    every = f"list_filter(flatten(list({value})), lambda v: v <> '')"
                     several = f"list_sort(list_distinct({every}))"
-                    chosen += (
-                        f", {several if kind.endswith('[]') else f'min({name(column)})'} AS {name(f'feature:{column}')}"
-                    )
-            joined += f" LEFT JOIN ({self.log.features}) features ON features.item::VARCHAR = items.name"
+                    chosen += f", {several if kind.endswith('[]') else f'min({value})'} AS {name(f'feature:{column}')}"
+            joined += f" LEFT JOIN ({self.log.features}) features ON features.{name(KEY)} = items.name"
+            matched = f"SELECT count(*) FROM items SEMI JOIN ({self.log.features}) f ON f.{name(KEY)} = items.name"
+            if self.connection.execute(matched).fetchall()[0][0] == 0:
+                raise InputError(
+                    "no item of the log is in the table of items; check that both name items alike (--items-key)"
+                )
         items = self.connection.sql(
-            f"SELECT items.name AS item{chosen} FROM items {joined} GROUP BY items.i, items.name ORDER BY items.i"
+            f"SELECT items.name AS item{chosen} FROM items{joined} GROUP BY items.i, items.name ORDER BY items.i"
         ).to_arrow_table()
         self.writer.table("items.parquet", items)
 

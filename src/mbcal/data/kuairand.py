@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import Log, Quantiles, csv_sql, name
+from mbcal.data.log import KEY, Log, Quantiles, csv_sql, name
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -33,7 +33,7 @@ FEATURES = {
     "video_type": "video_type",
     "upload_type": "upload_type",
     "music_type": "music_type",
-    "duration": "CASE WHEN video_duration <> '' THEN concat('from ', list_max(list_filter("
+    "duration": "CASE WHEN try_cast(video_duration AS DOUBLE) >= 0 THEN concat('from ', list_max(list_filter("
     f"{[0, *DURATIONS]}, lambda s: s * 1000 <= try_cast(video_duration AS DOUBLE))), ' s') END",
 }
 
@@ -49,14 +49,14 @@ class KuaiRand:
         """Describe it for ingestion."""
         paths = files.listed(self.paths)
         found = files.gather(paths, PATTERNS, work.scratch)
-        scans = [_scan(path, COLUMNS, work) for path in files.require(found, "log", paths, PATTERNS)]
+        scans = [_scan(path, COLUMNS, work, "log") for path in files.require(found, "log", paths, PATTERNS)]
         rows = " UNION ALL ".join(
             f'SELECT user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour FROM ({scan})'
             for scan in scans
         )
-        described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work) for path in found["videos"]]
+        described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
         columns = ", ".join(f"{sql} AS {name(feature)}" for feature, sql in FEATURES.items())
-        features = " UNION ALL ".join(f"SELECT video_id AS item, {columns} FROM ({scan})" for scan in described)
+        features = " UNION ALL ".join(f"SELECT video_id AS {name(KEY)}, {columns} FROM ({scan})" for scan in described)
         return Log(
             layout="kuairand",
             rows=rows,
@@ -68,8 +68,8 @@ class KuaiRand:
         )
 
 
-def _scan(path: Path, needed: Sequence[str], work: Workspace) -> str:
+def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
     text = files.text(path, work.scratch)
-    columns = text.header(",")
-    files.require_columns(path, columns, needed)
-    return csv_sql(text, columns)
+    header = text.header(",")
+    files.require_columns(path, header, needed)
+    return csv_sql(text, header, needed, rejects=rejects)

@@ -6,9 +6,11 @@ readers then share the same parsing, so that a null, a NaN, an unknown label or 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,25 +35,36 @@ LATEST = 4_102_444_800_000_000
 
 @dataclass(frozen=True)
 class Labels:
-    """Behaviours are named values of a column."""
+    """Behaviours are named values of a column. Labels that are all numbers match by value: `5`, `5.0` and `05` agree."""
 
     rewards: Mapping[str, float]
 
     def __post_init__(self) -> None:
         self.behaviours()
+        if "" in self.rewards:
+            raise OptionError("rewards: a label is empty; write skip=0,click=1,like=5")
+        numbers = self._numbers()
+        if numbers is not None and len(set(numbers)) < len(numbers):
+            raise OptionError(f"rewards: two labels are the same number, in {', '.join(self.rewards)}")
 
     def behaviours(self) -> Behaviours:
         return Behaviours(tuple(self.rewards), tuple(map(float, self.rewards.values())))
 
-    def value_sql(self, column: str) -> str:
-        """Index of the label; labels that are all numbers match by value, so that `5`, `5.0` and `05` agree."""
+    def _numbers(self) -> list[float] | None:
         try:
-            whens = [(repr(float(name)), k) for k, name in enumerate(self.rewards)]
-            column = f"try_cast({column} AS DOUBLE)"
+            numbers = [float(name) for name in self.rewards]
         except ValueError:
-            whens = [(quote(name), k) for k, name in enumerate(self.rewards)]
-            column = f"trim({column}::VARCHAR)"
-        return f"CASE {column} {' '.join(f'WHEN {when} THEN {k}' for when, k in whens)} END::UTINYINT"
+            return None
+        return numbers if all(map(math.isfinite, numbers)) else None
+
+    def value_sql(self, column: str) -> str:
+        """Index of the label."""
+        numbers = self._numbers()
+        if numbers is not None:
+            whens, column = list(map(repr, numbers)), f"try_cast({column} AS DOUBLE)"
+        else:
+            whens, column = list(map(quote, self.rewards)), f"trim({column}::VARCHAR)"
+        return f"CASE {column} {' '.join(f'WHEN {when} THEN {k}' for k, when in enumerate(whens))} END::UTINYINT"
 
 
 @dataclass(frozen=True)
@@ -85,15 +98,16 @@ class Quantiles:
         """Cut points from the distinct values (rising) and how often each occurs.
 
         The k-th cut is the first value with at least k/levels of the mass below it; where a common value would make two
-        cuts equal, the later one moves on to the next distinct value.
+        cuts equal, one of them moves to the next distinct value.
         """
+        if len(values) < self.levels:
+            raise InputError(f"behaviours: {len(values)} distinct values are too few for {self.levels} levels")
         below = np.cumsum(counts) - counts
         cuts: list[float] = []
         position = 0
         for k in range(1, self.levels):
             position = max(position + 1, int(np.searchsorted(below, counts.sum() * k / self.levels)))
-            if position >= len(values):
-                raise InputError(f"behaviours: {len(values)} distinct values are too few for {self.levels} levels")
+            position = min(position, len(values) - self.levels + k)  # leave a value for each cut to come
             cuts.append(float(values[position]))
         return Levels(tuple(cuts))
 
@@ -101,11 +115,15 @@ class Quantiles:
 Rule = Labels | Levels | Quantiles
 
 
+KEY = "#item"
+"""The column by which `Log.features` and `Log.titles` name an item: not a name a feature would have."""
+
+
 @dataclass(frozen=True)
 class Log:
     """What a reader found. `rows` selects user, item, time, behaviour and, where the log has them, session and
-    propensity; `features` selects item and one column a feature (text, or a list of text where multi-valued); `titles`
-    selects item and title."""
+    propensity; `features` selects KEY and one column a feature (text, or a list of text where multi-valued); `titles`
+    selects KEY and title."""
 
     layout: str
     rows: str
@@ -129,23 +147,45 @@ def name(column: str) -> str:
 
 
 def _finite_sql(column: str) -> str:
-    return f"CASE WHEN isfinite(try_cast({column} AS DOUBLE)) THEN try_cast({column} AS DOUBLE) END"
+    return f"CASE WHEN isfinite(try_cast({column} AS DOUBLE)) THEN try_cast({column} AS DOUBLE) + 0.0 END"  # -0.0 is 0.0
+
+
+def name_sql(column: str, kind: str) -> str:
+    """What a user, item or session is called: whole numbers alike whether stored as integers or, for a null among them,
+    as floats; nothing and NaN are NULL. (Not `isnan`: DuckDB 2.0 answers it from Parquet statistics, wrongly.)"""
+    if kind in ("FLOAT", "DOUBLE"):
+        whole = f"isfinite({column}) AND {column} = trunc({column}) AND abs({column}) < 9007199254740992"
+        return f"CASE WHEN {whole} THEN {column}::BIGINT::VARCHAR WHEN isfinite({column}) THEN {column}::VARCHAR END"
+    return f"nullif({column}, '')" if kind == "VARCHAR" else column
+
+
+def path_sql(path: Path) -> str:
+    """A file by its very name: DuckDB would take brackets, stars and question marks for patterns."""
+    return quote(re.sub(r"([*?[])", r"[\1]", str(path)))
 
 
 def csv_sql(
     text: Text,
-    columns: Sequence[str],
+    header: Sequence[str],
+    wanted: Sequence[str],
     *,
     delimiter: str = ",",
-    header: bool = True,
+    skip: bool = True,
     quoted: bool = True,
+    rejects: str = "log",
 ) -> str:
-    """A SELECT over one text file, every column as text; lines of the wrong shape go to DuckDB's `reject_errors`."""
-    types = ", ".join(f"{quote(column)}: 'VARCHAR'" for column in columns)
+    """A SELECT of some columns of one text file, as text. `header` names all its columns in order; `skip` says that its
+    first line does too. Lines of the wrong shape go to DuckDB's table `{rejects}_errors`.
+
+    Inside, columns are numbered: a header may hold empty names, or names that differ only in case."""
+    types = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header)))
+    picked = ", ".join(f"c{header.index(column)} AS {name(column)}" for column in wanted)
+    mark = quote('"' if quoted else "")
     return (
-        f"SELECT * FROM read_csv({quote(str(text.path))}, auto_detect=false, columns={{{types}}}, delim={quote(delimiter)}, "
-        f"""quote={quote('"' if quoted else "")}, escape={quote('"' if quoted else "")}, header={header}, """
-        f"encoding={quote(text.encoding)}, store_rejects=true)"
+        f"SELECT {picked} FROM read_csv({path_sql(text.path)}, auto_detect=false, columns={{{types}}}, "
+        f"delim={quote(delimiter)}, quote={mark}, escape={mark}, header={skip}, encoding={quote(text.encoding)}, "
+        f"compression={quote('gzip' if text.gzipped else 'none')}, store_rejects=true, "
+        f"rejects_table='{rejects}_errors', rejects_scan='{rejects}_scans')"
     )
 
 
@@ -154,7 +194,8 @@ def time_sql(column: str, kind: str, unit: TimeUnit, form: str | None) -> str:
     if form is not None:
         return f"epoch_us(try_strptime({column}::VARCHAR, {quote(form)}))"
     if kind.startswith(("TIMESTAMP", "DATE")):
-        return f"CASE WHEN isfinite({column}) THEN epoch_us({column}::TIMESTAMP) END"
+        moment = f"{column}::{'TIMESTAMPTZ' if 'TZ' in kind or 'ZONE' in kind else 'TIMESTAMP'}"
+        return f"CASE WHEN isfinite({moment}) THEN epoch_us({moment}) END"
     if kind == "VARCHAR":
         whole, broken, moment = (f"try_cast({column} AS {kind})" for kind in ("BIGINT", "DOUBLE", "TIMESTAMPTZ"))
         # in this order, and no coalesce: a cast to TIMESTAMPTZ that fails takes a microsecond
@@ -202,15 +243,15 @@ def parsed_sql(log: Log, connection: duckdb.DuckDBPyConnection) -> tuple[str, li
     extra = ""
     if "session" in kinds:
         # md5 is the one hash DuckDB promises to keep, so the order of equal rows survives an upgrade
-        extra += ", md5_number_lower(session::VARCHAR) AS session"
+        extra += f", md5_number_lower(({name_sql('session', kinds['session'])})::VARCHAR) AS session"
         rules.append(("session IS NULL", "session is missing"))
     if "propensity" in kinds:
         extra += ", try_cast(propensity AS FLOAT) AS propensity"
         rules.append(("propensity IS NULL OR NOT (propensity > 0 AND propensity <= 1)", "propensity is not in (0, 1]"))
-    numbers = [column for column in ("user", "item") if kinds[column] in ("FLOAT", "DOUBLE")]
-    rules += [(f"isnan({name(column)})", f"{column} is not a number") for column in numbers]
     reason = f"CASE {' '.join(f'WHEN {test} THEN {number}' for number, (test, _) in enumerate(rules))} END::UTINYINT"
-    typed = f'SELECT "user", item, "time", behaviour, {when} AS moment, {what} AS value{extra} FROM ({log.rows})'
+    user, item = name_sql('"user"', kinds["user"]), name_sql("item", kinds["item"])
+    given = f'{user} AS "user", {item} AS item, "time", behaviour'
+    typed = f"SELECT {given}, {when} AS moment, {what} AS value{extra} FROM ({log.rows})"
     judged = f"SELECT *, {reason} AS reason FROM ({typed})"
     raw = 'CASE WHEN reason IS NOT NULL THEN ["time"::VARCHAR, behaviour::VARCHAR] END AS raw'
     return f'SELECT * EXCLUDE ("time", behaviour), {raw} FROM ({judged})', [text for _, text in rules]

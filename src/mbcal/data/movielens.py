@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import Labels, Log, csv_sql
+from mbcal.data.log import KEY, Labels, Log, csv_sql, name
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -45,39 +45,43 @@ class MovieLens:
         tag_files = found["tags"]
         if tags:
             tag_files = files.require(files.gather(tags, {"tags": PATTERNS["tags"]}, work.scratch), "tags", tags, PATTERNS)
-        rows = " UNION ALL ".join(
-            'SELECT userId AS "user", movieId AS item, timestamp AS "time", '
-            f"coalesce(floor(try_cast(rating AS DOUBLE))::VARCHAR, rating) AS behaviour FROM ({_scan(file)})"
-            for file in (_Release(path, ["userId", "movieId", "rating", "timestamp"], work) for path in ratings)
-        )
-        movies = [_Release(path, ["movieId", "title", "genres"], work) for path in found["movies"]]
+        whole = "CASE WHEN try_cast(rating AS DOUBLE) BETWEEN 0 AND 5 THEN floor(rating::DOUBLE)::VARCHAR ELSE rating END"
+        rated = [_Release(path, ["userId", "movieId", "rating", "timestamp"], work, "log") for path in ratings]
+        rows = _union(f'SELECT userId AS "user", movieId AS item, timestamp AS "time", {whole} AS behaviour', rated)
+        movies = [_Release(path, ["movieId", "title", "genres"], work, "item") for path in found["movies"]]
         return Log(
             layout="movielens",
-            rows=rows,
+            rows=str(rows),
             rule=RULE,
             text=True,
             features=_features(movies, tag_files, work),
-            titles=_union("SELECT movieId AS item, title", movies),
+            titles=_union(f"SELECT movieId AS {name(KEY)}, title", movies),
             time_unit="s",
             options={"features": ["genres"] * bool(movies) + ["tags"] * bool(tag_files)},
         )
 
 
 class _Release:
-    """One file and the columns it has: `.dat` files have a fixed order and no header."""
+    """One file and the columns wanted of it: `.dat` files have a fixed order and no header."""
 
-    def __init__(self, path: Path, columns: list[str], work: Workspace) -> None:
+    def __init__(self, path: Path, wanted: list[str], work: Workspace, rejects: str) -> None:
         self.text = files.text(path, work.scratch)
-        self.dat = path.suffix == ".dat"
-        self.columns = columns if self.dat else self.text.header(",")
-        if not self.dat:
-            files.require_columns(path, self.columns, columns)
+        self.dat = path.suffix.lower() == ".dat"
+        self.header = wanted if self.dat else self.text.header(",")
+        files.require_columns(path, self.header, wanted)
+        self.wanted, self.rejects = wanted, rejects
 
 
 def _scan(release: _Release) -> str:
-    if release.dat:
-        return csv_sql(release.text, release.columns, delimiter="::", header=False, quoted=False)
-    return csv_sql(release.text, release.columns)
+    return csv_sql(
+        release.text,
+        release.header,
+        release.wanted,
+        delimiter="::" if release.dat else ",",
+        skip=not release.dat,
+        quoted=not release.dat,
+        rejects=release.rejects,
+    )
 
 
 def _union(select: str, releases: Sequence[_Release]) -> str | None:
@@ -85,27 +89,31 @@ def _union(select: str, releases: Sequence[_Release]) -> str | None:
 
 
 def _features(movies: Sequence[_Release], tags: Sequence[Path], work: Workspace) -> str | None:
-    queries = []
+    queries, key = [], name(KEY)
     if movies:
-        scans = _union("SELECT movieId AS item, genres", movies)
+        scans = _union(f"SELECT movieId AS {key}, genres", movies)
         genres = "list_filter(string_split(genres, '|'), lambda g: g <> '(no genres listed)')"
-        queries.append(f"SELECT item, {genres} AS genres FROM ({scans})")
+        queries.append(f"SELECT {key}, {genres} AS genres FROM ({scans})")
     if tags:
         scans = " UNION ALL ".join(f"({_tags(path, work)})" for path in tags)
         queries.append(f"""
-            SELECT item, list(tag) AS tags
-            FROM (SELECT item, tag FROM (SELECT item, lower(trim(tag)) AS tag, sum(n) AS n FROM ({scans}) GROUP BY ALL)
+            SELECT {key}, list(tag) AS tags
+            FROM (SELECT {key}, tag
+                  FROM (SELECT {key}, lower(trim(tag)) AS tag, sum(n) AS n FROM ({scans}) GROUP BY ALL)
                   WHERE tag <> ''
-                  QUALIFY row_number() OVER (PARTITION BY item ORDER BY n DESC, tag) <= {TAGS_PER_MOVIE})
-            GROUP BY item""")
+                  QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY n DESC, tag) <= {TAGS_PER_MOVIE})
+            GROUP BY {key}""")
     if len(queries) == 2:
-        return f"SELECT * FROM ({queries[0]}) FULL JOIN ({queries[1]}) USING (item)"
+        return f"SELECT * FROM ({queries[0]}) FULL JOIN ({queries[1]}) USING ({key})"
     return queries[0] if queries else None
 
 
 def _tags(path: Path, work: Workspace) -> str:
     """Tag assignments, counted one by one (`userId,movieId,tag,timestamp`) or already (`movieId,tag,count`)."""
-    columns = ["userId", "movieId", "tag", "timestamp"] if path.suffix == ".dat" else ["movieId", "tag"]
-    release = _Release(path, columns, work)
-    counted = "try_cast(count AS BIGINT)" if "count" in release.columns else "1"
-    return f"SELECT movieId AS item, tag, {counted} AS n FROM ({_scan(release)})"
+    if path.suffix.lower() == ".dat":
+        release = _Release(path, ["userId", "movieId", "tag", "timestamp"], work, "item")
+    else:
+        counts = ["count"] if "count" in files.text(path, work.scratch).header(",") else []
+        release = _Release(path, ["movieId", "tag", *counts], work, "item")
+    counted = "try_cast(count AS BIGINT)" if "count" in release.wanted else "1"
+    return f"SELECT movieId AS {name(KEY)}, tag, {counted} AS n FROM ({_scan(release)})"

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import Log, csv_sql, name, quote
+from mbcal.data.log import KEY, Log, csv_sql, name, path_sql
 from mbcal.data.movielens import RULE
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
@@ -48,20 +48,20 @@ class Netflix:
         paths = files.listed(self.paths)
         found = files.gather(paths, PATTERNS, work.scratch)
         ratings = files.require(found, "ratings", paths, PATTERNS)
-        texts = [path for path in ratings if path.suffix != ".parquet"]
+        texts = [path for path in ratings if not files.is_parquet(path)]
         scans = []
         for path in ratings:
-            if path.suffix == ".parquet":
+            if path not in texts:
                 files.require_columns(path, files.parquet_columns(path), COLUMNS)
-                scans.append(f"SELECT {', '.join(COLUMNS)} FROM read_parquet({quote(str(path))})")
+                scans.append(f"SELECT {', '.join(COLUMNS)} FROM read_parquet({path_sql(path)})")
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:
                 for path in texts:
                     with path.open("rb") as file:
                         flatten(file, out, path)
-            columns = ["movie_id", "customer_id", "rating", "date"]
-            scans.append(csv_sql(files.text(flat, work.scratch), columns, header=False, quoted=False))
+            header = ["movie_id", "customer_id", "rating", "date"]
+            scans.append(csv_sql(files.text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False))
         kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
         ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
         picked = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
@@ -75,11 +75,10 @@ class Netflix:
 
 def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:
     """`id,year,title`, the title unquoted and free to hold commas."""
-    split = [
-        line.split(",", 2) for path in paths for line in path.read_text(files.text(path, scratch).encoding).splitlines()
-    ]
+    texts = [path.read_text(files.text(path, scratch).encoding) for path in paths]
+    split = [line.split(",", 2) for text in texts for line in text.split("\n")]  # other line breaks may stand in a title
     whole = [parts for parts in split if len(parts) == 3]
-    return pa.table({"item": [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
+    return pa.table({KEY: [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
 
 
 def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:

@@ -13,6 +13,8 @@ from mbcal.errors import OptionError
 
 MINUTE = 60_000_000
 """Microseconds."""
+LONGEST = 10_000
+"""Steps a session or a history may have: sessions are padded to the horizon when they are read."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,18 @@ class Cut:
     max_rejected: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise OptionError(f"horizon: must be at least 1, got {self.horizon}")
-        if self.history < 0:
-            raise OptionError(f"history: must be 0 or more, got {self.history}")
+        if not 1 <= self.horizon <= LONGEST:
+            raise OptionError(f"horizon: must lie in 1..{LONGEST}, got {self.horizon}")
+        if not 0 <= self.history <= LONGEST:
+            raise OptionError(f"history: must lie in 0..{LONGEST}, got {self.history}")
         if not 1 <= self.min_length <= self.horizon:
             raise OptionError(f"min-length: must lie in 1..{self.horizon} (the horizon), got {self.min_length}")
         if self.gap is not None and not 0 < self.gap < float("inf"):
             raise OptionError(f"gap: must be a positive number of minutes, got {self.gap}")
         if len(self.split) != 3 or not all(share >= 0 for share in self.split) or abs(sum(self.split) - 1) > 1e-6:
             raise OptionError(f"split: must be three shares (simulator, train, test) that add up to 1, got {self.split}")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed: must lie in 0..2^63-1, got {self.seed}")
         if not 0 <= self.max_rejected <= 1:
             raise OptionError(f"max-rejected: must be a share from 0 to 1, got {self.max_rejected}")
 
@@ -82,15 +86,20 @@ class Steps:
 
 @dataclass(frozen=True)
 class Windows:
-    """Where sessions lie. `order` is the order in which the steps are to be kept (None: as they are), and `start` counts
-    in that order."""
+    """Where sessions lie, and the steps just before each in time.
 
-    order: NDArray[np.int64] | None
+    Without sessions of the log's own, steps stay as they are and a history is the `history_length` steps before `start`.
+    With them, sessions of one user may overlap: steps are then to be kept in `order` (session by session), `start` counts in
+    that order, and `history` (N, H) names the steps of each history one by one, -1 where there are fewer.
+    """
+
     user: NDArray[np.int32]
     start: NDArray[np.int64]
     length: NDArray[np.int32]
     history_length: NDArray[np.int32]
     dropped: int
+    order: NDArray[np.int64] | None = None
+    history: NDArray[np.int64] | None = None
 
 
 def cut(steps: Steps, how: Cut) -> Windows:
@@ -104,38 +113,38 @@ def cut(steps: Steps, how: Cut) -> Windows:
         history  0        3     0           steps of the same user just before, at most `how.history`
     """
     count = len(steps.user)
-    if count == 0:
-        nothing = np.zeros(0, np.int32)
-        return Windows(None, nothing, nothing.astype(np.int64), nothing, nothing, 0)
-    order = None
     user, time = steps.user, steps.time
-    first_of_user = np.r_[True, user[1:] != user[:-1]]
-    breaks = first_of_user
+    first_of_user = np.r_[True, user[1:] != user[:-1]][:count]
+    breaks, order = first_of_user, None
     if steps.session is not None:
         group = _groups(first_of_user, steps.session)
         order = np.argsort(group, kind="stable")  # users stay in place: groups are numbered by their first step
-        breaks = np.r_[True, np.diff(group[order]) != 0]
+        breaks = np.r_[True, np.diff(group[order]) != 0][:count]
         time = time[order]
     if how.gap is not None:
-        breaks = breaks | np.r_[True, np.diff(time) > how.gap * MINUTE]
+        breaks = breaks | np.r_[True, np.diff(time) > how.gap * MINUTE][:count]
     begin = np.flatnonzero(breaks)
     size = np.diff(begin, append=count)
     windows = -(-size // how.horizon)  # windows in each stretch between two breaks, rounded up
     within = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
     start = np.repeat(begin, windows) + within * how.horizon
     length = np.minimum(np.repeat(begin + size, windows) - start, how.horizon)
-    before = np.minimum(start - np.repeat(_last(first_of_user[begin], begin), windows), how.history)
-    if order is not None:
-        before = _preceding(order, start, before)
     kept = length >= how.min_length
-    return Windows(
-        order,
-        user[start][kept].astype(np.int32),
-        start[kept],
-        length[kept].astype(np.int32),
-        before[kept].astype(np.int32),
-        int(np.sum(~kept)),
-    )
+    earliest = np.repeat(_last(first_of_user[begin], begin), windows)[kept]  # first step of the session's user
+    start, length, dropped = start[kept], length[kept], int(np.sum(~kept))
+    moment = start if order is None else order[start]  # when the session begins, counted in time order
+    before = np.minimum(moment - earliest, how.history).astype(np.int32)
+    history = None if order is None else _history(order, moment, before, how.history)
+    return Windows(user[start].astype(np.int32), start, length.astype(np.int32), before, dropped, order, history)
+
+
+def _history(order: NDArray[np.int64], moment: NDArray[np.int64], before: NDArray[np.int32], most: int) -> NDArray[np.int64]:
+    """(N, most): the steps just before each moment, oldest first, by their place in `order`; -1 where there are fewer."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    steps = np.arange(most)
+    earlier = moment[:, None] - before[:, None] + steps
+    return np.where(steps < before[:, None], place[np.minimum(earlier, len(order) - 1)], -1)
 
 
 def _last(flags: NDArray[np.bool_], positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -151,13 +160,3 @@ def _groups(first_of_user: NDArray[np.bool_], session: NDArray[np.uint64]) -> ND
     group = np.empty(len(session), np.int64)
     group[by] = by[_last(new, np.arange(len(by)))]
     return group
-
-
-def _preceding(order: NDArray[np.int64], start: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many steps kept just before a session also came before it in time: sessions of one user may overlap."""
-    count = np.zeros(len(start), np.int64)
-    unbroken = np.ones(len(start), bool)
-    for k in range(1, int(most.max(initial=0)) + 1):
-        unbroken &= (k <= most) & (order[np.maximum(start - k, 0)] < order[start])
-        count += unbroken
-    return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -34,6 +34,7 @@ class Index:
     user_digest: NDArray[np.uint64]
     item_row: NDArray[np.int32]  # by tie
     item_digest: NDArray[np.uint64]  # by tie
+    value_digest: NDArray[np.uint64] | None  # by label; None where behaviours are levels of a number, hashed as it is
 
     @staticmethod
     def shard_of(part: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -55,7 +56,7 @@ class Tally:
     short_windows: int = 0
     ties: int = 0
     log_hash: int = 0
-    duplicates: list[Block] = field(default_factory=list)
+    duplicates: int = 0
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
 
 
@@ -71,12 +72,20 @@ class _Work:
     log_hash: int
 
 
-def write_shards(blocks: Iterable[Block], index: Index, behaviours: Behaviours, how: Cut, writer: StoreWriter) -> Tally:
-    """Cut every block and write every shard, in order."""
+def write_shards(
+    blocks: Iterable[Block],
+    index: Index,
+    behaviours: Behaviours,
+    how: Cut,
+    writer: StoreWriter,
+    set_aside: Callable[[Block], None],
+) -> Tally:
+    """Cut every block and write every shard, in order; exact duplicates are handed to `set_aside`."""
     tally = Tally(np.zeros(len(behaviours), np.int64))
     with ThreadPoolExecutor(2) as pool:
         writing: deque[Future[None]] = deque()
-        for part, shard in _shards(_in_order(pool, blocks, index, behaviours, how), index, how, tally):
+        works = _in_order(pool, blocks, index, behaviours, how)
+        for part, shard in _shards(works, index, how, tally, set_aside):
             while len(writing) >= 2:
                 writing.popleft().result()
             writing.append(pool.submit(writer.shard, part, writer.next_shard(part), shard))
@@ -122,6 +131,7 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
             start=windows.start,
             length=windows.length,
             history_length=windows.history_length,
+            history=windows.history,
         )
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
@@ -130,7 +140,9 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
     return _Work(pieces, duplicates, labels, short_windows, int(ties.sum()), _hash(block, index))
 
 
-def _shards(works: Iterable[_Work], index: Index, how: Cut, tally: Tally) -> Iterator[tuple[Part, Shard]]:
+def _shards(
+    works: Iterable[_Work], index: Index, how: Cut, tally: Tally, set_aside: Callable[[Block], None]
+) -> Iterator[tuple[Part, Shard]]:
     """Count what is done, and join the pieces of each shard."""
     number = 0
     pieces: list[Shard] = []
@@ -141,7 +153,8 @@ def _shards(works: Iterable[_Work], index: Index, how: Cut, tally: Tally) -> Ite
         tally.ties += work.ties
         tally.log_hash = (tally.log_hash + work.log_hash) % 2**64
         if work.duplicates is not None:
-            tally.duplicates.append(work.duplicates)
+            tally.duplicates += len(work.duplicates["u"])
+            set_aside(work.duplicates)
         for owner, piece in work.pieces:
             part: Part = PARTS[part_of[owner]]
             tally.rows += len(piece.items)
@@ -158,7 +171,7 @@ def _shards(works: Iterable[_Work], index: Index, how: Cut, tally: Tally) -> Ite
 
 def _joined(pieces: list[Shard]) -> Shard:
     offsets = np.cumsum([0, *(len(piece.items) for piece in pieces)])
-    moved = [replace(piece, start=piece.start + offset) for piece, offset in zip(pieces, offsets, strict=False)]
+    moved = [_moved(piece, int(offset)) for piece, offset in zip(pieces, offsets, strict=False)]
     joined: dict[str, Any] = {}
     for column in vars(moved[0]):
         arrays = [getattr(piece, column) for piece in moved]
@@ -166,21 +179,32 @@ def _joined(pieces: list[Shard]) -> Shard:
     return Shard(**joined)
 
 
+def _moved(piece: Shard, by: int) -> Shard:
+    history = None if piece.history is None else np.where(piece.history < 0, -1, piece.history + by)
+    return replace(piece, start=piece.start + by, history=history)
+
+
 def _repeats(block: Block) -> NDArray[np.int64]:
-    """Rows equal to the one before them (the propensity apart: one choice has one)."""
+    """Rows equal to the one before them."""
     rows = np.flatnonzero(block["tie"][1:] == block["tie"][:-1]) + 1  # rare, so the other columns are hardly looked at
-    for column in block.keys() - {"tie", "propensity"}:
+    for column in block.keys() - {"tie"}:
         rows = rows[block[column][rows] == block[column][rows - 1]]
     return rows
 
 
 def _hash(block: Block, index: Index) -> int:
-    """A hash of rows as a set: it knows neither their order nor any option."""
+    """A hash of rows as a set: it knows neither their order nor any option, only names and values."""
+    value = block["value"]
     row = block["moment"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    row ^= block["value"].astype("<f8").view("<u8")
+    row ^= value.view(np.uint64) if index.value_digest is None else index.value_digest[value]
+    if "propensity" in block:
+        row += block["propensity"].view(np.uint32).astype(np.uint64) << np.uint64(32)
     _mix(row)
     row += index.item_digest[block["tie"]]
     row ^= index.user_digest[block["u"]]
+    if "session" in block:
+        _mix(row)
+        row += block["session"]
     _mix(row)
     return int(row.sum(dtype=np.uint64))
 

@@ -6,8 +6,9 @@
     DIR/items.parquet               item (, title), and one column a feature, in catalogue order
     DIR/users.parquet               user, part, in index order; a part's users are contiguous
     DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time, (propensity)
-    DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates): a session is the steps
-                                    [start, start + length), its history the history_length steps before start
+    DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates, history): a session is the steps
+                                    [start, start + length), its history the history_length steps before start, or,
+                                    where the log's own sessions may overlap, the steps named in history
     DIR/rejected.parquet            rows set aside, as text, with the reason
 
 Steps are stored once: histories overlap sessions, so pointing beats copying. Files hold whole users, are cut by counted
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,11 +56,14 @@ class Shard:
     length: NDArray[np.int32]  # (N,)
     history_length: NDArray[np.int32]  # (N,)
     candidates: NDArray[np.int32] | None = None  # (N, C)
+    history: NDArray[np.int64] | None = None  # (N, H): steps of each history, where they do not just precede it
 
     def dense(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
         """Pad to rectangles."""
         steps, mask = _window(self.start, self.length, horizon)
         before, history_mask = _window(self.start - self.history_length, self.history_length, history)
+        if self.history is not None:
+            before = self.history
 
         def pick(column: NDArray[Any], index: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
             taken = column[np.minimum(index, max(len(column) - 1, 0))]
@@ -97,18 +101,27 @@ class StoreWriter:
 
     def table(self, name: str, table: pa.Table, deltas: Sequence[str] = ()) -> None:
         """One Parquet file, remembered with its hash; the columns named are stored as differences."""
-        path = self.folder / name
-        pq.write_table(
-            table,
-            path,
-            compression="zstd",
-            row_group_size=_ROW_GROUP,
-            use_dictionary=[column for column in table.column_names if column not in deltas],
-            column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
-        )
+        self.stream(name, table.schema, table.to_batches(), deltas)
+
+    def stream(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], deltas: Sequence[str] = ()) -> None:
+        """The same from batches, of which no more than a row group is in memory; where they end does not show."""
+        path, rows, waiting = self.folder / name, 0, pa.Table.from_batches([], schema)
+        encoding: dict[str, Any] = {
+            "use_dictionary": [column for column in schema.names if column not in deltas],
+            "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+        }
+        with pq.ParquetWriter(path, schema, compression="zstd", **encoding) as writer:
+            for batch in batches:
+                rows += batch.num_rows
+                waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema)])
+                while waiting.num_rows >= _ROW_GROUP:
+                    writer.write_table(waiting.slice(0, _ROW_GROUP), _ROW_GROUP)
+                    waiting = waiting.slice(_ROW_GROUP)
+            if waiting.num_rows or rows == 0:
+                writer.write_table(waiting, _ROW_GROUP)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._files[name] = {"rows": table.num_rows, "bytes": path.stat().st_size, "sha256": digest}
+        self._files[name] = {"rows": rows, "bytes": path.stat().st_size, "sha256": digest}
 
     def digest(self, name: str) -> str:
         """sha256 of a file already written."""
@@ -132,9 +145,9 @@ class StoreWriter:
             "length": shard.length,
             "history_length": shard.history_length,
         }
-        if shard.candidates is not None:
-            width = shard.candidates.shape[1]
-            sessions["candidates"] = pa.FixedSizeListArray.from_arrays(pa.array(shard.candidates.ravel()), width)
+        for name, array in (("candidates", shard.candidates), ("history", shard.history)):
+            if array is not None and array.shape[1]:
+                sessions[name] = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
         # as measured on real logs: small codes and times shrink most, and fastest, as differences
         deltas = [column for column in ("behaviour", "time") if column in steps]
         self.table(f"steps-{part}-{number:04d}.parquet", pa.table(steps), deltas)
@@ -198,13 +211,19 @@ class Store:
         path = Path(path)
         file = path / "manifest.json"
         if not path.is_dir():
-            raise StoreError(f"{path}: no such folder; make a store with 'mbcal prepare'")
+            problem = "a file, not a store" if path.is_file() else "no such folder"
+            raise StoreError(f"{path}: {problem}; make a store with 'mbcal prepare'")
         if not file.is_file():
             raise StoreError(f"{path}: not a store (no manifest.json); make one with 'mbcal prepare'")
         try:
             manifest = json.loads(file.read_bytes())
+        except OSError as error:
+            raise StoreError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+        except ValueError as error:
+            raise StoreError(f"{file}: damaged ({error}); prepare the store again") from error
+        try:
             schema, files, said = manifest["schema"], manifest["files"], manifest["content_hash"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise StoreError(f"{file}: damaged ({type(error).__name__}: {error}); prepare the store again") from error
         if schema != SCHEMA:
             raise StoreError(f"{path}: schema {schema}, this mbcal reads schema {SCHEMA}; prepare the store again")
@@ -217,7 +236,10 @@ class Store:
 
     def table(self, name: str) -> pa.Table:
         """One file of the store, its hash checked."""
-        data = (self.path / name).read_bytes()
+        try:
+            data = (self.path / name).read_bytes()
+        except OSError as error:
+            raise StoreError(f"{self.path / name}: cannot be read ({error.strerror}); check its permissions") from error
         if hashlib.sha256(data).hexdigest() != self.manifest["files"][name]["sha256"]:
             raise StoreError(f"{self.path / name}: damaged (its hash does not fit); prepare the store again")
         # without Arrow's thread pool: a process that ends soon after it was woken aborts now and then (pyarrow 26)
@@ -265,10 +287,6 @@ class Store:
         for name in sorted(self.manifest["files"]):
             if name.startswith(f"steps-{part}-"):
                 steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
-                candidates = None
-                if "candidates" in sessions.column_names:
-                    lists = sessions["candidates"].combine_chunks()
-                    candidates = _numpy(pa.chunked_array([lists.flatten()])).reshape(len(lists), -1)
                 yield Shard(
                     items=_numpy(steps["item"]),
                     behaviours=_numpy(steps["behaviour"]),
@@ -278,15 +296,24 @@ class Store:
                     start=_numpy(sessions["start"]),
                     length=_numpy(sessions["length"]),
                     history_length=_numpy(sessions["history_length"]),
-                    candidates=candidates,
+                    candidates=_rectangle(sessions, "candidates"),
+                    history=_rectangle(sessions, "history"),
                 )
 
     def sessions(self, part: Part) -> Sessions:
         """All sessions of a part, padded to the store's horizon."""
         dense = [shard.dense(self.catalog, self.behaviours, self.horizon, self.history) for shard in self.shards(part)]
-        if not dense:
+        if not any(map(len, dense)):
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
         return Sessions.concat(dense)
+
+
+def _rectangle(table: pa.Table, name: str) -> Any:
+    """A column of lists, all equally long, as an array; None where there is none."""
+    if name not in table.column_names:
+        return None
+    lists = table[name].combine_chunks()
+    return np.array(lists.flatten().to_numpy()).reshape(len(lists), -1)
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import Labels, Levels, Log, TimeUnit, csv_sql, name, quote
+from mbcal.data.log import KEY, Labels, Levels, Log, TimeUnit, csv_sql, name, name_sql, path_sql, quote
 from mbcal.data.workspace import Workspace
-from mbcal.errors import OptionError
+from mbcal.errors import InputError, OptionError
 
-PATTERNS = {"log": ["*.parquet", "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.txt"]}
+PATTERNS = {"log": ["*.parquet", "*.pq", "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.txt"]}
 ITEM_PATTERNS = {"items": PATTERNS["log"]}
 DELIMITERS = (",", "\t", ";", "|")
 
@@ -31,6 +32,11 @@ class Items:
     key: str | None = None
     separator: str = "|"
     title: str | None = None
+
+    def __post_init__(self) -> None:
+        for feature in self.features:
+            if not feature or list(self.features).count(feature) > 1:
+                raise OptionError(f"features: {feature!r} is empty or named twice; write each column once")
 
 
 def parse_rewards(text: str) -> Labels:
@@ -52,7 +58,8 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise OptionError(f"{option}: {text!r} is not a list of numbers; write 0.5,3,10, for instance") from None
+        example = {"split": "0.4,0.4,0.2", "levels": "0.5,3,10"}.get(option, "0,1,2")
+        raise OptionError(f"{option}: {text!r} is not a list of numbers; write {example}, for instance") from None
 
 
 @dataclass(frozen=True)
@@ -74,20 +81,22 @@ class Table:
     def read(self, work: Workspace) -> Log:
         """Describe it for ingestion."""
         paths, items = files.listed(self.paths), self.items
-        found = files.require(files.gather(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
         named = {our: getattr(self, our) for our in ("user", "item", "time", "behaviour", "session", "propensity")}
         wanted = {our: theirs for our, theirs in named.items() if theirs is not None}
-        # where Parquet and text meet, or two Parquets disagree, everything is compared as text
-        kind = "::VARCHAR" if len(found) > 1 and not _same_types(found, list(wanted.values()), work) else ""
-        picked = ", ".join(f"{name(theirs)}{kind} AS {name(our)}" for our, theirs in wanted.items())
-        rows = " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, list(wanted.values()), work)})" for path in found)
+        if self.user == self.item:
+            raise OptionError(f"item: {self.item!r} is the user column too; name another")
+        if self.time_format is not None:
+            _check_format(self.time_format, work)
+        found = files.require(files.gather(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
+        if items is not None:
+            _load_items(items, self.item, work)
         return Log(
             layout="table",
-            rows=rows,
+            rows=_rows(found, wanted, work),
             rule=self.rule,
-            text=not all(map(_is_parquet, found)),
-            features=None if items is None else _features(items, self.item, work),
-            titles=None if items is None or items.title is None else _titles(items, self.item, work),
+            text=not all(map(files.is_parquet, found)),
+            features=_features(items, work) if items is not None and items.features else None,
+            titles="SELECT * FROM item_titles" if items is not None and items.title else None,
             time_unit=self.time_unit,
             time_format=self.time_format,
             options={
@@ -99,62 +108,77 @@ class Table:
         )
 
 
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
+def _check_format(form: str, work: Workspace) -> None:
+    import duckdb
+
+    try:
+        work.connection.execute("SELECT try_strptime('', ?)", [form])
+    except duckdb.Error as error:
+        why = str(error).splitlines()[0].rpartition(": ")[2]
+        raise OptionError(f"time-format: {form!r} is no strptime format ({why})") from error
 
 
-def _same_types(paths: Sequence[Path], wanted: Sequence[str], work: Workspace) -> bool:
-    """Whether the wanted columns have the same types in every file."""
-    picked = ", ".join(map(name, wanted))
-    described = [work.connection.execute(f"DESCRIBE SELECT {picked} FROM ({_scan(path, wanted, work)})") for path in paths]
-    return len({tuple(kind for _, kind, *_ in columns.fetchall()) for columns in described}) == 1
+def _rows(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> str:
+    """One SELECT over every file. Where their types differ, or Parquet and text meet, all is compared as text."""
+    scans = [_scan(path, list(wanted.values()), work, "log") for path in paths]
+    kinds = [_kinds(f"({scan})", work) for scan in scans]
+    for column in wanted.values():
+        if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kinds[0][column]):
+            raise InputError(f"column {column!r} holds {kinds[0][column]}; a log's columns must hold one plain value each")
+    alike = all(kind == kinds[0] for kind in kinds)
+
+    def picked(kind: Mapping[str, str], our: str, theirs: str) -> str:
+        return f"{name(theirs) if alike else f'({name_sql(name(theirs), kind[theirs])})::VARCHAR'} AS {name(our)}"
+
+    selects = [", ".join(picked(kind, our, theirs) for our, theirs in wanted.items()) for kind in kinds]
+    return " UNION ALL ".join(f"SELECT {select} FROM ({scan})" for select, scan in zip(selects, scans, strict=True))
 
 
-def _scan(path: Path, needed: Sequence[str], work: Workspace) -> str:
-    """A SELECT over one file that is known to have the needed columns."""
-    if _is_parquet(path):
+def _kinds(table: str, work: Workspace) -> dict[str, str]:
+    """Column -> DuckDB's name of its type."""
+    return {column: kind for column, kind, *_ in work.connection.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
+
+
+def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
+    """A SELECT of the needed columns of one file."""
+    if files.is_parquet(path) or path.suffix.lower() in (".parquet", ".pq"):
         files.require_columns(path, files.parquet_columns(path), needed)
-        return f"SELECT * FROM read_parquet({quote(str(path))})"
+        return f"SELECT {', '.join(map(name, needed))} FROM read_parquet({path_sql(path)})"
     text = files.text(path, work.scratch)
     headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
     fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
     delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
     files.require_columns(path, headers[delimiter], needed)
-    return csv_sql(text, headers[delimiter], delimiter=delimiter)
+    return csv_sql(text, headers[delimiter], needed, delimiter=delimiter, rejects=rejects)
 
 
-def _item_table(items: Items, wanted: Sequence[str], work: Workspace) -> str:
-    """A SELECT of the wanted columns from every file of the item table."""
-    given = files.listed(items.paths)
+def _load_items(items: Items, item_column: str, work: Workspace) -> None:
+    """The item table, read once: `item_features` (KEY and the features) and `item_titles` (KEY and title)."""
+    given, key = files.listed(items.paths), items.key or item_column
     paths = files.require(files.gather(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
-    picked = ", ".join(map(name, wanted))
-    return " UNION ALL ".join(f"SELECT {picked} FROM ({_scan(path, wanted, work)})" for path in paths)
+    columns = list(dict.fromkeys([key, *items.features, *([items.title] if items.title else [])]))
+    scans = " UNION ALL ".join(_scan(path, columns, work, "item") for path in paths)
+    work.connection.execute(f"CREATE TEMP TABLE item_table AS {scans}")
+    named = f"({name_sql(name(key), _kinds('item_table', work)[key])})::VARCHAR AS {name(KEY)}"
+    for table, picked in (("features", items.features), ("titles", [f"{items.title}"] if items.title else [])):
+        listed = ", ".join([named, *(f"{name(c)}{' AS title' if table == 'titles' else ''}" for c in picked)])
+        work.connection.execute(f"CREATE TEMP TABLE item_{table} AS SELECT {listed} FROM item_table")
 
 
-def _titles(items: Items, item_column: str, work: Workspace) -> str:
-    key, title = items.key or item_column, items.title or ""
-    table = _item_table(items, [key, title], work)
-    return f"SELECT {name(key)}::VARCHAR AS item, {name(title)}::VARCHAR AS title FROM ({table})"
-
-
-def _features(items: Items, item_column: str, work: Workspace) -> str:
-    key = items.key or item_column
-    table = f"({_item_table(items, [key, *items.features], work)})"
-    described = work.connection.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
-    kinds = {column: kind for column, kind, *_ in described}
-    columns = [f"{name(key)}::VARCHAR AS item"]
+def _features(items: Items, work: Workspace) -> str:
+    kinds, columns = _kinds("item_features", work), [name(KEY)]
     for feature in items.features:
         column, separator = name(feature), quote(items.separator)
         if kinds[feature].endswith("[]"):
             sql = f"{column}::VARCHAR[]"
-        elif items.separator and _holds(work, table, column, separator):
+        elif items.separator and _holds(work, column, separator):
             sql = f"list_transform(string_split({column}::VARCHAR, {separator}), lambda v: trim(v))"
         else:
-            sql = f"nullif({column}::VARCHAR, '')"
+            sql = f"nullif(({name_sql(column, kinds[feature])})::VARCHAR, '')"
         columns.append(f"{sql} AS {column}")
-    return f"SELECT {', '.join(columns)} FROM {table}"
+    return f"SELECT {', '.join(columns)} FROM item_features"
 
 
-def _holds(work: Workspace, table: str, column: str, separator: str) -> bool:
-    query = f"SELECT count(*) FROM {table} WHERE contains({column}::VARCHAR, {separator})"
+def _holds(work: Workspace, column: str, separator: str) -> bool:
+    query = f"SELECT count(*) FROM item_features WHERE contains({column}::VARCHAR, {separator})"
     return bool(work.connection.execute(query).fetchall()[0][0])

@@ -1,12 +1,15 @@
 """A scratch folder beside the output, a DuckDB connection that spills into it, and one rename at the end.
 
 Whatever is built is built under a temporary name on the output's own disk, flushed, and renamed whole: a reader sees
-either nothing or everything. The scratch folder is removed however the work ends, short of `kill -9`.
+either nothing or everything. (An existing store that is overwritten is moved aside just before; a machine that dies between
+the two renames leaves it in the hidden folder.) The scratch folder is removed however the work ends, short of `kill -9`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
-PYTHON_SHARE = 400 * 2**20
-"""Bytes of a memory limit kept for Python, Arrow and the blocks being cut; DuckDB gets the rest."""
+DUCKDB_SHARE = 0.7
+"""Part of a memory limit given to DuckDB; Python, Arrow, blocks being cut and what DuckDB does not count take the rest."""
 SMALLEST_LIMIT = 600 * 2**20
 """DuckDB's out-of-core sort needs about 200 MiB for two threads; less than this in all fails late instead of at once."""
 
@@ -33,7 +36,7 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)i?b?\s*", text.lower())
     if match is None:
         raise OptionError(f"memory-limit: {text!r} is not a size; write 1.5GB or 800MB, for instance")
-    size = int(float(match[1]) * _UNITS[match[2]])
+    size = int(min(float(match[1]), 2.0**62) * _UNITS[match[2]])
     if size < SMALLEST_LIMIT:
         raise OptionError(f"memory-limit: {text} is too little to sort a log; give at least {SMALLEST_LIMIT >> 20}MB")
     return size
@@ -43,26 +46,29 @@ class Workspace:
     """`with Workspace(out) as work:` fill `work.build`, then `work.publish()`."""
 
     def __init__(self, out: Path, memory_limit: str = "1.5GB", overwrite: bool = False) -> None:
-        self.out = out.absolute()
+        self.given, self.out = str(out), out.resolve()
         self.overwrite = overwrite
-        self._memory = parse_memory(memory_limit) - PYTHON_SHARE
+        self._memory = int(parse_memory(memory_limit) * DUCKDB_SHARE)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._refuse_to_replace()
 
     def _refuse_to_replace(self) -> None:
-        if not self.out.exists():
+        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
             return
-        is_store = (self.out / "manifest.json").is_file()
-        if not self.out.is_dir() or (any(self.out.iterdir()) and not (self.overwrite and is_store)):
-            advice = "add --overwrite to replace it" if is_store else "choose another --out"
-            raise OutputError(f"{self.out.name}: already exists; {advice}")
+        ours = self.out.is_dir() and _is_store(self.out)
+        if not (ours and self.overwrite):
+            advice = (
+                "add --overwrite to replace it" if ours else "it is no store, so it is not replaced; choose another --out"
+            )
+            raise OutputError(f"{self.given}: already exists; {advice}")
 
     def __enter__(self) -> Self:
+        self._made = [folder for folder in self.out.parents if not folder.exists()]
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._root = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.partial-", dir=self.out.parent))
         except OSError as error:
-            raise _output_error(self.out, error) from error
+            raise _output_error(self.given, error) from error
         self.scratch, self.build = self._root / "scratch", self._root / "build"
         self.scratch.mkdir()
         self.build.mkdir()
@@ -72,10 +78,38 @@ class Workspace:
         if self._connection is not None:
             self._connection.close()
         shutil.rmtree(self._root, ignore_errors=True)
-        if error is not None and not isinstance(error, MbcalError):
-            translated = _translate(self.out, error)
-            if translated is not None:
-                raise translated from error
+        if error is None:
+            return
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        translated = self._translate(error)
+        if translated is not error:
+            raise translated from error
+
+    def _translate(self, error: BaseException) -> BaseException:
+        """What the parts below complain of, in our words; a bug of ours stays as it is and is seen whole."""
+        if isinstance(error, MbcalError):  # a file unpacked into scratch goes by the name of its archive
+            inside = re.escape(f"{self.scratch}/") + r"(?:zip-\d+-([^/]+)/\d+/|mended-\d+/)"
+            plain = re.sub(inside, lambda match: f"{match[1]}: " if match[1] else "", str(error))
+            return error if plain == str(error) else type(error)(plain)
+        if isinstance(error, OSError):
+            named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else self.out
+            if self.out.parent in named.absolute().parents or named == self.out:
+                return _output_error(self.given, error)
+            return InputError(f"{named}: cannot be read ({error.strerror or error}); check the file and its permissions")
+        if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
+            return error
+        text, name = str(error).splitlines()[0], type(error).__name__
+        if re.search("no space left|file too large|could not write|disk quota", text, re.IGNORECASE):
+            return _output_error(self.given, OSError(errno.ENOSPC, text))
+        if name == "OutOfMemoryException":
+            return OptionError(
+                "memory-limit: too little for this log; raise --memory-limit or free disk space to spill into"
+            )
+        if name in ("BinderException", "CatalogException", "InternalException", "ParserException"):
+            return error
+        return InputError(f"the log cannot be read: {text.partition(': ')[2] or text}")
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -121,26 +155,17 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _output_error(out: Path, error: OSError) -> OutputError:
+def _is_store(folder: Path) -> bool:
+    """Whether a folder is a store and nothing else: our manifest, and no file it does not list."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        listed = {*manifest["files"], "manifest.json"}
+        return "content_hash" in manifest and {file.name for file in folder.iterdir()} <= listed
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _output_error(out: str, error: OSError) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutputError(f"{out.name}: the disk is full; nothing was written, free some space and run again")
-    return OutputError(f"{out.name}: cannot be written ({error.strerror or error}); check the folder and its permissions")
-
-
-def _translate(out: Path, error: BaseException) -> MbcalError | None:
-    """What the parts below complain of, in our words; None when it is a bug of ours and should be seen whole."""
-    if isinstance(error, OSError):
-        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else out
-        if out.parent in named.absolute().parents or named == out:
-            return _output_error(out, error)
-        return InputError(f"{named}: cannot be read ({error.strerror or error}); check the file and its permissions")
-    if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
-        return None
-    text, kind = str(error).splitlines()[0], type(error).__name__
-    if re.search("no space left|file too large|could not write|disk quota", text, re.IGNORECASE):
-        return _output_error(out, OSError(errno.ENOSPC, text))
-    if kind == "OutOfMemoryException":
-        return OptionError("memory-limit: too little for this log; raise --memory-limit or free disk space to spill into")
-    if kind in ("InvalidInputException", "IOException", "ConversionException", "SerializationException"):
-        return InputError(f"the log cannot be read: {text}")
-    return None
+        return OutputError(f"{out}: the disk is full; nothing was written, free some space and run again")
+    return OutputError(f"{out}: cannot be written ({error.strerror or error}); check the folder and its permissions")

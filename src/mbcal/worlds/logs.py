@@ -207,4 +207,5 @@ def _trim(shard: Shard, sessions: int) -> Shard:
         return shard
     steps = int(shard.start[sessions])
     cut = {"items": steps, "behaviours": steps, "timestamps": steps, "propensities": steps}
-    return replace(shard, **{name: array[: cut.get(name, sessions)] for name, array in vars(shard).items()})
+    kept = {name: array[: cut.get(name, sessions)] for name, array in vars(shard).items() if array is not None}
+    return replace(shard, **kept)

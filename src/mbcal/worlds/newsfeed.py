@@ -13,8 +13,9 @@ One step, with z the item's topics (they sum to 1) and K topics in all::
                s  = forget * s + z               topics shown tire, whether read or not
                mood = calm * mood - bait_later * bait
 
-Between two sessions the user rests: satiation and mood shrink, interests stay. A user's state at the start of a session is
-that of replaying the session's history from the user's own traits, so `begin` needs nothing but what `Sessions` holds.
+A user's state at the start of a session is that of replaying the session's history from the user's own traits, and then
+resting: satiation and mood shrink, interests stay. So `begin` needs nothing but what `Sessions` holds, and what lies further
+back than the history is forgotten.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Constants:
     calm: float = 0.93
     """Share of mood that remains after a step."""
     satiation: float = 1.2
-    """Loss for an item whose topics were all shown one step ago."""
+    """Loss for an item of one topic when that topic alone was shown one step ago."""
     forget: float = 0.8
     """Share of satiation that remains after a step."""
     drift: float = 0.1

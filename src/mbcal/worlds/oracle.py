@@ -31,6 +31,9 @@ class Oracle:
         estimate the beam would fill with bait, which is always ahead at first.
         """
         batch, count = candidates.shape
+        left = min(left, int(available.sum(1).min()))  # a plan cannot be longer than what there is to show
+        if left < 1:
+            raise ValueError("nothing to choose: no step is left, or no candidate is available")
         rows = torch.arange(batch, device=candidates.device)
         plans = state  # (B·W) users, W plans each; one plan to begin with
         width = 1
@@ -57,10 +60,10 @@ class Oracle:
             plans = self.world.move(plans, item, (got.flatten() - 1) / (LEVELS - 1))
             open_to = open_to.gather(1, plan.unsqueeze(2).expand(-1, -1, count)).scatter(2, action.unsqueeze(2), False)
             width = keep
-        raise ValueError("left must be at least 1")
+        raise AssertionError("unreachable: the loop returns at its last step")
 
     def _mood_to_come(self, state: UserState, items: Tensor, left: int) -> Tensor:
         """What mood after each item adds to `left` further steps, a level of mood counting as a level of reward."""
         known = self.world.constants
         mood = known.calm * state.mood.unsqueeze(1) - known.bait_later * self.world.bait[items]
-        return mood * (1 - known.calm**left) / (1 - known.calm)
+        return mood * sum(known.calm**step for step in range(left))
