@@ -34,8 +34,9 @@ class Items:
     title: str | None = None
 
     def __post_init__(self) -> None:
+        lowered = [feature.lower() for feature in self.features]  # names that differ only in case are one to DuckDB
         for feature in self.features:
-            if not feature or list(self.features).count(feature) > 1:
+            if not feature or lowered.count(feature.lower()) > 1:
                 raise OptionError(f"features: {feature!r} is empty or named twice; write each column once")
 
 
@@ -85,6 +86,9 @@ class Table:
         wanted = {our: theirs for our, theirs in named.items() if theirs is not None}
         if self.user == self.item:
             raise OptionError(f"item: {self.item!r} is the user column too; name another")
+        distinct = set(wanted.values())
+        if len({column.lower() for column in distinct}) < len(distinct):
+            raise OptionError(f"columns {', '.join(sorted(distinct))}: two differ only in case; rename one in the log")
         if self.time_format is not None:
             _check_format(self.time_format, work)
         found = files.require(files.gather(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
@@ -120,7 +124,7 @@ def _check_format(form: str, work: Workspace) -> None:
 
 def _rows(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> str:
     """One SELECT over every file. Where their types differ, or Parquet and text meet, all is compared as text."""
-    scans = [_scan(path, list(wanted.values()), work, "log") for path in paths]
+    scans = [_scan(path, list(dict.fromkeys(wanted.values())), work, "log") for path in paths]
     kinds = [_kinds(f"({scan})", work) for scan in scans]
     for column in wanted.values():
         if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kinds[0][column]):
@@ -160,9 +164,11 @@ def _load_items(items: Items, item_column: str, work: Workspace) -> None:
     scans = " UNION ALL ".join(_scan(path, columns, work, "item") for path in paths)
     work.connection.execute(f"CREATE TEMP TABLE item_table AS {scans}")
     named = f"({name_sql(name(key), _kinds('item_table', work)[key])})::VARCHAR AS {name(KEY)}"
-    for table, picked in (("features", items.features), ("titles", [f"{items.title}"] if items.title else [])):
-        listed = ", ".join([named, *(f"{name(c)}{' AS title' if table == 'titles' else ''}" for c in picked)])
-        work.connection.execute(f"CREATE TEMP TABLE item_{table} AS SELECT {listed} FROM item_table")
+    listed = ", ".join([named, *map(name, items.features)])
+    work.connection.execute(f"CREATE TEMP TABLE item_features AS SELECT {listed} FROM item_table")
+    if items.title:
+        titled = f"SELECT {named}, {name(items.title)}::VARCHAR AS title FROM item_table"
+        work.connection.execute(f"CREATE TEMP TABLE item_titles AS {titled}")
 
 
 def _features(items: Items, work: Workspace) -> str:

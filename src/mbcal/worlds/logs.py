@@ -72,15 +72,13 @@ def prepare_newsfeed(
 def _write(log: NewsfeedLog, how: Cut, writer: StoreWriter, progress: Progress) -> None:
     world = Newsfeed(log.users, log.items, how.seed)
     width = len(str(log.users - 1))
-    keyed = sorted(
-        (how.part(k), k, n) for n in (f"user-{u:0{width}d}" for u in range(log.users)) for k in [key(n, how.seed, "part")]
-    )
-    part = np.asarray([entry[0] for entry in keyed], np.uint8)
-    writer.table("users.parquet", pa.table({"user": [entry[2] for entry in keyed], "part": [PARTS[p] for p in part]}))
+    keys = {name: key(name, how.seed, "part") for name in (f"user-{user:0{width}d}" for user in range(log.users))}
+    names = sorted(keys, key=lambda name: (how.part(keys[name]), keys[name], name))
+    part = np.asarray([how.part(keys[name]) for name in names], np.uint8)
+    writer.table("users.parquet", pa.table({"user": names, "part": [PARTS[p] for p in part]}))
     writer.catalog(world.catalog)
-    writer.table(
-        "rejected.parquet", pa.table({c: pa.array([], pa.string()) for c in ("user", "item", "time", "behaviour", "reason")})
-    )
+    nothing = pa.schema([(column, pa.string()) for column in ("user", "item", "time", "behaviour", "reason")])
+    writer.table("rejected.parquet", nothing.empty_table())
     shard_of = Index.shard_of(part, np.full(log.users, SESSIONS_PER_USER * how.horizon))
     generator = torch.Generator().manual_seed(how.seed + 1)  # the world itself was drawn from the seed
     progress.phase("generating sessions", log.sessions)
