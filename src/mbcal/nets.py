@@ -1,0 +1,186 @@
+"""Encoders and heads: the paper's architecture, no training.
+
+::
+
+    h_0 = user encoder                      from the history (default), the user's id, or nothing
+    x_t = [Emb(b_{t-1}), Emb(a_t)]          an item's embedding is that of its id and of any of its features, side by side
+    h_t = GRU(h_{t-1}, x_t)                 LSTM in simulators
+    y_t = MLP(h_t)                          logits of behaviours, or one number
+
+Sequences run through torch's own recurrent layers, which are fused. `gates` and `step` are the same arithmetic taken
+apart: what the input adds to the gates depends on the item alone and on the behaviour alone, so scoring can keep both in
+tables, and labels can branch from any hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mbcal.errors import OptionError, nearest
+from mbcal.types import Behaviours, Catalog, Feature, SessionTensors
+
+Cell = Literal["gru", "lstm"]
+UserEncoder = Literal["history", "id", "none"]
+
+State = tuple[Tensor, ...]
+"""(h,) of a GRU or (h, c) of an LSTM, each (…, H)."""
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Sizes and choices of one network."""
+
+    cell: Cell = "gru"
+    hidden: int = 32
+    embedding: int = 32
+    features: tuple[str, ...] = ()
+    """Item features seen beside the id."""
+    user: UserEncoder = "history"
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "embedding"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name, known in (("cell", get_args(Cell)), ("user", get_args(UserEncoder))):
+            value = getattr(self, name)
+            if value not in known:
+                raise OptionError(f"{name}: {value!r} is unknown; known are {', '.join(known)}.{nearest(value, known)}")
+
+
+class ItemEmbedding(nn.Module):
+    """Emb(a): embeddings of the item's id and features, concatenated; several values of a feature are averaged."""
+
+    def __init__(self, catalog: Catalog, config: NetConfig) -> None:
+        super().__init__()
+        for name in config.features:
+            if name not in catalog.features:
+                known = ", ".join(catalog.features) or "none"
+                raise OptionError(f"features: no {name!r}; the catalogue has {known}.{nearest(name, catalog.features)}")
+        self.id = nn.Embedding(catalog.rows, config.embedding)
+        self.features = nn.ModuleList(_Values(catalog.features[name], config.embedding) for name in config.features)
+        self.size = config.embedding * (1 + len(config.features))
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Catalogue rows (…) -> (…, size)."""
+        return torch.cat([self.id(items), *(feature(items) for feature in self.features)], -1)
+
+
+class _Values(nn.Module):
+    """The mean embedding of an item's values of one feature; zero where it has none."""
+
+    codes: Tensor
+    weights: Tensor
+
+    def __init__(self, feature: Feature, size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(feature.cardinality, size)
+        codes, weights = _padded(feature)
+        # derived from the catalogue, so no part of the weights on disk
+        self.register_buffer("codes", torch.from_numpy(codes), persistent=False)
+        self.register_buffer("weights", torch.from_numpy(weights), persistent=False)
+
+    def forward(self, items: Tensor) -> Tensor:
+        values: Tensor = self.embedding(self.codes[items])  # (…, W, size)
+        return (values * self.weights[items].unsqueeze(-1)).sum(-2)
+
+
+def _padded(
+    feature: Feature,
+) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int32]], np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+    """(rows, W) codes of every item, and the weight of each in the mean."""
+    offsets = np.arange(feature.rows + 1) if feature.offsets is None else feature.offsets
+    counts = np.diff(offsets)
+    place = np.arange(max(int(counts.max(initial=0)), 1))
+    present = place < counts[:, None]
+    codes = np.where(present, feature.codes[np.minimum(offsets[:-1, None] + place, max(len(feature.codes) - 1, 0))], 0)
+    return codes.astype(np.int32), (present / np.maximum(counts, 1)[:, None]).astype(np.float32)
+
+
+class SequenceNet(nn.Module):
+    """One network over sessions: user encoder, step encoder, head with `outputs` numbers a step."""
+
+    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int, users: int = 0) -> None:
+        super().__init__()
+        self.config, self.start = config, behaviours.start
+        self.items = ItemEmbedding(catalog, config)
+        self.behaviours = nn.Embedding(len(behaviours) + 1, config.embedding)  # and the start symbol b_s
+        layer = nn.GRU if config.cell == "gru" else nn.LSTM
+        self.cell = layer(config.embedding + self.items.size, config.hidden, batch_first=True)
+        if config.user == "history":
+            self.history = nn.GRU(config.embedding + self.items.size, config.hidden, batch_first=True)
+        elif config.user == "id":
+            if users < 1:
+                raise OptionError("user: the 'id' encoder needs to know how many users there are")
+            self.user = nn.Embedding(users + 1, config.hidden)  # the last row is for users never seen
+        self.head = nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, outputs))
+
+    def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> State:
+        """h_0 of users (B,) with histories (B, H)."""
+        if self.config.user == "history":
+            hidden = self._read(history_items, history_behaviours, history_length)
+        elif self.config.user == "id":
+            hidden = self.user(user.clamp(max=self.user.num_embeddings - 1))
+        else:
+            hidden = torch.zeros(len(user), self.config.hidden, device=user.device)
+        return (hidden,) if self.config.cell == "gru" else (hidden, torch.zeros_like(hidden))
+
+    def _read(self, items: Tensor, behaviours: Tensor, length: Tensor) -> Tensor:
+        """Hidden state after the last step of each history; zero where there is none."""
+        if items.shape[1] == 0:
+            return torch.zeros(len(items), self.config.hidden, device=items.device)
+        hidden: Tensor = self.history(self.inputs(items, behaviours))[0]
+        last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+        return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
+
+    def inputs(self, items: Tensor, behaviours: Tensor) -> Tensor:
+        """x = [Emb(b), Emb(a)]."""
+        return torch.cat([self.behaviours(behaviours.int()), self.items(items)], -1)
+
+    def previous(self, behaviours: Tensor) -> Tensor:
+        """b_{t-1} for every step: the behaviours (B, T) moved on by one, the start symbol first."""
+        first = torch.full_like(behaviours[:, :1], self.start)
+        return torch.cat([first, behaviours[:, :-1]], 1)
+
+    def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
+        """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
+        begin = tuple(part.unsqueeze(0) for part in state)
+        hidden, _ = self.cell(self.inputs(items, self.previous(behaviours)), begin[0] if len(begin) == 1 else begin)
+        outputs: Tensor = self.head(hidden)
+        return outputs
+
+    def run(self, batch: SessionTensors) -> Tensor:
+        """Outputs for a batch as it was logged."""
+        state = self.begin(batch.user, batch.history_items, batch.history_behaviours, batch.history_length)
+        outputs: Tensor = self(state, batch.items, batch.behaviours)
+        return outputs
+
+    def gates(self, items: Tensor, previous: Tensor) -> Tensor:
+        """What item and previous behaviour (…) add to the gates: W_x x + bias, (…, gates · H)."""
+        return nn.functional.linear(self.inputs(items, previous), *self._weights("ih"))
+
+    def _weights(self, part: Literal["ih", "hh"]) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the input (ih) or hidden (hh) half of the cell."""
+        return self.cell.get_parameter(f"weight_{part}_l0"), self.cell.get_parameter(f"bias_{part}_l0")
+
+    def step(self, gates: Tensor, state: State) -> State:
+        """One step of the cell from states (…, H); gates broadcast over them."""
+        hidden = nn.functional.linear(state[0], *self._weights("hh"))
+        if self.config.cell == "gru":
+            reset_x, update_x, new_x = gates.chunk(3, -1)
+            reset_h, update_h, new_h = hidden.chunk(3, -1)
+            update = torch.sigmoid(update_x + update_h)
+            new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+            return (new + update * (state[0] - new),)
+        take, forget, cell, out = (gates + hidden).chunk(4, -1)
+        memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(take) * torch.tanh(cell)
+        return torch.sigmoid(out) * torch.tanh(memory), memory
+
+
+def expected_reward(logits: Tensor, rewards: Tensor) -> Tensor:
+    """r_phi = sum_n R_n f_phi(b = B_n): (…, behaviours) -> (…)  # Eq. EnvironmentModel."""
+    return torch.softmax(logits, -1) @ rewards
