@@ -179,6 +179,9 @@ def test_kuairand_levels_come_from_users_who_do_not_test(tmp_path: Path) -> None
     for k in range(3, 12):
         below = np.mean(played < cuts[k - 1])
         assert below == pytest.approx(k / 12, abs=0.01)
+    everybody = np.sort([int(row[6]) for row in rows])
+    assert cuts == Quantiles(12).cut(*np.unique(played.astype(float), return_counts=True)).cuts
+    assert cuts != Quantiles(12).cut(*np.unique(everybody.astype(float), return_counts=True)).cuts
     levels = {int(row[6]): store.behaviours.names[int(store.behaviours.level(np.array(float(row[6]))))] for row in rows}
     stored = [(s.user, *step) for s in read_back(store) for step in s.steps]
     truth = [(row[0], row[1], levels[int(row[6])], int(row[4]) // 1000) for row in rows]
