@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.errors import OptionError, nearest
+from mbcal.scoring import CellTables, Tables
 from mbcal.types import Behaviours, Catalog, Feature, SessionTensors
 
 Cell = Literal["gru", "lstm"]
@@ -163,6 +164,21 @@ class SequenceNet(nn.Module):
         """What item and previous behaviour (…) add to the gates: W_x x + bias, (…, gates · H)."""
         return nn.functional.linear(self.inputs(items, previous), *self._weights("ih"))
 
+    @torch.no_grad()
+    def tables(self) -> Tables:
+        """The network for scoring; make them anew after every update."""
+        if self.config.cell != "gru":
+            raise OptionError("cell: only a GRU can be folded into tables")
+        items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
+        behaviours = self.behaviours.weight
+        first, _, second = self.head
+        return Tables(
+            cell=_cell_tables(self.cell, behaviours, items),
+            head=tuple(layer.get_parameter(part).clone() for layer in (first, second) for part in ("weight", "bias")),  # type: ignore[arg-type]  # four of them
+            history=_cell_tables(self.history, behaviours, items) if self.config.user == "history" else None,
+            users=self.user.weight.clone() if self.config.user == "id" else None,
+        )
+
     def _weights(self, part: Literal["ih", "hh"]) -> tuple[Tensor, Tensor]:
         """Weight and bias of the input (ih) or hidden (hh) half of the cell."""
         return self.cell.get_parameter(f"weight_{part}_l0"), self.cell.get_parameter(f"bias_{part}_l0")
@@ -179,6 +195,17 @@ class SequenceNet(nn.Module):
         take, forget, cell, out = (gates + hidden).chunk(4, -1)
         memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(take) * torch.tanh(cell)
         return torch.sigmoid(out) * torch.tanh(memory), memory
+
+
+def _cell_tables(layer: nn.RNNBase, behaviours: Tensor, items: Tensor) -> CellTables:
+    """A GRU layer over [behaviour, item] with both inputs folded in."""
+    weight, size = layer.get_parameter("weight_ih_l0"), behaviours.shape[1]
+    return CellTables(
+        items=items @ weight[:, size:].T + layer.get_parameter("bias_ih_l0"),
+        behaviours=behaviours @ weight[:, :size].T,
+        weight=layer.get_parameter("weight_hh_l0").clone(),
+        bias=layer.get_parameter("bias_hh_l0").clone(),
+    )
 
 
 def expected_reward(logits: Tensor, rewards: Tensor) -> Tensor:
