@@ -33,12 +33,20 @@ class CellTables:
         return hidden @ self.weight.T + self.bias
 
     def step(self, gates: Array, hidden_gates: Array, hidden: Array) -> Array:
-        """h_t from what the input adds to the gates, what the hidden state adds, and h_{t-1}; all broadcast."""
+        """h_t from what the input adds to the gates, what the hidden state adds, and h_{t-1}; all broadcast.
+
+        `gates` is used up: the work is done in its memory, since on a CPU traffic costs more than arithmetic.
+        """
         size = hidden.shape[-1]
-        reset = _sigmoid(gates[..., :size] + hidden_gates[..., :size])
-        update = _sigmoid(gates[..., size : 2 * size] + hidden_gates[..., size : 2 * size])
-        new = _tanh(gates[..., 2 * size :] + reset * hidden_gates[..., 2 * size :])
-        return new + update * (hidden - new)
+        both, new = gates[..., : 2 * size], gates[..., 2 * size :]
+        both += hidden_gates[..., : 2 * size]
+        both = _sigmoid(both)
+        new += both[..., :size] * hidden_gates[..., 2 * size :]
+        new = _tanh(new)
+        after = hidden - new
+        after *= both[..., size:]
+        after += new
+        return after
 
     def observe(self, hidden: Array, item: Array, behaviour: Array) -> Array:
         """The hidden state (B, H) after item and behaviour (B,) have gone in."""
@@ -67,7 +75,8 @@ class Tables:
 
     def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
         """Outputs (B, C, outputs) for candidates (B, C) after hidden states (B, H) and previous behaviours (B,)."""
-        gates = self.cell.items[candidates] + self.cell.behaviours[previous][:, None]
+        gates = self.cell.items[candidates]
+        gates += self.cell.behaviours[previous][:, None]
         after = self.cell.step(gates, self.cell.hidden_gates(hidden)[:, None], hidden[:, None])
         return self.outputs(after)
 
@@ -75,7 +84,7 @@ class Tables:
         """MLP(h)."""
         first_weight, first_bias, second_weight, second_bias = self.head
         inner = hidden @ first_weight.T + first_bias
-        return (inner * (inner > 0)) @ second_weight.T + second_bias
+        return inner.clip(0, None) @ second_weight.T + second_bias
 
     def numpy(self) -> Self:
         """The same tables as plain arrays, for where torch is not."""
@@ -132,11 +141,19 @@ def _require_choice(available: Array) -> None:
 
 
 def _sigmoid(x: Array) -> Array:
-    return 0.5 * _tanh(0.5 * x) + 0.5  # as exact as 1 / (1 + exp(-x)) and never overflows
+    """In place."""
+    if not isinstance(x, np.ndarray):
+        return x.sigmoid_()
+    np.multiply(x, 0.5, out=x)  # 1/2 tanh(x/2) + 1/2 is the same function and never overflows
+    np.tanh(x, out=x)
+    x *= 0.5
+    x += 0.5
+    return x
 
 
 def _tanh(x: Array) -> Array:
-    return np.tanh(x) if isinstance(x, np.ndarray) else x.tanh()
+    """In place."""
+    return np.tanh(x, out=x) if isinstance(x, np.ndarray) else x.tanh_()
 
 
 def _exp(x: Array) -> Array:

@@ -1,0 +1,142 @@
+"""How much the engine's two ideas bring, as ratios within one run: tables for candidates, shared prefixes for CFA.
+
+python benchmarks/engine.py [--threads 2] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import resource
+import time
+from collections.abc import Callable
+
+import torch
+
+from mbcal import Behaviours, Catalog
+from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
+from mbcal.nets import NetConfig, SequenceNet, expected_reward
+from mbcal.types import MASK, SessionTensors
+
+ITEMS, CANDIDATES, HORIZON, GAMMA = 20_000, 40, 20, 0.95
+LABELS = Behaviours(tuple(map(str, range(6))), tuple(map(float, range(6))))
+
+
+def best_of(repeats: int, work: Callable[[], object], device: str) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def random_batch(size: int, device: str) -> SessionTensors:
+    draw = torch.Generator().manual_seed(0)
+
+    def items(*shape: int) -> torch.Tensor:
+        return torch.randint(2, ITEMS + 2, shape, generator=draw, dtype=torch.int32).to(device)
+
+    def behaviours(*shape: int) -> torch.Tensor:
+        return torch.randint(6, shape, generator=draw, dtype=torch.int32).to(torch.uint8).to(device)
+
+    full = torch.full((size,), HORIZON, dtype=torch.int32, device=device)
+    return SessionTensors(
+        items=items(size, HORIZON),
+        behaviours=behaviours(size, HORIZON),
+        length=full,
+        user=torch.zeros_like(full),
+        history_items=items(size, HORIZON),
+        history_behaviours=behaviours(size, HORIZON),
+        history_length=full,
+        candidates=items(size, CANDIDATES),
+    )
+
+
+@torch.no_grad()
+def score_by_network(nets: list[SequenceNet], batch: SessionTensors) -> None:
+    """One pass of the cell per (session, candidate)."""
+    assert batch.candidates is not None
+    candidates, size = batch.candidates, len(batch.items)
+    states = [net.begin(batch.user, batch.history_items, batch.history_behaviours, batch.history_length) for net in nets]
+    for step in range(HORIZON):
+        for number, net in enumerate(nets):
+            previous = net.previous(batch.behaviours)[:, step]
+            inputs = net.inputs(candidates, previous[:, None].expand(-1, CANDIDATES)).view(size * CANDIDATES, 1, -1)
+            hidden = states[number][0].repeat_interleave(CANDIDATES, 0)
+            net.head(net.cell(inputs, hidden.unsqueeze(0))[0])
+            states[number] = net.step(net.gates(batch.items[:, step], previous), states[number])
+
+
+@torch.no_grad()
+def score_by_tables(nets: list[SequenceNet], batch: SessionTensors, block: int) -> None:
+    tables = [net.tables() for net in nets]
+    assert batch.candidates is not None
+    for begin in range(0, len(batch.items), block):
+        rows = slice(begin, begin + block)
+        known = (batch.user[rows], batch.history_items[rows], batch.history_behaviours[rows], batch.history_length[rows])
+        hidden = [net.begin(*known)[0] for net in nets]
+        previous = nets[0].previous(batch.behaviours[rows]).long()
+        for step in range(HORIZON):
+            for number, table in enumerate(tables):
+                table.score(hidden[number], previous[:, step], batch.candidates[rows])
+                hidden[number] = table.cell.observe(hidden[number], batch.items[rows, step], previous[:, step])
+
+
+@torch.no_grad()
+def cfa_by_copies(net: SequenceNet, rewards: torch.Tensor, batch: SessionTensors, twice: bool) -> None:
+    """A masked copy a step, run from the start; `twice` runs the logged copy beside each, as the authors do."""
+    mask = torch.ones_like(batch.items, dtype=torch.bool)
+    logged = simulated_future_reward(expected_reward(net.run(batch), rewards), mask, GAMMA)
+    for step in range(HORIZON):
+        items = batch.items.clone()
+        items[:, step] = MASK
+        if twice:
+            logged = simulated_future_reward(expected_reward(net.run(batch), rewards), mask, GAMMA)
+        masked = simulated_future_reward(
+            expected_reward(net.run(dataclasses.replace(batch, items=items)), rewards), mask, GAMMA
+        )
+        logged[:, step] - masked[:, step]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--sessions", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    device, catalog = options.device, Catalog(tuple(map(str, range(ITEMS))))
+    nets = [SequenceNet(catalog, LABELS, NetConfig(), outputs).to(device) for outputs in (6, 1)]
+    rewards, batch = torch.tensor(LABELS.rewards, device=device), random_batch(options.sessions, device)
+    print("| work | way | s | against the first |\n|---|---|---|---|", flush=True)
+
+    def report(work: str, ways: dict[str, Callable[[], object]]) -> None:
+        first = None
+        for way, run in ways.items():
+            seconds = best_of(options.repeats, run, device)
+            first = first or seconds
+            print(f"| {work} | {way} | {seconds:.3f} | {first / seconds:.2f} x |", flush=True)
+
+    tables = {
+        f"tables, blocks of {b}": lambda b=b: score_by_tables(nets, batch, b) for b in (64, 128, 256, options.sessions)
+    }
+    report("score 40 candidates, two nets", {"one pass each": lambda: score_by_network(nets, batch), **tables})
+    report(
+        "CFA labels",
+        {
+            "2T copies": lambda: cfa_by_copies(nets[0], rewards, batch, twice=True),
+            "T + 1 copies": lambda: cfa_by_copies(nets[0], rewards, batch, twice=False),
+            "shared prefixes": lambda: counterfactual_future_advantage(nets[0], rewards, batch, GAMMA),
+        },
+    )
+    print(f"\n{options.sessions:,} sessions, {options.threads} threads, {device}, torch {torch.__version__}; ", end="")
+    print(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
