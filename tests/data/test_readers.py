@@ -136,6 +136,14 @@ def test_netflix_original_files_and_parquet_agree(tmp_path: Path) -> None:
     assert text.manifest["content_hash"] == table.manifest["content_hash"]
 
 
+def test_netflix_original_has_a_file_a_movie(tmp_path: Path) -> None:
+    """Thousands of files, as published; what is done per pair of files would be felt here."""
+    for movie in range(1, 3001):
+        (tmp_path / f"mv_{movie:07d}.txt").write_text(f"{movie}:\n{movie % 7},3,2004-01-02\n")
+    store = prepare(Netflix(tmp_path), tmp_path / "store")
+    assert (store.manifest["counts"]["rows"], store.manifest["counts"]["items"]) == (3000, 3000)
+
+
 def test_netflix_refuses_ratings_without_a_movie(tmp_path: Path) -> None:
     (tmp_path / "combined_data_1.txt").write_bytes(b"11,3,2005-01-02\n")
     with pytest.raises(InputError, match=r"combined_data_1.txt: no 'movie:' line"):
@@ -405,6 +413,7 @@ def test_whole_numbers_are_called_alike_in_every_file(tmp_path: Path) -> None:
 
 def test_a_store_within_the_folder_is_no_log(tmp_path: Path) -> None:
     write_csv(tmp_path / "log.csv", [("a", "x", 5, "yes")], HEADER)
+    (tmp_path / "manifest.json").write_text('{"files": ["log.csv"]}')  # somebody else's
     for _ in range(2):
         store = prepare(make_table(tmp_path), tmp_path / "store", ONE_PART, overwrite=True)
         assert store.manifest["counts"]["rows"] == 1

@@ -6,12 +6,13 @@ import codecs
 import csv
 import gzip
 import io
+import os
 import re
 import shutil
 import textwrap
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from typing import BinaryIO, Literal
 
 import pyarrow.parquet as pq
 
+from mbcal.data.workspace import listed_in_store
 from mbcal.errors import InputError, OutputError, nearest
 
 Patterns = Mapping[str, Sequence[str]]
@@ -44,10 +46,8 @@ def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str
     found: dict[str, list[Path]] = {role: [] for role in patterns}
     for path in paths:
         if path.is_dir():
-            for file in path.rglob("*"):
-                inside = file.relative_to(path)
-                ours = any((path / parent / "manifest.json").is_file() for parent in inside.parents)
-                if file.is_file() and not ours and (role := _role(inside.as_posix(), patterns)):
+            for file in _walk(path):
+                if role := _role(file.relative_to(path).as_posix(), patterns):
                     found[role].append(file)
         elif path.is_file() and _looks_like_zip(path):
             for role, file in _unzip(path, patterns, scratch):
@@ -58,12 +58,24 @@ def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str
             raise InputError(f"{path}: no such file or folder; check the path")
     for role, files in found.items():
         found[role] = sorted(files, key=lambda file: (file.name, str(file)))
+        seen = set()
         for file in found[role]:
-            if file.stat().st_size == 0:
+            facts = file.stat()
+            if facts.st_size == 0:
                 raise InputError(f"{file}: the file is empty; fetch or export it again")
-            if sum(file.samefile(other) for other in found[role]) > 1:
+            if (facts.st_dev, facts.st_ino) in seen:
                 raise InputError(f"{file}: named twice; name it once")
+            seen.add((facts.st_dev, facts.st_ino))
     return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, but for what lies in stores."""
+    for here, folders, names in os.walk(folder):
+        if listed_in_store(Path(here)) is not None:
+            folders.clear()
+        else:
+            yield from (Path(here) / name for name in names)
 
 
 def require(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], patterns: Patterns) -> list[Path]:

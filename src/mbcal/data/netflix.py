@@ -48,12 +48,14 @@ class Netflix:
         paths = files.listed(self.paths)
         found = files.gather(paths, PATTERNS, work.scratch)
         ratings = files.require(found, "ratings", paths, PATTERNS)
-        texts = [path for path in ratings if not files.is_parquet(path)]
-        scans = []
+        tables: list[Path] = []
+        texts: list[Path] = []
         for path in ratings:
-            if path not in texts:
-                files.require_columns(path, files.parquet_columns(path), COLUMNS)
-                scans.append(f"SELECT {', '.join(COLUMNS)} FROM read_parquet({path_sql(path)})")
+            (tables if files.is_parquet(path) else texts).append(path)
+        scans = []
+        for path in tables:
+            files.require_columns(path, files.parquet_columns(path), COLUMNS)
+            scans.append(f"SELECT {', '.join(COLUMNS)} FROM read_parquet({path_sql(path)})")
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:

@@ -55,7 +55,8 @@ class Workspace:
     def _refuse_to_replace(self) -> None:
         if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
             return
-        ours = self.out.is_dir() and _is_store(self.out)
+        listed = listed_in_store(self.out)  # nothing is replaced that holds anything but a store
+        ours = listed is not None and {file.name for file in self.out.iterdir()} <= listed
         if not (ours and self.overwrite):
             advice = (
                 "add --overwrite to replace it" if ours else "it is no store, so it is not replaced; choose another --out"
@@ -155,14 +156,13 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_store(folder: Path) -> bool:
-    """Whether a folder is a store and nothing else: our manifest, and no file it does not list."""
+def listed_in_store(folder: Path) -> set[str] | None:
+    """The files of the store in this folder; None when there is none."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        listed = {*manifest["files"], "manifest.json"}
-        return "content_hash" in manifest and {file.name for file in folder.iterdir()} <= listed
+        return {*manifest["files"], "manifest.json"} if "content_hash" in manifest else None
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
 
 
 def _output_error(out: str, error: OSError) -> OutputError:
