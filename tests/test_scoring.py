@@ -27,7 +27,7 @@ def test_tables_equal_the_full_network(config: dict[str, object], plain: bool) -
     source: Any = known if plain else batch
     candidates = np.random.default_rng(0).integers(0, CATALOG.rows, (12, 5)).astype(np.int32)
     hidden = tables.begin(source.user, source.history_items, source.history_behaviours, source.history_length)
-    previous = model.previous(batch.behaviours).long()
+    previous = model.previous(batch.behaviours)  # uint8, which torch would take for a mask
     for step in range(known.horizon):
         before: Any = previous[:, step].numpy() if plain else previous[:, step]
         scores = tables.score(hidden, before, candidates if plain else torch.from_numpy(candidates))
@@ -57,6 +57,10 @@ def test_only_a_gru_has_tables() -> None:
 def test_ties_go_to_the_first_available() -> None:
     assert greedy(SCORES, AVAILABLE).tolist() == [1, 3]
     assert greedy(torch.from_numpy(SCORES), torch.from_numpy(AVAILABLE)).tolist() == [1, 3]
+
+
+def test_even_the_worst_score_beats_what_is_gone() -> None:
+    assert greedy(np.array([[-np.inf, -np.inf]]), np.array([[False, True]])).tolist() == [1]
 
 
 def test_nothing_to_choose_from_is_an_error() -> None:

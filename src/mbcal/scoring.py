@@ -50,7 +50,7 @@ class CellTables:
 
     def observe(self, hidden: Array, item: Array, behaviour: Array) -> Array:
         """The hidden state (B, H) after item and behaviour (B,) have gone in."""
-        return self.step(self.items[item] + self.behaviours[behaviour], self.hidden_gates(hidden), hidden)
+        return self.step(self.items[item] + self.behaviours[_index(behaviour)], self.hidden_gates(hidden), hidden)
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Tables:
         hidden = _zeros(self.cell.weight, len(user))
         if self.history is not None:
             for step in range(history_items.shape[1]):
-                moved = self.history.observe(hidden, history_items[:, step], _index(history_behaviours[:, step]))
+                moved = self.history.observe(hidden, history_items[:, step], history_behaviours[:, step])
                 hidden = _where((history_length > step)[:, None], moved, hidden)
         return hidden
 
     def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
         """Outputs (B, C, outputs) for candidates (B, C) after hidden states (B, H) and previous behaviours (B,)."""
         gates = self.cell.items[candidates]
-        gates += self.cell.behaviours[previous][:, None]
+        gates += self.cell.behaviours[_index(previous)][:, None]
         after = self.cell.step(gates, self.cell.hidden_gates(hidden)[:, None], hidden[:, None])
         return self.outputs(after)
 
@@ -94,7 +94,7 @@ class Tables:
 def greedy(scores: Array, available: Array) -> Array:
     """Index (B,) of the best available candidate; among equals the first."""
     _require_choice(available)
-    return _where(available, scores, -np.inf).argmax(1)
+    return _where(available, scores.clip(-3e38, None), -np.inf).argmax(1)  # even a score of -inf beats what is gone
 
 
 def epsilon_greedy(scores: Array, available: Array, epsilon: float, uniform: Array) -> tuple[Array, Array]:

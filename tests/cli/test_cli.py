@@ -113,7 +113,10 @@ def test_options_reach_the_store(folder: Path) -> None:
         ([*TABLE, "--rewards", "=1,a=0", "--out", "s"], "rewards: a label is empty"),
         ([*TABLE, "--rewards", "1=0,1.0=1", "--out", "s"], "two labels are the same number"),
         ([*TABLE, "--rewards", "nan=0,1=1", "--out", "s"], "most often: behaviour is unknown (300), for instance 'click'"),
-        ([*TABLE, *REWARDS, "--items", "log.csv", "--features", "ts,ts", "--out", "s"], "'ts' is empty or named twice"),
+        (
+            [*TABLE, *REWARDS, "--items", "log.csv", "--features", "ts,ts", "--out", "s"],
+            "'ts' is empty, reserved or named twice",
+        ),
         ([*TABLE[:6], "uid", *TABLE[7:], *REWARDS, "--out", "s"], "item: 'uid' is the user column too"),
         ([*TABLE, *REWARDS, "--horizon", "9" * 30, "--out", "s"], "horizon: must lie in"),
         ([*TABLE, *REWARDS, "--split", "a", "--out", "s"], "write 0.4,0.4,0.2"),

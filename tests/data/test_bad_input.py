@@ -348,3 +348,33 @@ def test_bad_rows_by_the_million_stay_on_disk(tmp_path: Path) -> None:
             stores.append(prepare(log(path), tmp_path / f"{batch}", Cut(max_rejected=0.9)))
     assert stores[0].manifest["content_hash"] == stores[1].manifest["content_hash"]
     assert pq.ParquetFile(stores[0].path / "rejected.parquet").num_row_groups == 3
+
+
+def test_odd_zips_are_one_sentence(tmp_path: Path) -> None:
+    dot, bad = tmp_path / "dot.zip", tmp_path / "bad.zip"
+    with zipfile.ZipFile(dot, "w") as archive:
+        archive.writestr(".", "x")
+        archive.writestr("log.csv", "who,what,when,did\na,x,5,yes\n")
+    assert prepare(log(dot), tmp_path / "store").manifest["counts"]["rows"] == 1
+    with zipfile.ZipFile(bad, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("log.csv", "who,what,when,did\n" + "a,x,5,yes\n" * 99)
+    data = bytearray(bad.read_bytes())
+    data[48:60] = b"\xff" * 12
+    bad.write_bytes(data)
+    with pytest.raises(InputError, match=r"bad\.zip: not a readable zip"):
+        prepare(log(bad), tmp_path / "other")
+
+
+def test_nested_columns_are_refused_in_any_file(tmp_path: Path) -> None:
+    first = write_csv(tmp_path / "a.csv", GOOD, HEADER)
+    columns = {"who": ["a"], "what": [["x", "y"]], "when": [5], "did": ["yes"]}
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="column 'what' holds VARCHAR"):
+        prepare(log([first, tmp_path / "b.parquet"]), tmp_path / "store")
+
+
+def test_names_too_long_leave_no_folder(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
+    with pytest.raises(OutputError, match="cannot be written"):
+        prepare(log(path), tmp_path / "new" / "deep" / ("x" * 250))
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]

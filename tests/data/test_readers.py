@@ -429,6 +429,38 @@ def test_a_feature_may_be_called_item(tmp_path: Path) -> None:
     }
 
 
+def test_folders_are_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "who=9").mkdir()
+    columns = {"who": ["a", "b"], "what": ["x", "y"], "when": [5, 6], "did": ["yes", "no"]}
+    pq.write_table(pa.table(columns), tmp_path / "who=9" / "log.parquet")
+    store = prepare(make_table(tmp_path / "who=9" / "log.parquet"), tmp_path / "store", ONE_PART)
+    assert set(store.users) == {"a", "b"}
+
+
+def test_item_tables_of_several_files_and_types(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", item, item, "yes") for item in range(4)], HEADER)
+    pq.write_table(pa.table({"what": [0.0, 1.0, None], "tags": [["p"], ["q", "r"], []]}), tmp_path / "i1.parquet")
+    write_csv(tmp_path / "i2.csv", [(2, "p|q"), (3, "q")], ("what", "tags"))
+    items = Items([tmp_path / "i1.parquet", tmp_path / "i2.csv"], ["tags"])
+    tags = prepare(make_table(log, items=items), tmp_path / "store", ONE_PART).catalog.features["tags"]
+    assert [tags.values(row) for row in range(2, 6)] == [("p",), ("q", "r"), ("p", "q"), ("q",)]
+
+
+def test_the_log_may_be_its_own_item_table(tmp_path: Path) -> None:
+    rows = [("a", "x", k, "yes", "news", "Title") for k in range(20_000)]
+    log = write_csv(tmp_path / "log.csv", rows, (*HEADER, "kind", "label"))
+    store = prepare(make_table(log, items=Items(log, ["kind"], title="label")), tmp_path / "store", ONE_PART)
+    assert store.catalog.features["kind"].values(2) == ("news",)
+    assert store.catalog.titles == ("Title",)
+
+
+@pytest.mark.parametrize("files", [["Item"], ["item"]])
+def test_parquet_columns_that_differ_in_case_are_refused(tmp_path: Path, files: list[str]) -> None:
+    pq.write_table(pa.table({"who": [1], "Item": [2], "item": [3], "when": [4], "did": ["yes"]}), tmp_path / "log.parquet")
+    with pytest.raises(InputError, match="but for upper and lower case"):
+        prepare(make_table(tmp_path / "log.parquet", item=files[0]), tmp_path / "store")
+
+
 REAL = ROOT.parent / "shared" / "data"
 
 

@@ -206,3 +206,18 @@ def test_describe_finds_damage_everywhere_and_copes_with_parts_without_sessions(
         with pytest.raises(StoreError, match=f"{name}: damaged"):
             describe(store)
         store = prepare(table(tmp_path / "log.csv"), tmp_path / f"again-{name}", HOW)
+
+
+def test_shards_without_sessions_can_be_read(tmp_path: Path) -> None:
+    rows = [replace(row, session=f"s{k}") for k, row in enumerate(ROWS[:20])]
+    store = prepare(table(write_rows(tmp_path / "log.csv", rows), session=True), tmp_path / "store", Cut(min_length=2))
+    assert describe(store)["sessions"] == 0
+
+
+def test_long_histories_of_named_sessions_come_in_smaller_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.data.shards.SHARD_STEPS", 2000)
+    rows = [replace(row, session=f"s{k % 5}") for k, row in enumerate(ROWS)]
+    log = table(write_rows(tmp_path / "log.csv", rows), session=True)
+    short, long = (prepare(log, tmp_path / f"{h}", Cut(history=h)) for h in (20, 400))
+    assert len(long.manifest["files"]) > len(short.manifest["files"])
+    assert read_back(long) == expected(rows, Cut(history=400), by_session=True)

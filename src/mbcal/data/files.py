@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import io
+import lzma
 import os
 import re
 import shutil
@@ -89,8 +90,9 @@ def require(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], p
 
 
 def _role(path: str, patterns: Patterns) -> str | None:
-    *folders, name = PurePosixPath(path).parts
-    if any(part.startswith((".", "__MACOSX")) for part in (*folders, name)):
+    parts = PurePosixPath(path).parts
+    name = parts[-1] if parts else ""
+    if not name or any(part.startswith((".", "__MACOSX")) for part in parts):
         return None  # what archivers, desktops and killed runs leave beside the real files
     for role, names in patterns.items():
         if any(fnmatch(name.lower(), pattern) for pattern in names):
@@ -107,7 +109,7 @@ def _looks_like_zip(path: Path) -> bool:
 
 def _unzip(path: Path, patterns: Patterns, scratch: Path) -> list[tuple[str, Path]]:
     unpacked: list[tuple[str, Path]] = []
-    folder = scratch / f"zip-{len(list(scratch.iterdir()))}-{path.name}"
+    folder = scratch / f"zip-{len(list(scratch.iterdir()))}-{path.name[-100:]}"
     folder.mkdir()
     try:
         with zipfile.ZipFile(path) as archive:
@@ -127,7 +129,15 @@ def _unzip(path: Path, patterns: Patterns, scratch: Path) -> list[tuple[str, Pat
                 with archive.open(member) as packed, target.open("wb") as plain:
                     shutil.copyfileobj(packed, plain, _CHUNK)
                 unpacked.append((role, target))
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise InputError(f"{path}: not a readable zip ({error}); fetch it again") from error
     return unpacked
 

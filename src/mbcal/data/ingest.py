@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mbcal.data.log import KEY, Labels, Log, Quantiles, name, parsed_sql, path_sql
+from mbcal.data.log import KEY, Labels, Log, Quantiles, name, parquet_sql, parsed_sql
 from mbcal.data.sessions import Cut, key, key_sql
 from mbcal.data.shards import Block, Index, Tally, write_shards
 from mbcal.data.store import PARTS, Store, StoreWriter
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 BATCH = 1 << 18
 """Rows taken from DuckDB at a time."""
+USUAL_HISTORY = 20
+"""Steps of history for which shards and batches are sized."""
 DUPLICATE = "exact duplicate"
 MALFORMED = "line has the wrong shape"
 MALFORMED_ITEM = "line of an item table has the wrong shape"
@@ -186,12 +188,17 @@ class Ingestion:
         labels = None if behaviours.cuts else np.array([key(label, 0, "label") for label in behaviours.names], np.uint64)
         return Index(
             user_part=part,
-            user_shard=Index.shard_of(part, users["n"].to_numpy()),
+            user_shard=Index.shard_of(part, users["n"].to_numpy() * self._weight()),
             user_digest=users["digest"].to_numpy(),
             item_row=items["i"].to_numpy().astype(np.int32) + SPECIAL,
             item_digest=items["digest"].to_numpy(),
             value_digest=labels,
         )
+
+    def _weight(self) -> int:
+        """How much more than usual a step weighs in memory: sessions of the log's own carry their history step by step."""
+        named = any(row[0] == "session" for row in self.connection.execute("DESCRIBE log").fetchall())
+        return -(-self.how.history // USUAL_HISTORY) if named and self.how.history else 1
 
     def _behaviours(self) -> Behaviours:
         """The behaviours; quantiles are taken over the users who do not test."""
@@ -214,7 +221,7 @@ class Ingestion:
             f'SELECT {listed} FROM log JOIN users USING ("user") JOIN items USING (item) {self.accepted} ORDER BY {listed}'
         )
         kept: list[Block] = []
-        for number, batch in enumerate(self.connection.sql(query).to_arrow_reader(BATCH)):
+        for number, batch in enumerate(self.connection.sql(query).to_arrow_reader(max(BATCH // self._weight(), 1))):
             if number == 0:
                 self.progress.phase("cutting sessions", self.rows_read - sum(self.rejected.values()))
             arrays = {column: batch.column(column).to_numpy() for column in columns}
@@ -243,7 +250,7 @@ class Ingestion:
                 FROM (FROM log {self.refused}) JOIN reasons USING (reason)
                 UNION ALL
                 SELECT users.name, items.name, make_timestamp(moment)::VARCHAR, {value}, '{DUPLICATE}'
-                FROM read_parquet({path_sql(self.duplicates)}) JOIN users USING (u) JOIN items USING (tie), known
+                FROM {parquet_sql(self.duplicates)} JOIN users USING (u) JOIN items USING (tie), known
                 UNION ALL
                 SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM log_malformed
                 UNION ALL
@@ -255,27 +262,30 @@ class Ingestion:
         """The catalogue: every item of the log, with its title and features as text. An item listed twice takes the least
         of its single values and all of its multiple ones."""
         self.progress.phase("describing items")
-        chosen, joined = "", ""
+        chosen, joined, key = "", "", name(KEY)
         if self.log.titles is not None:
-            chosen += ", min(titles.title) AS title"
-            joined += f" LEFT JOIN ({self.log.titles}) titles ON titles.{name(KEY)} = items.name"
+            titles = f"SELECT {key}, min(title) AS title FROM ({self.log.titles}) GROUP BY {key}"
+            chosen += ", titles.title"
+            joined += f" LEFT JOIN ({titles}) titles ON titles.{key} = items.name"
         if self.log.features is not None:
+            picked = []
             for column, kind, *_ in self.connection.execute(f"DESCRIBE {self.log.features}").fetchall():
                 if column != KEY:
-                    value = f"features.{name(column)}"
-                    every = f"list_filter(flatten(list({value})), lambda v: v <> '')"
-                    several = f"list_sort(list_distinct({every}))"
-                    chosen += f", {several if kind.endswith('[]') else f'min({value})'} AS {name(f'feature:{column}')}"
-            joined += f" LEFT JOIN ({self.log.features}) features ON features.{name(KEY)} = items.name"
-            matched = f"SELECT count(*) FROM items SEMI JOIN ({self.log.features}) f ON f.{name(KEY)} = items.name"
+                    value, shown = name(column), name(f"feature:{column}")
+                    several = f"list_sort(list_distinct(list_filter(flatten(list({value})), lambda v: v <> '')))"
+                    picked.append(f"{several if kind.endswith('[]') else f'min({value})'} AS {shown}")
+                    chosen += f", features.{shown}"
+            # an item may be listed many times: brought to one row before it is joined
+            features = f"SELECT {', '.join([key, *picked])} FROM ({self.log.features}) GROUP BY {key}"
+            self.connection.execute(f"CREATE TEMP TABLE features AS {features}")
+            joined += f" LEFT JOIN features ON features.{key} = items.name"
+            matched = f"SELECT count(*) FROM items SEMI JOIN features ON features.{key} = items.name"
             if self.connection.execute(matched).fetchall()[0][0] == 0:
                 raise InputError(
                     "no item of the log is in the table of items; check that both name items alike (--items-key)"
                 )
-        items = self.connection.sql(
-            f"SELECT items.name AS item{chosen} FROM items{joined} GROUP BY items.i, items.name ORDER BY items.i"
-        ).to_arrow_table()
-        self.writer.table("items.parquet", items)
+        query = f"SELECT items.name AS item{chosen} FROM items{joined} ORDER BY items.i"
+        self.writer.table("items.parquet", self.connection.sql(query).to_arrow_table())
 
 
 def _joined(blocks: list[Block]) -> Block:

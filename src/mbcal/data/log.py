@@ -164,6 +164,11 @@ def path_sql(path: Path) -> str:
     return quote(re.sub(r"([*?[])", r"[\1]", str(path)))
 
 
+def parquet_sql(path: Path) -> str:
+    """A Parquet file and no more: DuckDB would take a folder called `user=9` above it for a column."""
+    return f"read_parquet({path_sql(path)}, hive_partitioning=false)"
+
+
 def csv_sql(
     text: Text,
     header: Sequence[str],

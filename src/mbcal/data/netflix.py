@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import KEY, Log, csv_sql, name, path_sql
+from mbcal.data.log import KEY, Log, csv_sql, name, parquet_sql
 from mbcal.data.movielens import RULE
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
@@ -55,7 +55,7 @@ class Netflix:
         scans = []
         for path in tables:
             files.require_columns(path, files.parquet_columns(path), COLUMNS)
-            scans.append(f"SELECT {', '.join(COLUMNS)} FROM read_parquet({path_sql(path)})")
+            scans.append(f"SELECT {', '.join(COLUMNS)} FROM {parquet_sql(path)}")
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:

@@ -313,7 +313,7 @@ def _rectangle(table: pa.Table, name: str) -> Any:
     if name not in table.column_names:
         return None
     lists = table[name].combine_chunks()
-    return np.array(lists.flatten().to_numpy()).reshape(len(lists), -1)
+    return np.array(lists.flatten().to_numpy()).reshape(len(lists), lists.type.list_size)
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:

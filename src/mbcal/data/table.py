@@ -10,12 +10,14 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import KEY, Labels, Levels, Log, TimeUnit, csv_sql, name, name_sql, path_sql, quote
+from mbcal.data.log import KEY, Labels, Levels, Log, TimeUnit, csv_sql, name, name_sql, parquet_sql, quote
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 
 PATTERNS = {"log": ["*.parquet", "*.pq", "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.txt"]}
 ITEM_PATTERNS = {"items": PATTERNS["log"]}
+TITLE = "#title"
+"""What the title column is called within: not a name a feature would have."""
 DELIMITERS = (",", "\t", ";", "|")
 
 
@@ -36,8 +38,8 @@ class Items:
     def __post_init__(self) -> None:
         lowered = [feature.lower() for feature in self.features]  # names that differ only in case are one to DuckDB
         for feature in self.features:
-            if not feature or lowered.count(feature.lower()) > 1:
-                raise OptionError(f"features: {feature!r} is empty or named twice; write each column once")
+            if feature in ("", KEY, TITLE) or lowered.count(feature.lower()) > 1:
+                raise OptionError(f"features: {feature!r} is empty, reserved or named twice; write each column once")
 
 
 def parse_rewards(text: str) -> Labels:
@@ -100,7 +102,9 @@ class Table:
             rule=self.rule,
             text=not all(map(files.is_parquet, found)),
             features=_features(items, work) if items is not None and items.features else None,
-            titles="SELECT * FROM item_titles" if items is not None and items.title else None,
+            titles=f"SELECT {name(KEY)}, {name(TITLE)} AS title FROM item_table"
+            if items is not None and items.title
+            else None,
             time_unit=self.time_unit,
             time_format=self.time_format,
             options={
@@ -126,9 +130,9 @@ def _rows(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> 
     """One SELECT over every file. Where their types differ, or Parquet and text meet, all is compared as text."""
     scans = [_scan(path, list(dict.fromkeys(wanted.values())), work, "log") for path in paths]
     kinds = [_kinds(f"({scan})", work) for scan in scans]
-    for column in wanted.values():
-        if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kinds[0][column]):
-            raise InputError(f"column {column!r} holds {kinds[0][column]}; a log's columns must hold one plain value each")
+    for column, kind in ((column, kind[column]) for kind in kinds for column in wanted.values()):
+        if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kind):
+            raise InputError(f"column {column!r} holds {kind}; a log's columns must hold one plain value each")
     alike = all(kind == kinds[0] for kind in kinds)
 
     def picked(kind: Mapping[str, str], our: str, theirs: str) -> str:
@@ -146,8 +150,12 @@ def _kinds(table: str, work: Workspace) -> dict[str, str]:
 def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
     """A SELECT of the needed columns of one file."""
     if files.is_parquet(path) or path.suffix.lower() in (".parquet", ".pq"):
-        files.require_columns(path, files.parquet_columns(path), needed)
-        return f"SELECT {', '.join(map(name, needed))} FROM read_parquet({path_sql(path)})"
+        present = files.parquet_columns(path)
+        files.require_columns(path, present, needed)
+        lowered = [column.lower() for column in present]
+        if twins := [column for column in needed if lowered.count(column.lower()) > 1]:
+            raise InputError(f"{path}: two columns are called {twins[0]!r} but for upper and lower case; rename one")
+        return f"SELECT {', '.join(map(name, needed))} FROM {parquet_sql(path)}"
     text = files.text(path, work.scratch)
     headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
     fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
@@ -157,34 +165,39 @@ def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> s
 
 
 def _load_items(items: Items, item_column: str, work: Workspace) -> None:
-    """The item table, read once: `item_features` (KEY and the features) and `item_titles` (KEY and title)."""
+    """The item table, read once: `item_table` holds KEY, the features as text or lists of text, and TITLE."""
     given, key = files.listed(items.paths), items.key or item_column
     paths = files.require(files.gather(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
     columns = list(dict.fromkeys([key, *items.features, *([items.title] if items.title else [])]))
-    scans = " UNION ALL ".join(_scan(path, columns, work, "item") for path in paths)
-    work.connection.execute(f"CREATE TEMP TABLE item_table AS {scans}")
-    named = f"({name_sql(name(key), _kinds('item_table', work)[key])})::VARCHAR AS {name(KEY)}"
-    listed = ", ".join([named, *map(name, items.features)])
-    work.connection.execute(f"CREATE TEMP TABLE item_features AS SELECT {listed} FROM item_table")
-    if items.title:
-        titled = f"SELECT {named}, {name(items.title)}::VARCHAR AS title FROM item_table"
-        work.connection.execute(f"CREATE TEMP TABLE item_titles AS {titled}")
+    if len({column.lower() for column in columns}) < len(columns):
+        raise OptionError(f"items: of the columns {', '.join(columns)} two differ only in case; rename one")
+    scans = [_scan(path, columns, work, "item") for path in paths]
+    kinds = [_kinds(f"({scan})", work) for scan in scans]
+    lists = [feature for feature in items.features if any(kind[feature].endswith("[]") for kind in kinds)]
+
+    def picked(kind: Mapping[str, str]) -> str:
+        sql = {column: f"({name_sql(name(column), kind[column])})::VARCHAR" for column in columns}
+        for feature in lists:  # what is a list in one file becomes one in all
+            split = f"string_split({sql[feature]}, {quote(items.separator)})"
+            sql[feature] = f"{name(feature)}::VARCHAR[]" if kind[feature].endswith("[]") else split
+        named = [f"{sql[key]} AS {name(KEY)}", *(f"{sql[feature]} AS {name(feature)}" for feature in items.features)]
+        return ", ".join([*named, f"{sql[items.title] if items.title else 'NULL::VARCHAR'} AS {name(TITLE)}"])
+
+    table = " UNION ALL ".join(f"SELECT {picked(kind)} FROM ({scan})" for scan, kind in zip(scans, kinds, strict=True))
+    work.connection.execute(f"CREATE TEMP TABLE item_table AS {table}")
 
 
 def _features(items: Items, work: Workspace) -> str:
-    kinds, columns = _kinds("item_features", work), [name(KEY)]
+    kinds, columns = _kinds("item_table", work), [name(KEY)]
     for feature in items.features:
         column, separator = name(feature), quote(items.separator)
-        if kinds[feature].endswith("[]"):
-            sql = f"{column}::VARCHAR[]"
-        elif items.separator and _holds(work, column, separator):
-            sql = f"list_transform(string_split({column}::VARCHAR, {separator}), lambda v: trim(v))"
+        if not kinds[feature].endswith("[]") and items.separator and _holds(work, column, separator):
+            columns.append(f"list_transform(string_split({column}, {separator}), lambda v: trim(v)) AS {column}")
         else:
-            sql = f"nullif(({name_sql(column, kinds[feature])})::VARCHAR, '')"
-        columns.append(f"{sql} AS {column}")
-    return f"SELECT {', '.join(columns)} FROM item_features"
+            columns.append(column)
+    return f"SELECT {', '.join(columns)} FROM item_table"
 
 
 def _holds(work: Workspace, column: str, separator: str) -> bool:
-    query = f"SELECT count(*) FROM item_features WHERE contains({column}::VARCHAR, {separator})"
+    query = f"SELECT count(*) FROM item_table WHERE contains({column}, {separator})"
     return bool(work.connection.execute(query).fetchall()[0][0])

@@ -69,6 +69,7 @@ class Workspace:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._root = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.partial-", dir=self.out.parent))
         except OSError as error:
+            self._remove_parents()
             raise _output_error(self.given, error) from error
         self.scratch, self.build = self._root / "scratch", self._root / "build"
         self.scratch.mkdir()
@@ -81,12 +82,15 @@ class Workspace:
         shutil.rmtree(self._root, ignore_errors=True)
         if error is None:
             return
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        self._remove_parents()
         translated = self._translate(error)
         if translated is not error:
             raise translated from error
+
+    def _remove_parents(self) -> None:
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _translate(self, error: BaseException) -> BaseException:
         """What the parts below complain of, in our words; a bug of ours stays as it is and is seen whole."""
