@@ -77,7 +77,7 @@ def ours(path: Path, memory_limit: str, folder: Path) -> None:
 def child(way: str, path: Path, memory_limit: str) -> None:
     import duckdb  # noqa: F401  # imports are not what is measured
 
-    import mbcal  # noqa: F401
+    import mbcal  # noqa: F401  # likewise
 
     with tempfile.TemporaryDirectory(dir=path.parent if path != NETFLIX else None) as folder:
         start = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mbcal.data.store import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 5.0}
+ONE_PART = Cut(split=(0, 1, 0))
 COLUMNS = ("user", "item", "time", "behaviour", "session")
 
 
@@ -128,3 +130,22 @@ def _windows(group: list[int], log: list[Row], how: Cut) -> list[list[int]]:
             windows.append([])
         windows[-1].append(position)
     return [window for window in windows if len(window) >= how.min_length]
+
+
+def zipped(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def unpacked(path: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
+
+
+def steps(store: Store) -> dict[str, list[tuple[str, str, int]]]:
+    """User -> what was done, in order."""
+    return {session.user: list(session.steps) for session in read_back(store)}

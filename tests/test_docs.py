@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.test_readers import COMBINED, ML_20M, kuairand, zipped
-from tests.logs import ROOT, write_csv
+from tests.data.test_readers import COMBINED, ML_20M, kuairand
+from tests.logs import ROOT, write_csv, zipped
 
 README = (ROOT / "README.md").read_text()
 

@@ -171,10 +171,12 @@ class SequenceNet(nn.Module):
             raise OptionError("cell: only a GRU can be folded into tables")
         items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
         behaviours = self.behaviours.weight
-        first, _, second = self.head
+        weights = [
+            layer.get_parameter(part).clone() for layer in (self.head[0], self.head[2]) for part in ("weight", "bias")
+        ]
         return Tables(
             cell=_cell_tables(self.cell, behaviours, items),
-            head=tuple(layer.get_parameter(part).clone() for layer in (first, second) for part in ("weight", "bias")),  # type: ignore[arg-type]  # four of them
+            head=(weights[0], weights[1], weights[2], weights[3]),
             history=_cell_tables(self.history, behaviours, items) if self.config.user == "history" else None,
             users=self.user.weight.clone() if self.config.user == "id" else None,
         )

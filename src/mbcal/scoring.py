@@ -88,7 +88,8 @@ class Tables:
 
     def numpy(self) -> Self:
         """The same tables as plain arrays, for where torch is not."""
-        return _to_numpy(self)  # type: ignore[no-any-return]  # a copy of itself
+        plain: Self = _to_numpy(self)
+        return plain
 
 
 def greedy(scores: Array, available: Array) -> Array:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, cast
 
 import pyarrow.parquet as pq
 
@@ -230,7 +230,7 @@ def _mended(path: Path, gzipped: bool, ends: str, scratch: Path) -> Path:
 
 
 def _open(path: Path, gzipped: bool) -> BinaryIO:
-    return gzip.open(path) if gzipped else path.open("rb")  # type: ignore[return-value]  # GzipFile reads alike
+    return cast(BinaryIO, gzip.open(path)) if gzipped else path.open("rb")
 
 
 def parquet_columns(path: Path) -> list[str]:
