@@ -104,6 +104,16 @@ def test_users_and_items_never_seen_get_a_finite_answer() -> None:
         assert bool(torch.isfinite(model.run(strange)).all())
 
 
+@torch.no_grad()
+def test_a_session_starts_with_a_symbol_of_its_own() -> None:
+    model = net()
+    assert model.previous(torch.tensor([[1, 2, 0], [0, 1, 2]])).tolist() == [[3, 1, 2], [3, 0, 1]]
+    batch = sessions().tensors()
+    before = model.run(batch)
+    model.behaviours.weight[3] += 1.0  # b_s
+    assert bool((model.run(batch)[:, 0] != before[:, 0]).any(1).all())
+
+
 def test_expected_reward_by_hand() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [1.0, 1e-9, 1e-9]]))
     assert expected_reward(logits, REWARDS).tolist() == pytest.approx([0.25 + 1.25, 0.0], abs=1e-6)
