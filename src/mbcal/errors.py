@@ -26,6 +26,14 @@ class StoreError(MbcalError):
     """A folder is not a store, or a store is damaged or from another schema."""
 
 
+class ModelError(MbcalError):
+    """A folder is not a model, or a model is damaged, from another schema, or made for other data."""
+
+
+class TrainingError(MbcalError):
+    """A fit went wrong: a loss that is no number, a checkpoint of other settings."""
+
+
 class OutputError(MbcalError):
     """Something could not be written: the disk is full, the folder exists or is read-only."""
 

@@ -21,8 +21,8 @@ from typing import BinaryIO, Literal, cast
 
 import pyarrow.parquet as pq
 
-from mbcal.data.workspace import listed_in_store
 from mbcal.errors import InputError, OutputError, nearest
+from mbcal.folder import files_listed
 
 Patterns = Mapping[str, Sequence[str]]
 """Role of a file -> the names it may have, as shell patterns (lower case)."""
@@ -73,7 +73,7 @@ def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str
 def _walk(folder: Path) -> Iterator[Path]:
     """Every file below a folder, but for what lies in stores."""
     for here, folders, names in os.walk(folder):
-        if listed_in_store(Path(here)) is not None:
+        if files_listed(Path(here), "store") is not None:
             folders.clear()
         else:
             yield from (Path(here) / name for name in names)

@@ -17,8 +17,6 @@ rows and carry no clock and no path, so equal input and options give equal bytes
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,10 +29,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mbcal.errors import OptionError, StoreError, nearest
-from mbcal.types import Behaviours, Catalog, Feature, Sessions
+from mbcal.folder import Kind, entry, write_manifest
+from mbcal.types import SPECIAL, Behaviours, Catalog, Feature, Sessions
 
 SCHEMA = 1
 """Raised whenever a store written before can no longer be read as it was."""
+
+KIND = Kind("store", SCHEMA, "make a store with 'mbcal prepare'", "prepare the store again", StoreError)
 
 Part = Literal["simulator", "train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -119,9 +120,7 @@ class StoreWriter:
                     waiting = waiting.slice(_ROW_GROUP)
             if waiting.num_rows or rows == 0:
                 writer.write_table(waiting, _ROW_GROUP)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._files[name] = {"rows": rows, "bytes": path.stat().st_size, "sha256": digest}
+        self._files[name] = {"rows": rows, **entry(path)}
 
     def digest(self, name: str) -> str:
         """sha256 of a file already written."""
@@ -155,16 +154,7 @@ class StoreWriter:
 
     def catalog(self, catalog: Catalog) -> None:
         """The items and their features, as text."""
-        rows = range(2, catalog.rows)
-        columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
-        if catalog.titles:
-            columns["title"] = pa.array(catalog.titles, pa.string())
-        for name, feature in catalog.features.items():
-            if feature.offsets is None:
-                columns[f"feature:{name}"] = pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
-            else:
-                columns[f"feature:{name}"] = pa.array([list(feature.values(row)) for row in rows], pa.list_(pa.string()))
-        self.table("items.parquet", pa.table(columns))
+        self.table("items.parquet", catalog_table(catalog))
 
     def finish(
         self,
@@ -187,15 +177,7 @@ class StoreWriter:
             "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
             "files": self._files,
         }
-        whole["content_hash"] = _content_hash(whole)
-        text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        (self.folder / "manifest.json").write_text(text, encoding="utf-8")
-
-
-def _content_hash(manifest: Mapping[str, Any]) -> str:
-    """Over everything the manifest says, the hash of every file included."""
-    said = {key: value for key, value in manifest.items() if key != "content_hash"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        write_manifest(self.folder, whole)
 
 
 @dataclass(frozen=True)
@@ -209,41 +191,12 @@ class Store:
     def open(cls, path: str | Path) -> Self:
         """Open a folder written by `mbcal prepare`."""
         path = Path(path)
-        file = path / "manifest.json"
-        if not path.is_dir():
-            problem = "a file, not a store" if path.is_file() else "no such folder"
-            raise StoreError(f"{path}: {problem}; make a store with 'mbcal prepare'")
-        if not file.is_file():
-            raise StoreError(f"{path}: not a store (no manifest.json); make one with 'mbcal prepare'")
-        try:
-            manifest = json.loads(file.read_bytes())
-        except OSError as error:
-            raise StoreError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
-        except ValueError as error:
-            raise StoreError(f"{file}: damaged ({error}); prepare the store again") from error
-        try:
-            schema, files, said = manifest["schema"], manifest["files"], manifest["content_hash"]
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"{file}: damaged ({type(error).__name__}: {error}); prepare the store again") from error
-        if schema != SCHEMA:
-            raise StoreError(f"{path}: schema {schema}, this mbcal reads schema {SCHEMA}; prepare the store again")
-        if said != _content_hash(manifest):
-            raise StoreError(f"{file}: damaged (its content hash does not fit); prepare the store again")
-        for name in files:
-            if not (path / name).is_file():
-                raise StoreError(f"{path / name}: missing from the store; prepare the store again")
-        return cls(path, manifest)
+        return cls(path, KIND.open(path))
 
     def table(self, name: str) -> pa.Table:
         """One file of the store, its hash checked."""
-        try:
-            data = (self.path / name).read_bytes()
-        except OSError as error:
-            raise StoreError(f"{self.path / name}: cannot be read ({error.strerror}); check its permissions") from error
-        if hashlib.sha256(data).hexdigest() != self.manifest["files"][name]["sha256"]:
-            raise StoreError(f"{self.path / name}: damaged (its hash does not fit); prepare the store again")
-        # without Arrow's thread pool: a process that ends soon after it was woken aborts now and then (pyarrow 26)
-        return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+        data = KIND.read(self.path, self.manifest, name)
+        return parquet_table(data)
 
     def verify(self) -> None:
         """Check every file against its hash."""
@@ -265,15 +218,7 @@ class Store:
 
     @cached_property
     def catalog(self) -> Catalog:
-        table = self.table("items.parquet")
-        features = {}
-        for column in table.column_names:
-            if column.startswith("feature:"):
-                name, values = column.removeprefix("feature:"), table[column].to_pylist()
-                many = pa.types.is_list(table.schema.field(column).type)
-                features[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
-        titles = table["title"].to_pylist() if "title" in table.column_names else ()
-        return Catalog(tuple(table["item"].to_pylist()), features, tuple(titles))
+        return table_catalog(self.table("items.parquet"))
 
     @cached_property
     def users(self) -> tuple[str, ...]:
@@ -306,6 +251,38 @@ class Store:
         if not any(map(len, dense)):
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
         return Sessions.concat(dense)
+
+
+def parquet_table(data: bytes) -> pa.Table:
+    """A Parquet file in memory as a table."""
+    # without Arrow's thread pool: a process that ends soon after it was woken aborts now and then (pyarrow 26)
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
+def catalog_table(catalog: Catalog) -> pa.Table:
+    """Items, titles and features as text, in catalogue order."""
+    rows = range(SPECIAL, catalog.rows)
+    columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
+    if catalog.titles:
+        columns["title"] = pa.array(catalog.titles, pa.string())
+    for name, feature in catalog.features.items():
+        if feature.offsets is None:
+            columns[f"feature:{name}"] = pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
+        else:
+            columns[f"feature:{name}"] = pa.array([list(feature.values(row)) for row in rows], pa.list_(pa.string()))
+    return pa.table(columns)
+
+
+def table_catalog(table: pa.Table) -> Catalog:
+    """The catalogue such a table was made of."""
+    features = {}
+    for column in table.column_names:
+        if column.startswith("feature:"):
+            name, values = column.removeprefix("feature:"), table[column].to_pylist()
+            many = pa.types.is_list(table.schema.field(column).type)
+            features[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
+    titles = table["title"].to_pylist() if "title" in table.column_names else ()
+    return Catalog(tuple(table["item"].to_pylist()), features, tuple(titles))
 
 
 def _rectangle(table: pa.Table, name: str) -> Any:

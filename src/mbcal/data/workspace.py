@@ -1,24 +1,19 @@
-"""A scratch folder beside the output, a DuckDB connection that spills into it, and one rename at the end.
+"""A new folder with a DuckDB connection that spills into its scratch space, and errors in words.
 
-Whatever is built is built under a temporary name on the output's own disk, flushed, and renamed whole: a reader sees
-either nothing or everything. (An existing store that is overwritten is moved aside just before; a machine that dies between
-the two renames leaves it in the hidden folder.) The scratch folder is removed however the work ends, short of `kill -9`.
+The scratch space lies beside the output and is removed however the work ends, short of `kill -9`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from mbcal.errors import InputError, MbcalError, OptionError, OutputError
+from mbcal.errors import InputError, MbcalError, OptionError
+from mbcal.folder import NewFolder, output_error
 
 if TYPE_CHECKING:
     import duckdb
@@ -42,58 +37,21 @@ def parse_memory(text: str) -> int:
     return size
 
 
-class Workspace:
+class Workspace(NewFolder):
     """`with Workspace(out) as work:` fill `work.build`, then `work.publish()`."""
 
     def __init__(self, out: Path, memory_limit: str = "1.5GB", overwrite: bool = False) -> None:
-        self.given, self.out = str(out), out.resolve()
-        self.overwrite = overwrite
+        super().__init__(out, "store", overwrite)
         self._memory = int(parse_memory(memory_limit) * DUCKDB_SHARE)
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._refuse_to_replace()
 
-    def _refuse_to_replace(self) -> None:
-        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
-            return
-        listed = listed_in_store(self.out)  # nothing is replaced that holds anything but a store
-        ours = listed is not None and {file.name for file in self.out.iterdir()} <= listed
-        if not (ours and self.overwrite):
-            advice = (
-                "add --overwrite to replace it" if ours else "it is no store, so it is not replaced; choose another --out"
-            )
-            raise OutputError(f"{self.given}: already exists; {advice}")
-
-    def __enter__(self) -> Self:
-        self._made = [folder for folder in self.out.parents if not folder.exists()]
-        try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._root = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.partial-", dir=self.out.parent))
-        except OSError as error:
-            self._remove_parents()
-            raise _output_error(self.given, error) from error
-        self.scratch, self.build = self._root / "scratch", self._root / "build"
-        self.scratch.mkdir()
-        self.build.mkdir()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._connection is not None:
             self._connection.close()
-        shutil.rmtree(self._root, ignore_errors=True)
-        if error is None:
-            return
-        self._remove_parents()
-        translated = self._translate(error)
-        if translated is not error:
-            raise translated from error
+        super().__exit__(kind, error, trace)
 
-    def _remove_parents(self) -> None:
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-    def _translate(self, error: BaseException) -> BaseException:
-        """What the parts below complain of, in our words; a bug of ours stays as it is and is seen whole."""
+    def translate(self, error: BaseException) -> BaseException:
+        """What the parts below complain of, in our words."""
         if isinstance(error, MbcalError):  # a file unpacked into scratch goes by the name of its archive
             inside = re.escape(f"{self.scratch}/") + r"(?:zip-\d+-([^/]+)/\d+/|mended-\d+/)"
             plain = re.sub(inside, lambda match: f"{match[1]}: " if match[1] else "", str(error))
@@ -101,13 +59,13 @@ class Workspace:
         if isinstance(error, OSError):
             named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else self.out
             if self.out.parent in named.absolute().parents or named == self.out:
-                return _output_error(self.given, error)
+                return output_error(self.given, error)
             return InputError(f"{named}: cannot be read ({error.strerror or error}); check the file and its permissions")
         if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
             return error
         text, name = str(error).splitlines()[0], type(error).__name__
         if re.search("no space left|file too large|could not write|disk quota", text, re.IGNORECASE):
-            return _output_error(self.given, OSError(errno.ENOSPC, text))
+            return output_error(self.given, OSError(errno.ENOSPC, text))
         if name == "OutOfMemoryException":
             return OptionError(
                 "memory-limit: too little for this log; raise --memory-limit or free disk space to spill into"
@@ -133,43 +91,3 @@ class Workspace:
             self._connection = duckdb.connect(str(self.scratch / "work.duckdb"), config=config)
             self._connection.execute("SET TimeZone='UTC'; SET enable_progress_bar=false")
         return self._connection
-
-    def publish(self) -> Path:
-        """Flush every file and rename the build to its final name."""
-        for file in sorted(self.build.rglob("*")):
-            _flush(file)
-        _flush(self.build)
-        replaced = self._root / "replaced"
-        if self.overwrite and self.out.exists():
-            os.rename(self.out, replaced)
-        try:
-            os.rename(self.build, self.out)  # an empty folder of that name is replaced, a full one refused by the kernel
-        except OSError:
-            if replaced.exists():
-                os.rename(replaced, self.out)
-            raise
-        _flush(self.out.parent)
-        return self.out
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def listed_in_store(folder: Path) -> set[str] | None:
-    """The files of the store in this folder; None when there is none."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
-        return {*manifest["files"], "manifest.json"} if "content_hash" in manifest else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _output_error(out: str, error: OSError) -> OutputError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutputError(f"{out}: the disk is full; nothing was written, free some space and run again")
-    return OutputError(f"{out}: cannot be written ({error.strerror or error}); check the folder and its permissions")

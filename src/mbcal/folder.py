@@ -1,0 +1,186 @@
+"""Folders that appear whole and are read with suspicion: stores, models, simulators, checkpoints.
+
+A folder is built under a temporary name on the output's own disk, flushed, and renamed: a reader sees either nothing or
+everything. (An existing one that is overwritten is moved aside just before; a machine that dies between the two renames
+leaves it in the hidden folder.) Its `manifest.json` holds the sha256 of every file and of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mbcal.errors import MbcalError, OutputError
+
+
+class NewFolder:
+    """`with NewFolder(out) as folder:` fill `folder.build`, then `folder.publish()`. Removed again if anything goes wrong."""
+
+    def __init__(self, out: Path, noun: str, overwrite: bool = False) -> None:
+        self.given, self.out = str(out), out.resolve()
+        self.noun, self.overwrite = noun, overwrite
+        self._refuse_to_replace()
+
+    def _refuse_to_replace(self) -> None:
+        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
+            return
+        listed = files_listed(self.out, self.noun)  # nothing is replaced that holds anything else
+        ours = listed is not None and {file.name for file in self.out.iterdir()} <= listed
+        if not (ours and self.overwrite):
+            other = f"it is no {self.noun}, so it is not replaced; choose another --out"
+            raise OutputError(f"{self.given}: already exists; {'add --overwrite to replace it' if ours else other}")
+
+    def __enter__(self) -> Self:
+        self._made = [folder for folder in self.out.parents if not folder.exists()]
+        try:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._root = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.partial-", dir=self.out.parent))
+        except OSError as error:
+            self._remove_parents()
+            raise output_error(self.given, error) from error
+        self.scratch, self.build = self._root / "scratch", self._root / "build"
+        self.scratch.mkdir()
+        self.build.mkdir()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+        if error is None:
+            return
+        self._remove_parents()
+        translated = self.translate(error)
+        if translated is not error:
+            raise translated from error
+
+    def translate(self, error: BaseException) -> BaseException:
+        """What went wrong, in our words; a bug of ours stays as it is and is seen whole."""
+        return output_error(self.given, error) if isinstance(error, OSError) else error
+
+    def _remove_parents(self) -> None:
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def publish(self) -> Path:
+        """Flush every file and rename the build to its final name."""
+        for file in sorted(self.build.rglob("*")):
+            _flush(file)
+        _flush(self.build)
+        replaced = self._root / "replaced"
+        if self.overwrite and self.out.exists():
+            os.rename(self.out, replaced)
+        try:
+            os.rename(self.build, self.out)  # an empty folder of that name is replaced, a full one refused by the kernel
+        except OSError:
+            if replaced.exists():
+                os.rename(replaced, self.out)
+            raise
+        _flush(self.out.parent)
+        return self.out
+
+
+def write_manifest(folder: Path, said: Mapping[str, Any]) -> None:
+    """The manifest, last: what is said, and a hash over all of it."""
+    whole = {**said, "content_hash": _content_hash(said)}
+    text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def entry(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of folder: what to call it, what to do about a bad one, and how to open it."""
+
+    noun: str
+    schema: int
+    make: str
+    """How one is made: 'make a store with …'."""
+    remedy: str
+    """What to do about a damaged one."""
+    error: type[MbcalError]
+
+    def open(self, path: Path) -> dict[str, Any]:
+        """The manifest, checked; the files are checked one by one when they are read."""
+        file = path / "manifest.json"
+        if not path.is_dir():
+            problem = f"a file, not a {self.noun}" if path.is_file() else "no such folder"
+            raise self.error(f"{path}: {problem}; {self.make}")
+        if not file.is_file():
+            raise self.error(f"{path}: not a {self.noun} (no manifest.json); {self.make}")
+        try:
+            manifest = json.loads(file.read_bytes())
+        except OSError as error:
+            raise self.error(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+        except ValueError as error:
+            raise self.error(f"{file}: damaged ({error}); {self.remedy}") from error
+        try:
+            schema, files, said = manifest["schema"], manifest["files"], manifest["content_hash"]
+            kind = manifest.get("kind", "store")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self.error(f"{file}: damaged ({type(error).__name__}: {error}); {self.remedy}") from error
+        if kind != self.noun:
+            raise self.error(f"{path}: a {kind}, not a {self.noun}; {self.make}")
+        if schema != self.schema:
+            raise self.error(f"{path}: schema {schema}, this mbcal reads schema {self.schema}; {self.remedy}")
+        if said != _content_hash(manifest):
+            raise self.error(f"{file}: damaged (its content hash does not fit); {self.remedy}")
+        for name in files:
+            if not (path / name).is_file():
+                raise self.error(f"{path / name}: missing from the {self.noun}; {self.remedy}")
+        return dict(manifest)
+
+    def read(self, path: Path, manifest: Mapping[str, Any], name: str) -> bytes:
+        """One file, its hash checked."""
+        try:
+            data = (path / name).read_bytes()
+        except OSError as error:
+            raise self.error(f"{path / name}: cannot be read ({error.strerror}); check its permissions") from error
+        if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
+            raise self.error(f"{path / name}: damaged (its hash does not fit); {self.remedy}")
+        return data
+
+
+def files_listed(folder: Path, noun: str) -> set[str] | None:
+    """The files that a folder of this kind says it has; None when it is no such folder."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        ours = "content_hash" in manifest and manifest.get("kind", "store") == noun
+        return {*manifest["files"], "manifest.json"} if ours else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def output_error(out: str, error: OSError) -> OutputError:
+    """Why something could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return OutputError(f"{out}: the disk is full; nothing was written, free some space and run again")
+    return OutputError(f"{out}: cannot be written ({error.strerror or error}); check the folder and its permissions")
+
+
+def _content_hash(manifest: Mapping[str, Any]) -> str:
+    """Over everything the manifest says, the hash of every file included."""
+    said = {key: value for key, value in manifest.items() if key != "content_hash"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
