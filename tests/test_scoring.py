@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mbcal.errors import OptionError
-from mbcal.scoring import epsilon_greedy, greedy, softmax
+from mbcal.scoring import epsilon_greedy, greedy, softmax, to_numpy
 from tests.batches import CATALOG, net, sessions
 
 SCORES = np.array([[1.0, 3.0, 3.0, 2.0], [5.0, 1.0, 0.0, 5.0]])
@@ -23,7 +23,7 @@ AVAILABLE = np.array([[True, True, True, True], [False, True, True, True]])
 def test_tables_equal_the_full_network(config: dict[str, object], plain: bool) -> None:
     model, known = net(**config), sessions(count=12)
     batch = known.tensors()
-    tables: Any = model.tables().numpy() if plain else model.tables()
+    tables: Any = to_numpy(model.tables()) if plain else model.tables()
     source: Any = known if plain else batch
     candidates = np.random.default_rng(0).integers(0, CATALOG.rows, (12, 5)).astype(np.int32)
     hidden = tables.begin(source.user, source.history_items, source.history_behaviours, source.history_length)

@@ -24,7 +24,7 @@ from mbcal.errors import MbcalError, OutputError
 
 
 class NewFolder:
-    """`with NewFolder(out) as folder:` fill `folder.build`, then `folder.publish()`. Removed again if anything goes wrong."""
+    """`with NewFolder(out) as folder:` fill `folder.build`, then `folder.publish()`. Nothing is left of a failure."""
 
     def __init__(self, out: Path, noun: str, overwrite: bool = False) -> None:
         self.given, self.out = str(out), out.resolve()

@@ -14,8 +14,9 @@ tables, and labels can branch from any hidden state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import copy
+from dataclasses import dataclass, replace
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from mbcal.errors import OptionError, nearest
 from mbcal.scoring import CellTables, Tables
 from mbcal.types import Behaviours, Catalog, Feature, SessionTensors
 
-Cell = Literal["gru", "lstm"]
+Cell = Literal["gru", "lstm", "transformer"]
+"""The family of a network; the transformer lives in `attention.py`."""
 UserEncoder = Literal["history", "id", "none"]
 
 State = tuple[Tensor, ...]
@@ -56,6 +58,8 @@ class NetConfig:
 class ItemEmbedding(nn.Module):
     """Emb(a): embeddings of the item's id and features, concatenated; several values of a feature are averaged."""
 
+    table: Tensor | None
+
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
         for name in config.features:
@@ -65,9 +69,16 @@ class ItemEmbedding(nn.Module):
         self.id = nn.Embedding(catalog.rows, config.embedding)
         self.features = nn.ModuleList(_Values(catalog.features[name], config.embedding) for name in config.features)
         self.size = config.embedding * (1 + len(config.features))
+        self.register_buffer("table", None, persistent=False)
+
+    def fold(self) -> None:
+        """From now on look whole embeddings up in one table: for networks that learn no more."""
+        self.table = self(torch.arange(self.id.num_embeddings, device=self.id.weight.device))
 
     def forward(self, items: Tensor) -> Tensor:
         """Catalogue rows (…) -> (…, size)."""
+        if self.table is not None:
+            return nn.functional.embedding(items, self.table)
         return torch.cat([self.id(items), *(feature(items) for feature in self.features)], -1)
 
 
@@ -75,41 +86,79 @@ class _Values(nn.Module):
     """The mean embedding of an item's values of one feature; zero where it has none."""
 
     codes: Tensor
-    weights: Tensor
+    offsets: Tensor
 
     def __init__(self, feature: Feature, size: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(feature.cardinality, size)
-        codes, weights = _padded(feature)
+        self.single = feature.offsets is None
+        offsets = np.arange(feature.rows + 1) if feature.offsets is None else feature.offsets
         # derived from the catalogue, so no part of the weights on disk
-        self.register_buffer("codes", torch.from_numpy(codes), persistent=False)
-        self.register_buffer("weights", torch.from_numpy(weights), persistent=False)
+        self.register_buffer("codes", torch.from_numpy(feature.codes), persistent=False)
+        self.register_buffer("offsets", torch.from_numpy(offsets.astype(np.int32)), persistent=False)
 
     def forward(self, items: Tensor) -> Tensor:
-        values: Tensor = self.embedding(self.codes[items])  # (…, W, size)
-        return (values * self.weights[items].unsqueeze(-1)).sum(-2)
+        if self.single:
+            values: Tensor = self.embedding(self.codes[items])
+            return values
+        # One mean an item of the catalogue, then a look-up: items come up many times in a batch, and the most tagged item
+        # has a hundred times the values of the usual one, so that padding each look-up to the longest would cost far more.
+        means = nn.functional.embedding_bag(
+            self.codes, self.embedding.weight, self.offsets, mode="mean", include_last_offset=True
+        )
+        return nn.functional.embedding(items, means)
 
 
-def _padded(
-    feature: Feature,
-) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int32]], np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
-    """(rows, W) codes of every item, and the weight of each in the mean."""
-    offsets = np.arange(feature.rows + 1) if feature.offsets is None else feature.offsets
-    counts = np.diff(offsets)
-    place = np.arange(max(int(counts.max(initial=0)), 1))
-    present = place < counts[:, None]
-    codes = np.where(present, feature.codes[np.minimum(offsets[:-1, None] + place, max(len(feature.codes) - 1, 0))], 0)
-    return codes.astype(np.int32), (present / np.maximum(counts, 1)[:, None]).astype(np.float32)
+class Net(nn.Module):
+    """What every network over sessions has: embeddings, and the verbs begin, forward, advance (defined by its family)."""
 
-
-class SequenceNet(nn.Module):
-    """One network over sessions: user encoder, step encoder, head with `outputs` numbers a step."""
-
-    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int, users: int = 0) -> None:
+    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig) -> None:
         super().__init__()
         self.config, self.start = config, behaviours.start
         self.items = ItemEmbedding(catalog, config)
         self.behaviours = nn.Embedding(len(behaviours) + 1, config.embedding)  # and the start symbol b_s
+
+    def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> State:
+        """The state before the first step of users (B,) with histories (B, H)."""
+        raise NotImplementedError
+
+    def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
+        """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
+        raise NotImplementedError
+
+    def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
+        """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
+        raise NotImplementedError
+
+    def inputs(self, items: Tensor, behaviours: Tensor) -> Tensor:
+        """x = [Emb(b), Emb(a)]."""
+        return torch.cat([self.behaviours(behaviours.int()), self.items(items)], -1)
+
+    def previous(self, behaviours: Tensor) -> Tensor:
+        """b_{t-1} for every step: the behaviours (B, T) moved on by one, the start symbol first."""
+        first = torch.full_like(behaviours[:, :1], self.start)
+        return torch.cat([first, behaviours[:, :-1]], 1)
+
+    def run(self, batch: SessionTensors) -> Tensor:
+        """Outputs for a batch as it was logged."""
+        outputs: Tensor = self(self.begin(*batch.history), batch.items, batch.behaviours)
+        return outputs
+
+    @torch.no_grad()
+    def snapshot(self) -> Self:
+        """A copy that only answers: its weights never move, its item embeddings lie in one table."""
+        copied = copy.deepcopy(self).eval().requires_grad_(False)
+        copied.items.fold()
+        return copied
+
+
+class SequenceNet(Net):
+    """One recurrent network over sessions: user encoder, step encoder, head with `outputs` numbers a step."""
+
+    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int, users: int = 0) -> None:
+        super().__init__(catalog, behaviours, config)
+        if config.cell == "transformer":
+            raise OptionError("cell: 'transformer' is for simulators; agents take gru or lstm")
         layer = nn.GRU if config.cell == "gru" else nn.LSTM
         self.cell = layer(config.embedding + self.items.size, config.hidden, batch_first=True)
         if config.user == "history":
@@ -138,15 +187,6 @@ class SequenceNet(nn.Module):
         last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
         return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
 
-    def inputs(self, items: Tensor, behaviours: Tensor) -> Tensor:
-        """x = [Emb(b), Emb(a)]."""
-        return torch.cat([self.behaviours(behaviours.int()), self.items(items)], -1)
-
-    def previous(self, behaviours: Tensor) -> Tensor:
-        """b_{t-1} for every step: the behaviours (B, T) moved on by one, the start symbol first."""
-        first = torch.full_like(behaviours[:, :1], self.start)
-        return torch.cat([first, behaviours[:, :-1]], 1)
-
     def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
         """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
         begin = tuple(part.unsqueeze(0) for part in state)
@@ -154,11 +194,11 @@ class SequenceNet(nn.Module):
         outputs: Tensor = self.head(hidden)
         return outputs
 
-    def run(self, batch: SessionTensors) -> Tensor:
-        """Outputs for a batch as it was logged."""
-        state = self.begin(batch.user, batch.history_items, batch.history_behaviours, batch.history_length)
-        outputs: Tensor = self(state, batch.items, batch.behaviours)
-        return outputs
+    def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
+        """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
+        state = self.step(self.gates(item, previous), state)
+        outputs: Tensor = self.head(state[0])
+        return outputs, state
 
     def gates(self, items: Tensor, previous: Tensor) -> Tensor:
         """What item and previous behaviour (…) add to the gates: W_x x + bias, (…, gates · H)."""
@@ -208,6 +248,40 @@ def _cell_tables(layer: nn.RNNBase, behaviours: Tensor, items: Tensor) -> CellTa
         weight=layer.get_parameter("weight_hh_l0").clone(),
         bias=layer.get_parameter("bias_hh_l0").clone(),
     )
+
+
+class ValueNet(SequenceNet):
+    """A network with one number a step, learned as (label - shift) / scale so that no label is too large for Adam.
+
+    Labels are standardised by those of the first fit; later fits keep the scale, or warm-started weights would mean
+    something else.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, users: int = 0) -> None:
+        super().__init__(catalog, behaviours, config, 1, users)
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def standardise(self, labels: Tensor, mask: Tensor) -> None:
+        """Take shift and scale from the labels (B, T) that count."""
+        counted = labels[mask].double()
+        spread = float(counted.std(correction=0)) if len(counted) else 0.0
+        self.shift.fill_(float(counted.mean()) if len(counted) else 0.0)
+        self.scale.fill_(spread if spread > 1e-8 else 1.0)
+
+    def values(self, batch: SessionTensors) -> Tensor:
+        """(B, T) in the labels' own unit."""
+        return self.run(batch).squeeze(-1) * self.scale + self.shift
+
+    @torch.no_grad()
+    def tables(self) -> Tables:
+        """With the scale folded into the head."""
+        tables = super().tables()
+        first_weight, first_bias, weight, bias = tables.head
+        return replace(tables, head=(first_weight, first_bias, weight * self.scale, bias * self.scale + self.shift))
 
 
 def expected_reward(logits: Tensor, rewards: Tensor) -> Tensor:

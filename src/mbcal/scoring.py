@@ -10,8 +10,9 @@ the service is what was measured in the laboratory. Randomness comes in as unifo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Self
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -86,14 +87,123 @@ class Tables:
         inner = hidden @ first_weight.T + first_bias
         return inner.clip(0, None) @ second_weight.T + second_bias
 
-    def numpy(self) -> Self:
-        """The same tables as plain arrays, for where torch is not."""
-        plain: Self = _to_numpy(self)
-        return plain
+
+class Scorer(Protocol):
+    """What ranks, for B sessions at a time. The state is explicit and immutable."""
+
+    def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> Any:
+        """The state before the first step of users (B,) with histories (B, H)."""
+
+    def parts(self, state: Any, candidates: Array) -> dict[str, Array]:
+        """What the score of candidates (B, C) is the sum of, each (B, C)."""
+
+    def score(self, state: Any, candidates: Array) -> Array:
+        """(B, C)."""
+
+    def observe(self, state: Any, item: Array, behaviour: Array) -> Any:
+        """The state after item (B,) was shown and behaviour (B,) came back."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of a score: a network of behaviours gives the reward it expects, a network of values its value."""
+
+    tables: Tables
+    rewards: Array | None  # (behaviours,); None for a network of values
+
+    def value(self, outputs: Array) -> Array:
+        """Outputs (B, C, outputs) -> (B, C)."""
+        if self.rewards is None:
+            return outputs[..., 0]
+        weights = _exp(outputs - _largest(outputs))
+        return (weights @ self.rewards) / weights.sum(-1)
+
+
+@dataclass(frozen=True)
+class ScorerState:
+    """Where a scorer stands in B sessions; immutable."""
+
+    hidden: tuple[Array, ...]  # one (B, H) a term
+    previous: Array  # (B,)
+
+
+@dataclass(frozen=True)
+class NetScorer:
+    """What a trained agent ranks by: the sum of its terms, such as instant reward + future advantage."""
+
+    terms: Mapping[str, Term]
+    start: int
+
+    def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> ScorerState:
+        known = (user, history_items, history_behaviours, history_length)
+        hidden = tuple(term.tables.begin(*known) for term in self.terms.values())
+        return ScorerState(hidden, _index(user) * 0 + self.start)
+
+    def parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
+        return {
+            name: term.value(term.tables.score(hidden, state.previous, candidates))
+            for (name, term), hidden in zip(self.terms.items(), state.hidden, strict=True)
+        }
+
+    def score(self, state: ScorerState, candidates: Array) -> Array:
+        first, *others = self.parts(state, candidates).values()
+        for other in others:
+            first = first + other
+        return first
+
+    def observe(self, state: ScorerState, item: Array, behaviour: Array) -> ScorerState:
+        hidden = tuple(
+            term.tables.cell.observe(hidden, item, state.previous)
+            for term, hidden in zip(self.terms.values(), state.hidden, strict=True)
+        )
+        return ScorerState(hidden, _index(behaviour))
+
+
+@dataclass(frozen=True)
+class ItemScorer:
+    """One number an item, whoever asks."""
+
+    values: Array  # (rows,)
+
+    def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> None:
+        """Nothing to remember."""
+
+    def parts(self, state: None, candidates: Array) -> dict[str, Array]:
+        return {"instant": self.score(state, candidates)}
+
+    def score(self, state: None, candidates: Array) -> Array:  # noqa: ARG002
+        return self.values[candidates]
+
+    def observe(self, state: None, item: Array, behaviour: Array) -> None:
+        """Nothing to remember."""
+
+
+@dataclass(frozen=True)
+class ChanceScorer:
+    """Uniform chance as a function of what has been seen: the same session gets the same scores, in any batch."""
+
+    seed: int
+
+    def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> Array:
+        state = _scramble(_index(user) + self.seed)
+        for step in range(history_items.shape[1]):
+            moved = self.observe(state, history_items[:, step], history_behaviours[:, step])
+            state = _where(history_length > step, moved, state)
+        return state
+
+    def parts(self, state: Array, candidates: Array) -> dict[str, Array]:
+        return {"instant": self.score(state, candidates)}
+
+    def score(self, state: Array, candidates: Array) -> Array:
+        drawn = _scramble(state[:, None] ^ _index(candidates)) & 0xFFFFFF  # 24 bits are exact in float32
+        return _float(drawn) / 2**24
+
+    def observe(self, state: Array, item: Array, behaviour: Array) -> Array:
+        return _scramble(state ^ _scramble(_index(item) * 256 + _index(behaviour)))
 
 
 def greedy(scores: Array, available: Array) -> Array:
-    """Index (B,) of the best available candidate; among equals the first."""
+    """Index (B,) of the best available candidate; among equals the first. Its propensity is 1."""
     _require_choice(available)
     return _where(available, scores.clip(-3e38, None), -np.inf).argmax(1)  # even a score of -inf beats what is gone
 
@@ -161,6 +271,17 @@ def _exp(x: Array) -> Array:
     return np.exp(x) if isinstance(x, np.ndarray) else x.exp()
 
 
+def _largest(x: Array) -> Array:
+    return x.max(-1, keepdims=True) if isinstance(x, np.ndarray) else x.amax(-1, keepdim=True)
+
+
+def _scramble(x: Array) -> Array:
+    """Mix the bits of 31-bit numbers well enough that neighbours have nothing in common; stays within int64."""
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0x7FFFFFFF
+    return x ^ (x >> 16)
+
+
 def _where(condition: Array, yes: Array, no: Array) -> Array:
     return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else yes.where(condition, no)
 
@@ -169,16 +290,23 @@ def _index(x: Array) -> Array:
     return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
 
 
+def _float(x: Array) -> Array:
+    return x.astype(np.float32) if isinstance(x, np.ndarray) else x.float()
+
+
 def _zeros(like: Array, rows: int) -> Array:
     shape = (rows, like.shape[1])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 
 
-def _to_numpy(value: Any) -> Any:
-    if value is None or isinstance(value, np.ndarray):
+def to_numpy(value: Any) -> Any:
+    """Tensors within tables, terms and scorers as plain arrays, for where torch is not."""
+    if value is None or isinstance(value, np.ndarray | int):
         return value
+    if isinstance(value, dict):
+        return {name: to_numpy(part) for name, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(_to_numpy(part) for part in value)
+        return tuple(to_numpy(part) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{field.name: _to_numpy(getattr(value, field.name)) for field in fields(value)})
+        return type(value)(**{field.name: to_numpy(getattr(value, field.name)) for field in fields(value)})
     return value.detach().cpu().numpy()

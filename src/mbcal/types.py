@@ -7,11 +7,11 @@ torch tensors. Padding sits at the end of a row, holds zeros and is told by the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -347,13 +347,30 @@ class Sessions:
         table = np.asarray(self.behaviour_set.rewards, np.float32)
         return np.where(self.mask, table[self.behaviours], np.float32(0))
 
-    def tensors(self, device: str | torch.device = "cpu") -> SessionTensors:
-        """The same arrays as torch tensors: views of this memory on the CPU, copies on another device."""
+    @property
+    def history(self) -> History:
+        return History(self.user, self.history_items, self.history_behaviours, self.history_length)
+
+    def tensors(self, device: str | torch.device = "cpu", without: Collection[str] = ()) -> SessionTensors:
+        """The same arrays as torch tensors: views of this memory on the CPU, copies on another device.
+
+        Optional arrays named in `without` are left out.
+        """
         import torch
 
+        taken = {name: array for name, array in self.arrays() if name not in without}
         return SessionTensors(
-            **{name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in self.arrays()}
+            **{name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in taken.items()}
         )
+
+
+class History(NamedTuple):
+    """What is known of users (B,) when a session begins; arrays or tensors."""
+
+    user: Any  # (B,)
+    items: Any  # (B, H)
+    behaviours: Any  # (B, H)
+    length: Any  # (B,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,6 +387,32 @@ class SessionTensors:
     candidates: torch.Tensor | None = None
     propensities: torch.Tensor | None = None
     timestamps: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> Self:
+        """Some sessions; a slice shares memory."""
+        return self._map(lambda tensor: tensor[rows])
+
+    def to(self, device: str | torch.device) -> Self:
+        """The same sessions on another device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        tensors = {name: getattr(self, name) for name in _FIELDS}
+        return type(self)(**{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
+
+    @property
+    def history(self) -> History:
+        return History(self.user, self.history_items, self.history_behaviours, self.history_length)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """(B, T), true where a step counts."""
+        import torch
+
+        return torch.arange(self.items.shape[1], device=self.items.device) < self.length.unsqueeze(1)
 
 
 def _require_range(name: str, array: NDArray[Any], size: int) -> None:

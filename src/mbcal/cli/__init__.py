@@ -11,13 +11,14 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import describe, prepare
+from mbcal.cli import describe, evaluate, fit, prepare, rank, simulator
 from mbcal.errors import MbcalError
 
 app = typer.Typer(
     name="mbcal",
     help="Long-term recommendation from ordinary logs: model-based counterfactual advantage learning (MBCAL).\n\n"
-    "Start with 'mbcal prepare newsfeed --out feed' (generated data, nothing to fetch), then 'mbcal describe feed'.",
+    "Start with 'mbcal prepare newsfeed --out feed' (generated data, nothing to fetch), then "
+    "'mbcal simulator feed --out sim', 'mbcal fit feed --out model' and 'mbcal evaluate model --data feed --simulator sim'.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -25,6 +26,10 @@ app = typer.Typer(
 )
 app.add_typer(prepare.app, name="prepare")
 app.command("describe")(describe.describe_store)
+app.command("simulator")(simulator.fit_simulator)
+app.command("fit")(fit.fit_agent)
+app.command("rank")(rank.rank_candidates)
+app.command("evaluate")(evaluate.evaluate_models)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,327 @@
+"""What every agent is: four verbs (fit, begin, score, observe), and what follows from them (rank, save, load).
+
+A method is one file with a config and a class that says which networks it has (`networks`), what they learn (`learn`) and
+what it ranks by (`scorer`). Masks, epsilon, ties and propensities are no business of an agent: `scoring.py` does them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mbcal import bundle
+from mbcal.config import from_dict, to_dict
+from mbcal.errors import InputError, ModelError
+from mbcal.nets import NetConfig, SequenceNet, ValueNet
+from mbcal.progress import SILENT, Progress
+from mbcal.randomness import seed_of
+from mbcal.scoring import Scorer, Term
+from mbcal.training import (
+    Checkpoints,
+    Objective,
+    Resident,
+    Training,
+    device_named,
+    put_state,
+    split_users,
+    state_arrays,
+    train,
+)
+from mbcal.types import UNKNOWN, Behaviours, Catalog, Sessions
+
+NOBODY = 2**31 - 1
+"""A user never seen, for the encoder that goes by id."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Settings that all methods share."""
+
+    net: NetConfig = field(default_factory=NetConfig)
+    training: Training = field(default_factory=Training)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One candidate in its place: its score, what the score is made of, and whether the model has seen the item."""
+
+    item: str
+    title: str
+    score: float
+    parts: Mapping[str, float]
+    known: bool
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What an agent was fitted for."""
+
+    catalog: Catalog
+    behaviours: Behaviours
+    horizon: int
+    history: int
+    users: int
+
+    @classmethod
+    def of(cls, sessions: Sessions) -> Self:
+        users = int(sessions.user.max()) + 1
+        return cls(sessions.catalog, sessions.behaviour_set, sessions.horizon, sessions.history_items.shape[1], users)
+
+    def require(self, sessions: Sessions, whose: str) -> None:
+        """Refuse sessions whose rows would mean something else."""
+        if sessions.behaviour_set != self.behaviours:
+            mine, theirs = ", ".join(self.behaviours.names), ", ".join(sessions.behaviour_set.names)
+            rule = f"{whose} knows the behaviours {mine}, the data has {theirs} (or other rewards)"
+            raise ModelError(f"{rule}; fit one on this data")
+        if sessions.catalog is not self.catalog and sessions.catalog.items != self.catalog.items:
+            rule = f"{whose} knows {len(self.catalog):,} items, the data has {len(sessions.catalog):,} and not the same"
+            raise ModelError(f"{rule}; fit one on this data")
+
+
+@dataclass
+class Lesson:
+    """One fit: the sessions within reach, who is held out, and how to run the loop over them."""
+
+    data: Resident
+    rows: NDArray[np.int64]
+    held: NDArray[np.int64]
+    how: Training
+    seed: int
+    first: bool
+    """Whether the agent has learned nothing before."""
+    progress: Progress
+    checkpoints: Checkpoints | None
+    nets: Mapping[str, nn.Module]
+    optimisers: Mapping[str, torch.optim.Adam]
+    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+    def train(self, name: str, objective: Objective) -> None:
+        """Fit the network of this name."""
+        self.curves[name] = train(
+            self.nets[name],
+            objective,
+            self.rows,
+            self.held,
+            self.how,
+            name=name,
+            seed=self.seed,
+            optimiser=self.optimisers[name],
+            progress=self.progress,
+            checkpoints=self.checkpoints,
+        )
+
+
+class Agent(ABC):
+    """A ranking method. `fit` again is a warm start: weights and optimiser go on from where they were."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[AgentConfig]] = AgentConfig
+    needs_candidates: ClassVar[bool] = False
+    """Whether it learns from what else could have been shown."""
+
+    def __init__(self, config: Any = None, device: str = "auto") -> None:
+        self.config = config or self.Config()
+        self.device = device_named(device)
+        self.fits = 0
+        self.nets: dict[str, Any] = {}
+        self.optimisers: dict[str, torch.optim.Adam] = {}
+        self.curves: dict[str, list[dict[str, float]]] = {}
+        self._domain: Domain | None = None
+        self._scorer: Scorer | None = None
+
+    @abstractmethod
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+        """Fresh networks by name."""
+
+    @abstractmethod
+    def learn(self, lesson: Lesson) -> None:
+        """Fit them."""
+
+    @abstractmethod
+    def scorer(self) -> Scorer:
+        """What ranks, made of the networks as they are now."""
+
+    def fit(
+        self,
+        sessions: Sessions,
+        *,
+        training: Training | None = None,
+        progress: Progress = SILENT,
+        checkpoints: Checkpoints | None = None,
+    ) -> Self:
+        """Learn from sessions; `training` replaces the config's for this time."""
+        if not len(sessions):
+            raise InputError("fit: there are no sessions to learn from")
+        if self._domain is None:
+            self._begin_with(Domain.of(sessions))
+        self.domain.require(sessions, "this agent")
+        how, seed = training or self.config.training, seed_of(self.config.seed, self.name, "fit", self.fits)
+        rows, held = split_users(sessions, how.validation, seed)
+        lesson = Lesson(
+            Resident(sessions, self.device, self.needs_candidates),
+            rows,
+            held,
+            how,
+            seed,
+            self.fits == 0,
+            progress,
+            checkpoints,
+            self.nets,
+            self.optimisers,
+        )
+        self.learn(lesson)
+        self.curves = lesson.curves
+        self.fits += 1
+        self._scorer = self.scorer()
+        return self
+
+    def _begin_with(self, domain: Domain) -> None:
+        self._domain = domain
+        with torch.random.fork_rng(devices=[]):  # initial weights come from the config's seed alone, on any device
+            torch.manual_seed(seed_of(self.config.seed, self.name, "weights"))
+            self.nets = {name: net.to(self.device) for name, net in self.networks(domain).items()}
+        trained = {name: net for name, net in self.nets.items() if any(True for _ in net.parameters())}
+        self.optimisers = {name: self.config.training.optimiser(net) for name, net in trained.items()}
+
+    @property
+    def domain(self) -> Domain:
+        """What it was fitted for."""
+        if self._domain is None:
+            raise ModelError(f"this {self.name} agent has not been fitted; call fit(sessions) first")
+        return self._domain
+
+    @property
+    def ranks_by(self) -> Scorer:
+        """The scorer of the last fit."""
+        if self._scorer is None:
+            raise ModelError(f"this {self.name} agent has not been fitted; call fit(sessions) first")
+        return self._scorer
+
+    def begin(self, user: Any, history_items: Any, history_behaviours: Any, history_length: Any) -> Any:
+        """The state before the first step of users (B,) with histories (B, H)."""
+        return self.ranks_by.begin(user, history_items, history_behaviours, history_length)
+
+    def score(self, state: Any, candidates: Any) -> Any:
+        """(B, C)."""
+        return self.ranks_by.score(state, candidates)
+
+    def observe(self, state: Any, item: Any, behaviour: Any) -> Any:
+        """The state after item (B,) was shown and behaviour (B,) came back."""
+        return self.ranks_by.observe(state, item, behaviour)
+
+    def rank(
+        self,
+        history: Sequence[tuple[str, str]],
+        candidates: Sequence[str],
+        session: Sequence[tuple[str, str]] = (),
+    ) -> list[Ranked]:
+        """Candidates by name, best first, for a user known by (item, behaviour) pairs, oldest first.
+
+        `history` is what came before the session, `session` what was shown in it so far. Items never seen stand for the
+        out-of-vocabulary item; users need no name.
+        """
+        domain, scorer = self.domain, self.ranks_by
+        _require_candidates(candidates)
+        if len(history) > domain.history:
+            rule = f"history: {len(history)} steps, the model was fitted on at most {domain.history}"
+            raise InputError(f"{rule}; give the latest {domain.history}")
+        items, behaviours = self._rows(history)
+        length = torch.tensor([len(history)], dtype=torch.int32, device=self.device)
+        user = torch.tensor([NOBODY], dtype=torch.int32, device=self.device)
+        state = scorer.begin(user, items.unsqueeze(0), behaviours.unsqueeze(0), length)
+        for item, behaviour in zip(*self._rows(session), strict=True):
+            state = scorer.observe(state, item.view(1), behaviour.view(1))
+        rows = domain.catalog.row(candidates)
+        shares = scorer.parts(state, torch.from_numpy(rows).to(self.device).unsqueeze(0))
+        parts = {name: part[0].tolist() for name, part in shares.items()}
+        score = [sum(values) for values in zip(*parts.values(), strict=True)]
+        order = sorted(range(len(rows)), key=lambda place: (-score[place], place))
+        return [
+            Ranked(
+                item=candidates[place],
+                title=domain.catalog.title(int(rows[place])) if rows[place] != UNKNOWN else candidates[place],
+                score=score[place],
+                parts={name: values[place] for name, values in parts.items()},
+                known=bool(rows[place] != UNKNOWN),
+            )
+            for place in order
+        ]
+
+    def _rows(self, steps: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+        items = torch.from_numpy(self.domain.catalog.row(item for item, _ in steps))
+        labels = torch.tensor([self.domain.behaviours.index(label) for _, label in steps], dtype=torch.uint8)
+        return items.to(self.device), labels.to(self.device)
+
+    def save(self, path: str | Path, *, overwrite: bool = False, about: Mapping[str, Any] | None = None) -> Path:
+        """Write the agent as a folder that `mbcal.load` reads; `about` is kept in the manifest (which data, say)."""
+        domain = self.domain
+        weights: dict[str, NDArray[Any]] = {}
+        optimisers: dict[str, NDArray[Any]] = {}
+        for name, net in self.nets.items():
+            for key, array in state_arrays(net, self.optimisers.get(name)).items():
+                kind, _, rest = key.partition("/")
+                (weights if kind == "weight" else optimisers)[f"{name}/{rest}"] = array
+        said = {
+            "agent": self.name,
+            "config": to_dict(self.config),
+            "fits": self.fits,
+            "curves": self.curves,
+            "behaviours": to_dict(domain.behaviours),
+            "horizon": domain.horizon,
+            "history": domain.history,
+            "users": domain.users,
+            "about": dict(about or {}),
+        }
+        files = {"weights": weights, "optimiser": optimisers}
+        return bundle.write_bundle(path, bundle.AGENT, said, files, domain.catalog, overwrite)
+
+    @classmethod
+    def read(cls, opened: bundle.Bundle, device: str = "auto") -> Self:
+        """The agent a folder holds."""
+        said = opened.manifest
+        try:
+            agent = cls(from_dict(cls.Config, said["config"]), device)
+            agent._begin_with(Domain(opened.catalog, opened.behaviours, said["horizon"], said["history"], said["users"]))
+            weights, optimisers = opened.arrays("weights"), opened.arrays("optimiser")
+            for name, net in agent.nets.items():
+                mine = {
+                    f"{kind}/{key.removeprefix(f'{name}/')}": value
+                    for kind, arrays in (("weight", weights), ("adam", optimisers))
+                    for key, value in arrays.items()
+                    if key.startswith(f"{name}/")
+                }
+                put_state(net, agent.optimisers.get(name), mine)
+        except (KeyError, TypeError, RuntimeError) as error:  # the hashes fit but the content does not: another program's
+            raise opened.damaged(str(error).splitlines()[0]) from error
+        agent.fits, agent.curves = said["fits"], said["curves"]
+        agent._scorer = agent.scorer()
+        return agent
+
+
+def instant_term(net: SequenceNet, behaviours: Behaviours) -> Term:
+    """The reward a network of behaviours expects of the next step."""
+    return Term(net.tables(), torch.tensor(behaviours.rewards, device=net.behaviours.weight.device))
+
+
+def value_term(net: ValueNet) -> Term:
+    """What a network of values says."""
+    return Term(net.tables(), None)
+
+
+def _require_candidates(candidates: Sequence[str]) -> None:
+    if not candidates:
+        raise InputError("candidates: none were given; name at least one item to rank")
+    seen: set[str] = set()
+    for name in candidates:
+        if name in seen:
+            raise InputError(f"candidates: {name!r} is there twice; name every item once")
+        seen.add(name)

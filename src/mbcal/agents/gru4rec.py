@@ -1,0 +1,34 @@
+"""GRU4Rec: predict the next behaviour, show what pleases most now.
+
+Hidasi et al., *Session-based Recommendations with Recurrent Neural Networks* (ICLR 2016), in the form the MBCAL paper
+compares with: the network of the environment model without masking, ranked by the reward it expects of the next step alone.
+
+Deviations from Hidasi et al.: (1) it predicts the behaviour on an item shown, not which item comes next, since candidates
+are given; (2) likelihood instead of a pairwise ranking loss; (3) the user's history is read by an encoder of its own.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mbcal.agents.agent import Agent, Domain, Lesson, instant_term
+from mbcal.losses import behaviour_likelihood
+from mbcal.nets import SequenceNet
+from mbcal.scoring import NetScorer
+
+
+class GRU4Rec(Agent):
+    """The myopic yardstick: score = expected instant reward."""
+
+    name = "gru4rec"
+
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+        net = SequenceNet(domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.users)
+        return {"behaviour": net}
+
+    def learn(self, lesson: Lesson) -> None:
+        lesson.train("behaviour", behaviour_likelihood(self.nets["behaviour"], lesson.data))
+
+    def scorer(self) -> NetScorer:
+        terms = {"instant": instant_term(self.nets["behaviour"], self.domain.behaviours)}
+        return NetScorer(terms, self.domain.behaviours.start)

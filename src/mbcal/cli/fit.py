@@ -1,0 +1,88 @@
+"""`mbcal fit`: an agent from a store."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mbcal.cli.console import progress
+from mbcal.cli.options import DataDir, DeviceOption, Out, Overwrite, Seed, about, checkpoint_folder, features_of
+from mbcal.data import Store
+from mbcal.errors import OptionError
+
+
+def fit_agent(
+    data: DataDir,
+    out: Out,
+    agent: Annotated[str, typer.Option(help="The method: mbcal, mbcal-no-vr, gru4rec, popular, random.")] = "mbcal",
+    epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users tell when to stop.")] = 20,
+    patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
+    validation: Annotated[float, typer.Option(help="Share of users held out for that; 0 runs every epoch.")] = 0.1,
+    batch: Annotated[int, typer.Option(help="Sessions an update.")] = 256,
+    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
+    features: Annotated[
+        str | None,
+        typer.Option(help="Item features seen beside the id, 'category,type', or 'none'.", show_default="by kind of store"),
+    ] = None,
+    user: Annotated[str, typer.Option(help="What tells users apart: history, id or none.")] = "history",
+    hidden: Annotated[int, typer.Option(help="Size of the hidden state.")] = 32,
+    embedding: Annotated[int, typer.Option(help="Size of every embedding.")] = 32,
+    gamma: Annotated[
+        float | None, typer.Option(help="Discount of the future.", show_default="0.95; of far-sighted methods")
+    ] = None,
+    mask_rate: Annotated[
+        float | None, typer.Option(help="Share of items hidden from the environment model.", show_default="0.2; of mbcal")
+    ] = None,
+    warm: Annotated[
+        Path | None, typer.Option("--from", help="Go on from this model instead of from nothing.", show_default=False)
+    ] = None,
+    seed: Seed = 0,
+    device: DeviceOption = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Fit an agent on a store's 'train' users and write it as a folder.
+
+    A fit that is stopped, even by kill -9, goes on where it was when the same command is given again, to the same result.
+    """
+    from mbcal.agents import agent_named, load
+    from mbcal.config import to_dict
+    from mbcal.folder import NewFolder
+    from mbcal.nets import NetConfig
+    from mbcal.training import Checkpoints, Training, device_named
+
+    kind = agent_named(agent)
+    device_named(device)
+    NewFolder(out, "model", overwrite)  # refuses now what it would refuse after an hour
+    store = Store.open(data)
+    training = Training(epochs, batch, learning_rate, validation=validation, patience=patience)
+    if warm:
+        made = load(warm, device)
+        if made.name != agent:
+            raise OptionError(f"from: {warm} holds a {made.name} agent; add --agent {made.name} or start from nothing")
+        made.config = replace(made.config, training=training)
+    else:
+        net = NetConfig("gru", hidden, embedding, features_of(store, features), user)  # type: ignore[arg-type]  # NetConfig checks
+        own = {name: value for name, value in (("gamma", gamma), ("mask_rate", mask_rate)) if value is not None}
+        for name in own.keys() - {field.name for field in fields(kind.Config)}:
+            raise OptionError(f"{name.replace('_', '-')}: the {agent} agent has no such setting; leave it out")
+        made = kind(kind.Config(net=net, training=training, seed=seed, **own), device)
+    sessions = store.sessions("train")
+    settings = {"agent": agent, "config": to_dict(made.config), "fits": made.fits, **about(store, "train")}
+    kept = Checkpoints(checkpoint_folder(out), settings)
+    if kept.latest:
+        typer.echo("going on from the last checkpoint", err=True)
+    with progress() as listener:
+        made.fit(sessions, progress=listener, checkpoints=kept)
+    made.save(out, overwrite=overwrite, about=about(store, "train"))
+    kept.remove()
+    typer.echo(f"{out}: {agent}, fitted on {len(sessions):,} sessions")
+    for name, curve in made.curves.items():
+        best = min(curve, key=lambda epoch: epoch.get("held_out", epoch["loss"]))
+        which = "held-out loss" if "held_out" in best else "loss"
+        typer.echo(
+            f"  {name}: {which} {best.get('held_out', best['loss']):.4f}, epoch {curve.index(best) + 1} of {len(curve)}"
+        )
+    typer.echo(f"Next: mbcal evaluate {out} --data {data} --simulator SIM   (SIM: mbcal simulator {data} --out SIM)")

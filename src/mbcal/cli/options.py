@@ -1,0 +1,39 @@
+"""Options that several commands share, and how numbers are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mbcal.config import Device
+from mbcal.data import Store
+
+Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing one.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
+Seed = Annotated[int, typer.Option(help="Another seed, another result; the same seed, the same.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
+
+AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
+"""What agents see of an item beside its id, by kind of store, unless told: less than the simulator does, on purpose."""
+
+
+def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
+    """The features named, 'none' for none, or those usual for this kind of store."""
+    if wanted is None:
+        usual = AGENT_FEATURES.get(store.manifest["source"], ())
+        return tuple(name for name in usual if name in store.catalog.features)
+    return () if wanted.strip() in ("", "none") else tuple(name.strip() for name in wanted.split(","))
+
+
+def checkpoint_folder(out: Path) -> Path:
+    """Where a fit keeps its state until it is done: beside its result, hidden."""
+    return out.resolve().parent / f".{out.name}.checkpoint"
+
+
+def about(store: Store, part: str) -> dict[str, Any]:
+    """Which data a model was made of."""
+    return {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": part}

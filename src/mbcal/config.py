@@ -1,0 +1,67 @@
+"""Settings as frozen dataclasses, to plain dictionaries and back: no untyped options, no silent unknown key."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from mbcal.errors import OptionError, nearest
+
+T = TypeVar("T")
+
+Device = Literal["auto", "cpu", "cuda"]
+"""Where to compute; auto takes a GPU if there is one."""
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain values only: what JSON and TOML can hold."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """The dataclass `kind` from a dictionary; keys left out keep their defaults, unknown ones are refused by name."""
+    hints = typing.get_type_hints(kind)
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    made = {}
+    for name, value in values.items():
+        if name not in known:
+            raise OptionError(f"{where}{name}: unknown; known are {', '.join(sorted(known))}.{nearest(name, known)}")
+        made[name] = _value(hints[name], value, f"{where}{name}")
+    return kind(**made)
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise OptionError(f"{where}: must be a table of settings, got {value!r}")
+        return from_dict(typing.cast(type, kind), value, f"{where}.")
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if value not in arguments:
+            listed = ", ".join(map(str, arguments))
+            raise OptionError(
+                f"{where}: {value!r} is unknown; known are {listed}.{nearest(str(value), map(str, arguments))}"
+            )
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise OptionError(f"{where}: must be a list, got {value!r}")
+        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(inner) != len(value):
+            raise OptionError(f"{where}: must hold {len(inner)} values, got {len(value)}")
+        return tuple(_value(one, part, where) for one, part in zip(inner, value, strict=True))
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        return _value(next(one for one in arguments if one is not type(None)), value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise OptionError(f"{where}: must be {_ARTICLE.get(kind, kind.__name__)}, got {value!r}")
+    return value
+
+
+_ARTICLE = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

@@ -1,0 +1,87 @@
+"""Users one can ask: the generated world, a learned simulator, or an agent's own environment model.
+
+All answer in the same way: `begin` a session from what is known of its user, then `answer` each item shown. Randomness is
+one uniform number a step, given from outside, so that two policies can meet the same users in the same luck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from mbcal.nets import Net, State
+from mbcal.types import Behaviours, Catalog
+
+
+class Environment(Protocol):
+    """The two verbs of a user, for B sessions at a time; `State` is explicit and immutable."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def behaviours(self) -> Behaviours: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> Any:
+        """The state in which users (B,) with histories (B, H) come to a session."""
+
+    def answer(self, state: Any, item: Tensor, uniform: Tensor) -> tuple[Tensor, Any]:
+        """What users do with item (B,), drawn by uniform numbers (B,): behaviours (B,) uint8, and the state after it."""
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """Where a network stands in B sessions."""
+
+    hidden: State
+    previous: Tensor  # (B,)
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        return type(self)(tuple(part[rows] for part in self.hidden), self.previous[rows])
+
+
+class ModelEnvironment:
+    """Users as a network of behaviours imagines them. The network is copied and its weights never move."""
+
+    def __init__(self, net: Net, catalog: Catalog, behaviours: Behaviours) -> None:
+        self.catalog, self.behaviours = catalog, behaviours
+        self._net = net.snapshot()
+        self.device = net.behaviours.weight.device
+        self.rewards = torch.tensor(behaviours.rewards, device=self.device)
+
+    @torch.no_grad()
+    def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> ModelState:
+        """See `Environment`."""
+        previous = torch.full_like(user, self.behaviours.start)
+        return ModelState(self._net.begin(user, history_items, history_behaviours, history_length), previous)
+
+    @torch.no_grad()
+    def probabilities(self, state: ModelState, items: Tensor) -> Tensor:
+        """P(behaviour | user, item): (B, C, behaviours) for items (B, C)."""
+        size, count = items.shape
+        spread = state[torch.arange(size, device=items.device).repeat_interleave(count)]
+        logits, _ = self._net.advance(spread.hidden, items.flatten(), spread.previous)
+        return torch.softmax(logits, -1).view(size, count, -1)
+
+    def expected_reward(self, state: ModelState, items: Tensor) -> Tensor:
+        """E[reward | user, item]: (B, C)."""
+        return self.probabilities(state, items) @ self.rewards
+
+    def respond(self, state: ModelState, item: Tensor, generator: torch.Generator) -> tuple[Tensor, ModelState]:
+        """Draw what users do with item (B,)."""
+        return self.answer(state, item, torch.rand(len(item), generator=generator, device=self.device))
+
+    @torch.no_grad()
+    def answer(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
+        """See `Environment`."""
+        logits, hidden = self._net.advance(state.hidden, item, state.previous)
+        reach = torch.softmax(logits, -1).cumsum(1)
+        # the first behaviour whose cumulated chance exceeds the draw
+        behaviour = (reach <= uniform.unsqueeze(1) * reach[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
+        return behaviour.to(torch.uint8), ModelState(hidden, behaviour.to(state.previous.dtype))

@@ -1,0 +1,46 @@
+"""Where agents and users meet: nothing here learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.environment import Environment
+from mbcal.metrics import Mean, mean_interval
+from mbcal.progress import SILENT, Progress
+from mbcal.rollout import Policy, rollout
+from mbcal.types import Sessions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy earned."""
+
+    served: Sessions
+    """The sessions as the policy served them."""
+
+    @property
+    def rewards(self) -> NDArray[np.float32]:
+        """(N,) of each session, undiscounted."""
+        earned: NDArray[np.float32] = self.served.rewards.sum(1)
+        return earned
+
+    @property
+    def mean(self) -> Mean:
+        """Mean reward per session; a user's sessions count as alike."""
+        return mean_interval(self.rewards, self.served.user)
+
+
+def evaluate(
+    policy: Policy,
+    environment: Environment,
+    sessions: Sessions,
+    *,
+    epsilon: float = 0.0,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Outcome:
+    """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck."""
+    return Outcome(rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, progress=progress))

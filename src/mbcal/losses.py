@@ -1,0 +1,43 @@
+"""What networks are fitted by: likelihood of behaviours, squared error of values. Both sum over the steps that count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mbcal.nets import Net, ValueNet
+from mbcal.training import Objective, Resident
+from mbcal.types import MASK
+
+
+def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Objective:
+    """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
+
+    Behaviours are never masked, so the model learns what a step is like whose item is not told.
+    """
+
+    def objective(rows: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+        batch = data[rows]
+        items, counted = batch.items, batch.mask
+        if mask_rate:
+            items = items.masked_fill(torch.rand(items.shape, generator=noise, device=items.device) < mask_rate, MASK)
+        logits = net(net.begin(*batch.history), items, batch.behaviours)
+        nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
+        return (nll * counted.flatten()).sum(), counted.sum()
+
+    return objective
+
+
+def value_error(net: ValueNet, data: Resident, labels: Tensor) -> Objective:
+    """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. FAM.
+
+    Labels (N, T) belong to the rows of `data`.
+    """
+
+    def objective(rows: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
+        batch = data[rows]
+        counted = batch.mask
+        error = net.run(batch).squeeze(-1) - (labels[rows] - net.shift) / net.scale
+        return (error.square() * counted).sum(), counted.sum()
+
+    return objective

@@ -1,0 +1,1 @@
+"""Results to look at: figures and pages."""

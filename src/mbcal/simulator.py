@@ -1,0 +1,255 @@
+"""Learned users: a network of another family and with more features than any agent has, fitted on users of its own.
+
+An agent judged by the network it was trained with would be judged by its own mistakes. So the simulator is an LSTM (or a
+transformer) where agents have a GRU, sees every feature where agents see few, and learns from the store's *simulator* users,
+whom no agent meets. It remembers whom it was fitted on and refuses to be judged, or to judge, by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mbcal import bundle, metrics
+from mbcal.attention import AttentionNet
+from mbcal.config import from_dict, to_dict
+from mbcal.environment import ModelEnvironment
+from mbcal.errors import InputError, ModelError
+from mbcal.losses import behaviour_likelihood
+from mbcal.nets import Net, NetConfig, SequenceNet
+from mbcal.progress import SILENT, Progress
+from mbcal.randomness import generator, seed_of
+from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
+from mbcal.types import Behaviours, Catalog, Sessions
+
+Family = Literal["lstm", "transformer"]
+
+JUDGED_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class SimulatorConfig:
+    """Settings of a simulator."""
+
+    family: Family = "lstm"
+    hidden: int = 32
+    embedding: int = 32
+    features: tuple[str, ...] | None = None
+    """Item features it sees; all of the catalogue's when None."""
+    training: Training = field(default_factory=Training)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ReportCard:
+    """How well a simulator does on users it never saw. Rewards are in reward units, everything else per step.
+
+    nll: -log of the probability given to the behaviour that came, mean. accuracy, macro_f1, weighted_f1: of the most likely
+    behaviour. rmse: of the expected reward against the reward that came. ece and reliability: of the most likely behaviour's
+    probability. real, simulated: mean reward by step, as logged and when the simulator feeds on behaviours of its own.
+    """
+
+    sessions: int
+    steps: int
+    nll: float
+    baseline_nll: float
+    """Of always giving each behaviour its share in the data: what a simulator must beat."""
+    accuracy: float
+    macro_f1: float
+    weighted_f1: float
+    rmse: float
+    ece: float
+    reliability: dict[str, list[float]]
+    real: list[float]
+    simulated: list[float]
+    error: list[float]
+    """Standard error of simulated - real at each step."""
+    confusion: list[list[int]]
+
+    @property
+    def drift(self) -> float:
+        """Largest gap between simulated and real mean reward at any step, as a share of the real one."""
+        gaps = [abs(a - b) / max(abs(b), 1e-9) for a, b in zip(self.simulated, self.real, strict=True)]
+        return max(gaps)
+
+
+class Simulator(ModelEnvironment):
+    """Fit with `Simulator.fit`, then `begin` and `respond` (or `answer`) step by step; `judge` on users it never saw."""
+
+    def __init__(
+        self, net: Net, catalog: Catalog, behaviours: Behaviours, config: SimulatorConfig, fitted: NDArray[np.int32]
+    ) -> None:
+        super().__init__(net, catalog, behaviours)
+        self.config, self.fitted = config, fitted
+        self.curve: list[dict[str, float]] = []
+        self.about: Mapping[str, Any] = {}
+
+    @classmethod
+    def fit(
+        cls,
+        sessions: Sessions,
+        config: SimulatorConfig | None = None,
+        *,
+        device: str = "auto",
+        progress: Progress = SILENT,
+        checkpoints: Checkpoints | None = None,
+    ) -> Self:
+        """Learn from the simulator's own users, `store.sessions("simulator")`."""
+        config = config or SimulatorConfig()
+        place = device_named(device)
+        net = _network(config, sessions.catalog, sessions.behaviour_set).to(place)
+        data = Resident(sessions, place)
+        rows, held = split_users(sessions, config.training.validation, config.seed)
+        curve = train(
+            net,
+            behaviour_likelihood(net, data),
+            rows,
+            held,
+            config.training,
+            name="simulator",
+            seed=seed_of(config.seed, "simulator"),
+            optimiser=config.training.optimiser(net),
+            progress=progress,
+            checkpoints=checkpoints,
+        )
+        made = cls(net, sessions.catalog, sessions.behaviour_set, config, np.unique(sessions.user))
+        made.curve = curve
+        return made
+
+    def require_strangers(self, sessions: Sessions) -> None:
+        """Refuse users it was fitted on, and sessions over other items or behaviours."""
+        if sessions.behaviour_set != self.behaviours:
+            mine, theirs = ", ".join(self.behaviours.names), ", ".join(sessions.behaviour_set.names)
+            raise ModelError(f"the simulator knows the behaviours {mine}, the data has {theirs} (or other rewards)")
+        if sessions.catalog is not self.catalog and sessions.catalog.items != self.catalog.items:
+            raise ModelError("the simulator was fitted on other items than the data has; fit one on this data")
+        known = np.isin(sessions.user, self.fitted)
+        if known.any():
+            count = len(np.unique(sessions.user[known]))
+            raise InputError(f"simulator: it was fitted on {count} of these users; judge on others (part 'test')")
+
+    @torch.no_grad()
+    def judge(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
+        """The report card on sessions of users it never saw."""
+        self.require_strangers(sessions)
+        progress.phase("report card", len(sessions))
+        classes = len(self.behaviours)
+        tally, table = _Tally(), np.zeros((classes, classes), np.int64)
+        steps: list[NDArray[np.float32]] = []  # simulated reward (N, T)
+        luck = torch.rand(len(sessions), sessions.horizon, generator=generator("cpu", seed, "drift"))
+        for begin in range(0, len(sessions), JUDGED_AT_ONCE):
+            part = sessions[begin : begin + JUDGED_AT_ONCE]
+            batch = part.tensors(self.device, without=("candidates", "propensities", "timestamps"))
+            chances = torch.softmax(self._net.run(batch), -1)[batch.mask].double().cpu().numpy()  # (S, classes)
+            truth = part.behaviours[part.mask]
+            tally.add(chances, truth, np.asarray(self.behaviours.rewards))
+            table += metrics.confusion(truth, chances.argmax(1), classes)
+            steps.append(self._replay(part, luck[begin : begin + len(part)]))
+            progress.advance(len(part))
+        return _card(sessions, tally, table, np.concatenate(steps))
+
+    def _replay(self, sessions: Sessions, luck: Tensor) -> NDArray[np.float32]:
+        """Rewards (B, T) when the logged items are shown but each behaviour is the simulator's own."""
+        batch, luck = sessions.tensors(self.device), luck.to(self.device)
+        state = self.begin(*batch.history)
+        drawn = []
+        for step in range(sessions.horizon):
+            behaviour, state = self.answer(state, batch.items[:, step], luck[:, step])
+            drawn.append(self.rewards[behaviour.long()])
+        return torch.stack(drawn, 1).cpu().numpy()
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        card: ReportCard | None = None,
+        extra: Mapping[str, bytes] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the simulator as a folder, with its report card where there is one."""
+        said = {
+            "config": to_dict(self.config),
+            "behaviours": to_dict(self.behaviours),
+            "curve": self.curve,
+            "about": dict(self.about),
+            "report_card": None if card is None else asdict(card),
+        }
+        weights = {name.removeprefix("weight/"): value for name, value in state_arrays(self._net, None).items()}
+        files = {"weights": weights, "fitted": {"users": self.fitted}}
+        return bundle.write_bundle(path, bundle.SIMULATOR, said, files, self.catalog, overwrite, extra)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Self:
+        """A simulator from the folder it was saved in."""
+        opened = bundle.Bundle.open(path, bundle.SIMULATOR)
+        said, catalog = opened.manifest, opened.catalog
+        try:
+            config = from_dict(SimulatorConfig, said["config"])
+            net = _network(config, catalog, opened.behaviours)
+            put_state(net, None, {f"weight/{name}": value for name, value in opened.arrays("weights").items()})
+            made = cls(net.to(device_named(device)), catalog, opened.behaviours, config, opened.arrays("fitted")["users"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise opened.damaged(str(error).splitlines()[0]) from error
+        made.curve, made.about = said["curve"], said["about"]
+        return made
+
+
+def _network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> Net:
+    features = tuple(catalog.features) if config.features is None else config.features
+    sizes = NetConfig(config.family, config.hidden, config.embedding, features)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(config.seed, "simulator weights"))
+        if config.family == "transformer":
+            return AttentionNet(catalog, behaviours, sizes, len(behaviours))
+        return SequenceNet(catalog, behaviours, sizes, len(behaviours))
+
+
+class _Tally:
+    """Sums over steps, for data that comes in parts."""
+
+    def __init__(self) -> None:
+        self.nll, self.squared = 0.0, 0.0
+        self.sure: list[NDArray[np.float32]] = []
+        self.right: list[NDArray[np.bool_]] = []
+
+    def add(self, chances: NDArray[np.float64], truth: NDArray[np.uint8], rewards: NDArray[np.float64]) -> None:
+        given = chances[np.arange(len(truth)), truth]
+        self.nll -= float(np.log(np.maximum(given, 1e-300)).sum())
+        self.squared += float(np.square(chances @ rewards - rewards[truth]).sum())
+        self.sure.append(chances.max(1).astype(np.float32))
+        self.right.append(chances.argmax(1) == truth)
+
+
+def _card(sessions: Sessions, tally: _Tally, table: NDArray[np.int64], simulated: NDArray[np.float32]) -> ReportCard:
+    mask, count = sessions.mask, int(table.sum())
+    macro, weighted = metrics.f1_scores(table)
+    curve = metrics.reliability(np.concatenate(tally.sure), np.concatenate(tally.right))
+    shares = table.sum(1) / count
+    real, present = sessions.rewards, np.maximum(mask.sum(0), 1)
+    gap = np.where(mask, simulated - real, 0).astype(np.float64)
+    mean_gap = gap.sum(0) / present
+    spread = np.where(mask, np.square(gap - mean_gap), 0).sum(0) / np.maximum(present - 1, 1)
+    reached = mask.any(0)  # steps no session reaches have no mean
+    return ReportCard(
+        sessions=len(sessions),
+        steps=count,
+        nll=tally.nll / count,
+        baseline_nll=float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()),
+        accuracy=metrics.accuracy(table),
+        macro_f1=macro,
+        weighted_f1=weighted,
+        rmse=float(np.sqrt(tally.squared / count)),
+        ece=curve.error,
+        reliability={name: getattr(curve, name).tolist() for name in ("confidence", "accuracy", "count")},
+        real=(real.sum(0) / present)[reached].tolist(),
+        simulated=(np.where(mask, simulated, 0).sum(0) / present)[reached].tolist(),
+        error=np.sqrt(spread / present)[reached].tolist(),
+        confusion=table.tolist(),
+    )

@@ -1,0 +1,342 @@
+"""The one loop over minibatches: Adam, early stopping on held-out users, checkpoints, and a guard against NaN.
+
+Every random draw is named by seed, purpose, epoch and batch, so a run that was killed goes on from its last checkpoint to
+the identical result: nothing but weights, optimiser and a position needs to be remembered.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mbcal.bundle import CHECKPOINT, Bundle, write_bundle
+from mbcal.config import Device
+from mbcal.errors import ModelError, OptionError, TrainingError, nearest
+from mbcal.progress import SILENT, Progress
+from mbcal.randomness import generator, seed_of
+from mbcal.types import Sessions, SessionTensors
+
+CHECK_EVERY = 50
+"""Losses are looked at this often: a look makes a GPU wait."""
+
+Objective = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
+"""Rows (B,) of the training data, and where noise comes from -> summed loss and the number of steps it was summed over."""
+
+
+def device_named(name: str) -> torch.device:
+    """`auto` takes the GPU where there is one."""
+    if name not in get_args(Device):
+        raise OptionError(
+            f"device: {name!r} is unknown; known are {', '.join(get_args(Device))}.{nearest(name, get_args(Device))}"
+        )
+    if name == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device: cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto")
+    return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else name.replace("auto", "cpu"))
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how fast to learn."""
+
+    epochs: int = 20
+    """At most this many passes over the data."""
+    batch: int = 256
+    """Sessions an update."""
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    validation: float = 0.1
+    """Share of users held out to tell when to stop; with 0 every epoch is run."""
+    patience: int = 2
+    """Epochs without a better held-out loss before stopping; the best weights are kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "patience"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.validation < 1:
+            raise OptionError(f"validation: must be in [0, 1), got {self.validation}")
+        if not self.learning_rate > 0:
+            raise OptionError(f"learning_rate: must be above 0, got {self.learning_rate}")
+
+    def optimiser(self, net: nn.Module) -> torch.optim.Adam:
+        """A fresh Adam."""
+        parameters = list(net.parameters())
+        return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, fused=True)
+
+
+class Resident:
+    """Sessions within the network's reach: whole on its device where they fit, else sent there batch by batch."""
+
+    def __init__(self, sessions: Sessions, device: torch.device, candidates: bool = False) -> None:
+        self.device = device
+        unused = {"propensities", "timestamps"} | (set() if candidates else {"candidates"})
+        taken = sum(array.nbytes for name, array in sessions.arrays() if name not in unused)
+        fits = device.type == "cpu" or taken < 0.5 * torch.cuda.mem_get_info(device)[0]
+        self.tensors = sessions.tensors(device if fits else "cpu", unused)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, rows: Tensor | slice) -> SessionTensors:
+        if isinstance(rows, Tensor):
+            rows = rows.to(self.tensors.items.device)
+        return self.tensors[rows].to(self.device)
+
+
+def split_users(sessions: Sessions, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on and rows held out, no user in both; held out are the users a seeded order puts first."""
+    users = np.unique(sessions.user)
+    held = round(share * len(users)) if share else 0
+    if share and (held == 0 or held == len(users)):
+        held = 0  # too few users to hold any out
+    order = np.random.default_rng(seed_of(seed, "held-out users")).permutation(users)
+    out = np.isin(sessions.user, order[:held])
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+@dataclass
+class Position:
+    """Where a run stands; with weights and optimiser, all there is to know."""
+
+    epoch: int = 0
+    batch: int = 0
+    """The next batch of the epoch."""
+    total: float = 0.0
+    count: float = 0.0
+    """Loss summed over the epoch's steps so far."""
+    best: float = float("inf")
+    waited: int = 0
+    """Epochs since the best."""
+    done: bool = False
+    curve: list[dict[str, float]] = field(default_factory=list)
+    """One entry an epoch: loss in training, and held out."""
+
+
+class Checkpoints:
+    """A folder with the latest state of a fit. A new state is complete on disk before the one it replaces is removed."""
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], every: float = 30.0) -> None:
+        self.folder, self.settings, self.every = Path(folder), dict(settings), every
+        self._saved = time.monotonic()
+        self.latest: Path | None = None
+        self._files: dict[str, dict[str, NDArray[Any]]] = {}
+        self._said: dict[str, Any] = {}
+        for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
+            try:
+                self._open(path)
+                break
+            except ModelError:  # the machine died while this one was being written; the one before it is whole
+                continue
+
+    def _open(self, path: Path) -> None:
+        bundle = Bundle.open(path, CHECKPOINT)
+        if bundle.manifest["settings"] != self.settings:
+            raise TrainingError(
+                f"{self.folder}: holds checkpoints of a fit with other settings or data; remove it or restore them"
+            )
+        self._files = {Path(name).stem: bundle.arrays(Path(name).stem) for name in bundle.manifest["files"]}
+        self._said, self.latest = bundle.manifest["stages"], path
+
+    def stage(self, name: str) -> tuple[dict[str, Any] | None, dict[str, NDArray[Any]]]:
+        """What is known of a stage of the fit: its position, its arrays."""
+        return self._said.get(name), self._files.get(name, {})
+
+    def due(self) -> bool:
+        """Whether it is time for another."""
+        return time.monotonic() - self._saved > self.every
+
+    def save(self, name: str, position: Position, arrays: dict[str, NDArray[Any]]) -> None:
+        """Keep the state of a stage beside those of the stages before it."""
+        said = asdict(position)
+        said["best"] = None if np.isinf(position.best) else position.best
+        self._said[name], self._files[name] = said, arrays
+        number = int(self.latest.name) + 1 if self.latest else 0
+        path = self.folder / f"{number:06d}"
+        write_bundle(path, CHECKPOINT, {"settings": self.settings, "stages": self._said}, self._files, overwrite=True)
+        for old in self.folder.glob("[0-9]*"):
+            if old != path:
+                shutil.rmtree(old, ignore_errors=True)
+        self.latest, self._saved = path, time.monotonic()
+
+    def remove(self) -> None:
+        """The fit is over and its result is safe elsewhere."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def train(
+    net: nn.Module,
+    objective: Objective,
+    rows: NDArray[np.int64],
+    held: NDArray[np.int64],
+    how: Training,
+    *,
+    name: str,
+    seed: int,
+    optimiser: torch.optim.Adam,
+    progress: Progress = SILENT,
+    checkpoints: Checkpoints | None = None,
+) -> list[dict[str, float]]:
+    """Fit `net` on rows, stopping by the loss on the rows held out (if any); returns the curve, an entry an epoch."""
+    if not len(rows):
+        raise TrainingError(f"{name}: no sessions to learn from")
+    run = _Run(net, objective, how, name, seed, optimiser, progress, checkpoints)
+    return run.to_the_end(torch.from_numpy(rows).to(run.device), torch.from_numpy(held).to(run.device))
+
+
+class _Run:
+    def __init__(
+        self,
+        net: nn.Module,
+        objective: Objective,
+        how: Training,
+        name: str,
+        seed: int,
+        optimiser: torch.optim.Adam,
+        progress: Progress,
+        checkpoints: Checkpoints | None,
+    ) -> None:
+        self.net, self.objective, self.how, self.name, self.seed = net, objective, how, name, seed
+        self.optimiser, self.progress, self.checkpoints = optimiser, progress, checkpoints
+        self.device = next(net.parameters()).device
+        self.noise = torch.Generator(self.device)
+        self.at = Position()
+        self.best: dict[str, NDArray[Any]] = {}
+        self._restore()
+
+    def _restore(self) -> None:
+        said, arrays = self.checkpoints.stage(self.name) if self.checkpoints else (None, {})
+        if said is None:
+            return
+        self.at = Position(**{**said, "best": float("inf") if said["best"] is None else said["best"]})
+        put_state(self.net, self.optimiser, _unprefixed(arrays, "now/"))
+        self.best = _unprefixed(arrays, "best/")
+
+    def _save(self) -> None:
+        if self.checkpoints:
+            now = {f"now/{key}": value for key, value in state_arrays(self.net, self.optimiser).items()}
+            best = {f"best/{key}": value for key, value in self.best.items()}
+            self.checkpoints.save(self.name, self.at, {**now, **best})
+
+    def to_the_end(self, rows: Tensor, held: Tensor) -> list[dict[str, float]]:
+        while not self.at.done:
+            self._epoch(rows)
+            self._judge(held)
+            self._save()
+        return self.at.curve
+
+    def _epoch(self, rows: Tensor) -> None:
+        at, draw = self.at, generator(self.device, self.seed, self.name, "order", self.at.epoch)
+        batches = torch.split(rows[torch.randperm(len(rows), generator=draw, device=self.device)], self.how.batch)
+        known = f", held-out loss {at.curve[-1]['held_out']:.4f}" if at.curve and "held_out" in at.curve[-1] else ""
+        self.progress.phase(f"{self.name}: epoch {at.epoch + 1} of at most {self.how.epochs}{known}", len(rows))
+        self.progress.advance(at.batch * self.how.batch)
+        pending: list[tuple[Tensor, Tensor]] = []
+        self.net.train()
+        for number in range(at.batch, len(batches)):
+            self.noise.manual_seed(seed_of(self.seed, self.name, "noise", at.epoch, number))
+            total, count = self.objective(batches[number], self.noise)
+            self.optimiser.zero_grad(set_to_none=True)
+            torch.autograd.backward(total / count.clamp(min=1))
+            self.optimiser.step()
+            pending.append((total.detach(), count))
+            self.progress.advance(len(batches[number]))
+            at.batch = number + 1
+            if len(pending) == CHECK_EVERY or at.batch == len(batches):
+                self._look(pending, batches)
+                if self.checkpoints and self.checkpoints.due() and at.batch < len(batches):
+                    self._save()
+
+    def _look(self, pending: list[tuple[Tensor, Tensor]], batches: tuple[Tensor, ...]) -> None:
+        """Add up what was learned at; a loss that is no number stops the fit here."""
+        totals, counts = (torch.stack(part).double().cpu() for part in zip(*pending, strict=True))
+        bad = (~totals.isfinite()).nonzero()
+        if len(bad):
+            number = self.at.batch - len(pending) + int(bad[0])
+            some = ", ".join(str(row) for row in batches[number][:5].tolist())
+            raise TrainingError(
+                f"{self.name}: the loss became {float(totals[bad[0]])} at epoch {self.at.epoch + 1}, step {number + 1}, "
+                f"batch of sessions {some}, …; {self._last_good()}; try a smaller learning rate, or look at these sessions"
+            )
+        self.at.total += float(totals.sum())
+        self.at.count += float(counts.sum())
+        pending.clear()
+
+    def _last_good(self) -> str:
+        kept = self.checkpoints.latest if self.checkpoints else None
+        return f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet"
+
+    def _judge(self, held: Tensor) -> None:
+        """The end of an epoch: is it the best so far, and is it the last?"""
+        at = self.at
+        entry = {"loss": at.total / max(at.count, 1)}
+        if len(held):
+            entry["held_out"] = self._held_out_loss(held)
+            if not np.isfinite(entry["held_out"]):
+                said = f"the held-out loss became {entry['held_out']} after epoch {at.epoch + 1}"
+                raise TrainingError(f"{self.name}: {said}; {self._last_good()}")
+            at.waited += 1
+            if entry["held_out"] < at.best:
+                at.best, at.waited = entry["held_out"], 0
+                self.best = state_arrays(self.net, self.optimiser)
+        at.curve.append(entry)
+        at.epoch, at.batch, at.total, at.count = at.epoch + 1, 0, 0.0, 0.0
+        at.done = at.epoch >= self.how.epochs or at.waited >= self.how.patience
+        if at.done and self.best:
+            put_state(self.net, self.optimiser, self.best)
+            self.best = {}
+
+    @torch.no_grad()
+    def _held_out_loss(self, held: Tensor) -> float:
+        self.net.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for number, batch in enumerate(torch.split(held, 4 * self.how.batch)):
+            self.noise.manual_seed(seed_of(self.seed, self.name, "held-out noise", number))
+            total, count = self.objective(batch, self.noise)
+            sums += torch.stack([total.double(), count.double()])
+        return float(sums[0] / sums[1].clamp(min=1))
+
+
+def state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str, NDArray[Any]]:
+    """Weights, and where Adam stands, as arrays by name."""
+    arrays = {f"weight/{name}": value for name, value in net.state_dict().items()}
+    if optimiser is not None:
+        for name, parameter in net.named_parameters():
+            for key, value in optimiser.state[parameter].items():
+                arrays[f"adam/{name}/{key}"] = value
+    return {name: np.array(value.detach().cpu().numpy()) for name, value in arrays.items()}
+
+
+def put_state(net: nn.Module, optimiser: torch.optim.Adam | None, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """The reverse of `state_arrays`; shapes must fit."""
+    weights = {name: torch.from_numpy(array) for name, array in _unprefixed(arrays, "weight/").items()}
+    net.load_state_dict(weights)
+    if optimiser is None:
+        return
+    for name, parameter in net.named_parameters():
+        state = _unprefixed(arrays, f"adam/{name}/")
+        if state:
+            optimiser.state[parameter] = {
+                key: torch.from_numpy(np.array(value)).to(
+                    parameter.device if np.ndim(value) else _step_device(optimiser, parameter)
+                )
+                for key, value in state.items()
+            }
+
+
+def _step_device(optimiser: torch.optim.Adam, parameter: Tensor) -> torch.device:
+    """Fused Adam counts its steps where the parameters are."""
+    return parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
+
+
+def _unprefixed(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
