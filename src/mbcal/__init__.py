@@ -10,39 +10,71 @@ from mbcal.types import Behaviours, Catalog, Feature, Sessions
 from mbcal.version import __version__
 
 if TYPE_CHECKING:
+    from mbcal.agents import AGENTS, MBCAL, Agent, AgentConfig, GRU4Rec, MBCALConfig, load
+    from mbcal.evaluation import evaluate
+    from mbcal.nets import NetConfig
+    from mbcal.rollout import rollout
+    from mbcal.simulator import Simulator, SimulatorConfig
+    from mbcal.training import Training
     from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
     from mbcal.worlds.newsfeed import Newsfeed
     from mbcal.worlds.oracle import Oracle
 
 __all__ = [
+    "AGENTS",
+    "MBCAL",
+    "Agent",
+    "AgentConfig",
     "Behaviours",
     "Catalog",
     "Cut",
     "Feature",
+    "GRU4Rec",
     "Items",
     "KuaiRand",
     "Labels",
     "Levels",
+    "MBCALConfig",
     "MbcalError",
     "MovieLens",
+    "NetConfig",
     "Netflix",
     "Newsfeed",
     "NewsfeedLog",
     "Oracle",
     "Sessions",
+    "Simulator",
+    "SimulatorConfig",
     "Store",
     "Table",
+    "Training",
     "__version__",
+    "evaluate",
+    "load",
     "prepare",
     "prepare_newsfeed",
+    "rollout",
 ]
 
 # These need torch, which takes a second to import; they are fetched when first named.
 _WITH_TORCH = {
+    "AGENTS": "mbcal.agents",
+    "Agent": "mbcal.agents",
+    "AgentConfig": "mbcal.agents",
+    "GRU4Rec": "mbcal.agents",
+    "MBCAL": "mbcal.agents",
+    "MBCALConfig": "mbcal.agents",
+    "NetConfig": "mbcal.nets",
     "Newsfeed": "mbcal.worlds.newsfeed",
     "NewsfeedLog": "mbcal.worlds.logs",
     "Oracle": "mbcal.worlds.oracle",
+    "Simulator": "mbcal.simulator",
+    "SimulatorConfig": "mbcal.simulator",
+    "Training": "mbcal.training",
+    "evaluate": "mbcal.evaluation",
+    "load": "mbcal.agents",
     "prepare_newsfeed": "mbcal.worlds.logs",
+    "rollout": "mbcal.rollout",
 }
 
 

@@ -60,6 +60,22 @@ class AttentionNet(Net):
         outputs, state = self._extend(state, item.unsqueeze(1), previous.unsqueeze(1))
         return outputs.squeeze(1), state
 
+    def merge(self, mask: Tensor, yes: State, no: State) -> State:
+        """Session by session the one state or the other: the shorter is padded with keys that nobody may use."""
+        span = max(yes[1].shape[1], no[1].shape[1])
+
+        def padded(part: Tensor) -> Tensor:
+            missing = span - part.shape[1]
+            return nn.functional.pad(part, (0, 0, 0, missing) if part.dim() == 3 else (0, missing))
+
+        step = torch.where(mask, yes[0], no[0])
+        usable, *kept = (
+            torch.where(mask.view(-1, *[1] * (a.dim() - 1)), padded(a), padded(b))
+            for a, b in zip(yes[1:], no[1:], strict=True)
+        )
+        used = usable.any(0)  # keys that no session may use any more are dropped, so that the state stays bounded
+        return step, usable[:, used], *(part[:, used] for part in kept)
+
     def _extend(self, state: State, items: Tensor, previous: Tensor) -> tuple[Tensor, State]:
         step, usable, *kept = state
         count = items.shape[1]

@@ -34,6 +34,9 @@ class Environment(Protocol):
     def answer(self, state: Any, item: Tensor, uniform: Tensor) -> tuple[Tensor, Any]:
         """What users do with item (B,), drawn by uniform numbers (B,): behaviours (B,) uint8, and the state after it."""
 
+    def merge(self, mask: Tensor, yes: Any, no: Any) -> Any:
+        """Session by session (B,) the one state or the other."""
+
 
 @dataclass(frozen=True)
 class ModelState:
@@ -85,3 +88,7 @@ class ModelEnvironment:
         # the first behaviour whose cumulated chance exceeds the draw
         behaviour = (reach <= uniform.unsqueeze(1) * reach[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
         return behaviour.to(torch.uint8), ModelState(hidden, behaviour.to(state.previous.dtype))
+
+    def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:
+        """See `Environment`."""
+        return ModelState(self._net.merge(mask, yes.hidden, no.hidden), torch.where(mask, yes.previous, no.previous))

@@ -130,6 +130,10 @@ class Net(nn.Module):
         """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
         raise NotImplementedError
 
+    def merge(self, mask: Tensor, yes: State, no: State) -> State:
+        """Session by session (B,) the one state or the other."""
+        return tuple(torch.where(mask.unsqueeze(1), a, b) for a, b in zip(yes, no, strict=True))
+
     def inputs(self, items: Tensor, behaviours: Tensor) -> Tensor:
         """x = [Emb(b), Emb(a)]."""
         return torch.cat([self.behaviours(behaviours.int()), self.items(items)], -1)

@@ -6,6 +6,7 @@ the identical result: nothing but weights, optimiser and a position needs to be 
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -126,7 +127,8 @@ class Checkpoints:
     """A folder with the latest state of a fit. A new state is complete on disk before the one it replaces is removed."""
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], every: float = 30.0) -> None:
-        self.folder, self.settings, self.every = Path(folder), dict(settings), every
+        self.folder, self.every = Path(folder), every
+        self.settings = json.loads(json.dumps(settings))  # as the manifest will give them back
         self._saved = time.monotonic()
         self.latest: Path | None = None
         self._files: dict[str, dict[str, NDArray[Any]]] = {}
@@ -141,9 +143,8 @@ class Checkpoints:
     def _open(self, path: Path) -> None:
         bundle = Bundle.open(path, CHECKPOINT)
         if bundle.manifest["settings"] != self.settings:
-            raise TrainingError(
-                f"{self.folder}: holds checkpoints of a fit with other settings or data; remove it or restore them"
-            )
+            rule = f"{self.folder}: holds checkpoints of a fit with other settings or data"
+            raise TrainingError(f"{rule}; give the same command as then to go on with it, or remove the folder")
         self._files = {Path(name).stem: bundle.arrays(Path(name).stem) for name in bundle.manifest["files"]}
         self._said, self.latest = bundle.manifest["stages"], path
 

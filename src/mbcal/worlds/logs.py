@@ -21,7 +21,7 @@ from mbcal.data.store import PARTS, Shard, Store, StoreWriter
 from mbcal.data.workspace import Workspace
 from mbcal.errors import OptionError
 from mbcal.progress import SILENT, Progress
-from mbcal.types import SPECIAL
+from mbcal.types import SPECIAL, Sessions
 from mbcal.worlds.newsfeed import Newsfeed
 
 SESSIONS_PER_USER = 4
@@ -117,6 +117,17 @@ def _write(log: NewsfeedLog, how: Cut, writer: StoreWriter, progress: Progress) 
             "parts": parts,
         },
     )
+
+
+def generate_sessions(world: Newsfeed, how: Cut, seed: int = 0) -> Sessions:
+    """The log of a world in memory, without a store: every user's sessions under the logging policy."""
+    users = np.arange(world.users)
+    generator = torch.Generator().manual_seed(seed + 1)
+    blocks = [
+        generate(world, torch.from_numpy(block), how, generator)
+        for block in np.array_split(users, -(-len(users) // USERS_AT_A_TIME))
+    ]
+    return _shard(blocks, users, how).dense(world.catalog, world.behaviours, how.horizon, how.history)
 
 
 def generate(world: Newsfeed, users: Tensor, how: Cut, generator: torch.Generator) -> dict[str, Tensor]:

@@ -148,7 +148,7 @@ class Newsfeed:
         state = self.rested(user)
         for step in range(history_items.shape[1]):
             moved = self.advance(state, history_items[:, step], history_behaviours[:, step])
-            state = _where(step < history_length, moved, state)
+            state = self.merge(step < history_length, moved, state)
         return replace(state, satiation=state.satiation * self.constants.rest, mood=state.mood * self.constants.rest)
 
     def utility(self, state: UserState, items: Tensor) -> Tensor:
@@ -202,21 +202,21 @@ class Newsfeed:
         behaviour = (uniform.unsqueeze(1) < above).sum(1).to(torch.uint8)
         return behaviour, self.advance(state, item, behaviour)
 
+    def merge(self, mask: Tensor, yes: UserState, no: UserState) -> UserState:
+        """User by user (B,) the one state or the other."""
+        return UserState(
+            interests=torch.where(mask[:, None], yes.interests, no.interests),
+            satiation=torch.where(mask[:, None], yes.satiation, no.satiation),
+            mood=torch.where(mask, yes.mood, no.mood),
+            bias=torch.where(mask, yes.bias, no.bias),
+        )
+
     def logging_probabilities(self, utility: Tensor, available: Tensor) -> Tensor:
         """The noisy-myopic logging policy over the candidates still available: (B, C)."""
         known = self.constants
         greedy = torch.softmax((utility / known.logging_temperature).masked_fill(~available, -torch.inf), 1)
         uniform = available / available.sum(1, keepdim=True)
         return (1 - known.logging_epsilon) * greedy + known.logging_epsilon * uniform
-
-
-def _where(condition: Tensor, yes: UserState, no: UserState) -> UserState:
-    return UserState(
-        interests=torch.where(condition[:, None], yes.interests, no.interests),
-        satiation=torch.where(condition[:, None], yes.satiation, no.satiation),
-        mood=torch.where(condition, yes.mood, no.mood),
-        bias=no.bias,
-    )
 
 
 def _dirichlet(rows: int, size: int, concentration: float, draw: torch.Generator) -> Tensor:

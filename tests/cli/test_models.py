@@ -1,0 +1,290 @@
+"""simulator, fit, rank and evaluate as their user meets them; and everything that user can get wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mbcal import NewsfeedLog, Store, cli, load, prepare_newsfeed
+from mbcal.data.sessions import Cut
+from tests.cli.test_cli import HEADER, REWARDS, ROWS, TABLE, mbcal
+from tests.logs import write_csv
+
+SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store, a simulator and two models, made by the commands; not to be changed."""
+    folder = tmp_path_factory.mktemp("shop")
+    prepare_newsfeed(folder / "feed", NewsfeedLog(sessions=600, items=100), Cut(horizon=5, history=4))
+    said = mbcal("simulator", "feed", "--out", "sim", *SMALL, cwd=folder).stdout
+    assert "sessions of users it never saw" in said
+    for agent in ("mbcal", "gru4rec"):
+        said = mbcal("fit", "feed", "--agent", agent, "--out", agent, *SMALL, cwd=folder).stdout
+        assert f"{agent}: {agent}, fitted on" in said
+        assert "held-out loss" in said
+    return folder
+
+
+def refused(*arguments: str, cwd: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says when it exits with code 2; in this process, since there are many and torch is slow to import."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    capsys.readouterr()
+    with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mbcal", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    said = capsys.readouterr().err.strip()
+    assert stopped.value.code == 2, said
+    assert said.splitlines()[-1].startswith("mbcal: ")
+    return said
+
+
+@pytest.fixture
+def copy(shop: Path, tmp_path: Path) -> Path:
+    shutil.copytree(shop, tmp_path / "shop")
+    return tmp_path / "shop"
+
+
+def test_help_teaches() -> None:
+    for command, options in {
+        "fit": ("--agent", "--epochs", "--device", "--features", "--from", "kill -9"),
+        "rank": ("--history", "--candidates", "--session", "--json", "--allow-unknown"),
+        "evaluate": ("--simulator", "--data", "--truth", "--epsilon"),
+        "simulator": ("--family", "transformer", "report-card"),
+    }.items():
+        said = mbcal(command, "--help").stdout
+        for option in options:
+            assert option in said, f"{command}: {option}"
+
+
+def test_the_simulator_leaves_its_report_card(shop: Path) -> None:
+    card = json.loads((shop / "sim" / "report-card.json").read_text())
+    assert {"nll", "accuracy", "macro_f1", "weighted_f1", "rmse", "ece", "reliability", "real", "simulated", "drift"} <= set(
+        card
+    )
+    assert len(card["real"]) == len(card["simulated"]) == 5
+    assert (shop / "sim" / "report-card.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(shop.glob(".*"))  # no checkpoint is left of a fit that ended
+
+
+def test_the_simulator_as_json_and_of_the_other_family(copy: Path) -> None:
+    said = mbcal("simulator", "feed", "--out", "sim2", "--family", "transformer", *SMALL, "--json", cwd=copy).stdout
+    assert json.loads(said)["steps"] == 5 * len(Store.open(copy / "feed").sessions("test"))
+    rows = json.loads(
+        mbcal("evaluate", "mbcal", "--data", "feed", "--simulator", "sim", "--simulator", "sim2", "--json", cwd=copy).stdout
+    )["rows"]
+    assert {row["judge"] for row in rows} == {"sim", "sim2"}
+
+
+def test_agents_see_less_than_the_simulator(shop: Path) -> None:
+    features = {name: json.loads((shop / name / "manifest.json").read_text())["config"] for name in ("mbcal", "sim")}
+    assert features["mbcal"]["net"]["features"] == ["category", "type", "source"]
+    assert features["sim"]["features"] is None  # all of them
+
+
+def test_rank_shows_both_parts_and_their_sum(shop: Path) -> None:
+    given = ["--history", "item-01:dwell-03,item-02:dwell-12", "--candidates", "item-05,item-06,item-07"]
+    ranked = json.loads(mbcal("rank", "mbcal", *given, "--json", cwd=shop).stdout)
+    assert {entry["item"] for entry in ranked} == {"item-05", "item-06", "item-07"}
+    for entry in ranked:
+        assert entry["score"] == pytest.approx(entry["parts"]["instant"] + entry["parts"]["future"])
+    library = load(shop / "mbcal", "cpu").rank(
+        [("item-01", "dwell-03"), ("item-02", "dwell-12")], ["item-05", "item-06", "item-07"]
+    )
+    assert [entry.score for entry in library] == [entry["score"] for entry in ranked]
+    table = mbcal("rank", "mbcal", *given, cwd=shop).stdout
+    assert all(column in table for column in ("instant reward", "future advantage", "total"))
+    as_pairs = [
+        "--history",
+        '[["item-01", "dwell-03"], ["item-02", "dwell-12"]]',
+        "--candidates",
+        '["item-05", "item-06", "item-07"]',
+    ]
+    assert json.loads(mbcal("rank", "mbcal", *as_pairs, "--json", cwd=shop).stdout) == ranked
+    later = json.loads(mbcal("rank", "mbcal", *given, "--session", "item-09:dwell-01", "--json", cwd=shop).stdout)
+    assert later != ranked
+
+
+def test_rank_new_items_when_asked(shop: Path) -> None:
+    said = mbcal("rank", "mbcal", "--candidates", "item-05,brand new", "--allow-unknown", cwd=shop).stdout
+    assert "brand new (new)" in said
+
+
+def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
+    said = json.loads(
+        mbcal("evaluate", "mbcal", "gru4rec", "--data", "feed", "--simulator", "sim", "--truth", "--json", cwd=shop).stdout
+    )
+    assert [(row["judge"], row["model"]) for row in said["rows"]] == [
+        (judge, model) for judge in ("sim", "the newsfeed's truth") for model in ("mbcal", "gru4rec", "random")
+    ]
+    first, second, _ = said["rows"][:3]
+    assert first["gap"] == 0
+    assert second["gap"] == pytest.approx(second["mean"] - first["mean"])
+    for row in said["rows"]:
+        assert row["interval"][0] < row["mean"] < row["interval"][1]
+    width = [row["interval"][1] - row["interval"][0] for row in said["rows"]]
+    assert second["gap_interval"][1] - second["gap_interval"][0] < width[1]  # the same luck makes differences sharper
+    table = mbcal("evaluate", "mbcal", "--data", "feed", "--simulator", "sim", "--sessions", "50", cwd=shop).stdout
+    assert "50 test sessions" in table
+    assert "as logged, real users" in table
+
+
+def test_same_command_same_model(copy: Path) -> None:
+    mbcal("fit", "feed", "--out", "again", *SMALL, cwd=copy)
+    mbcal("fit", "feed", "--out", "other", "--seed", "1", *SMALL, cwd=copy)
+    weights = [(copy / name / "weights.safetensors").read_bytes() for name in ("mbcal", "again", "other")]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_warm_start_goes_on_from_a_model(copy: Path) -> None:
+    mbcal("fit", "feed", "--from", "mbcal", "--out", "warm", *SMALL, cwd=copy)
+    assert load(copy / "warm", "cpu").fits == 2
+    error = mbcal("fit", "feed", "--from", "mbcal", "--agent", "gru4rec", "--out", "x", *SMALL, cwd=copy, code=2).stderr
+    assert "mbcal holds a mbcal agent; add --agent mbcal" in error
+
+
+def test_stopped_and_given_again_the_command_goes_on(copy: Path) -> None:
+    command = ["fit", "feed", "--out", "long", "--hidden", "8", "--embedding", "8", "--epochs", "40", "--patience", "40"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mbcal", *command], cwd=copy, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list((copy / ".long.checkpoint").glob("[0-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert not (copy / "long").exists()
+    done = mbcal(*command, cwd=copy)
+    assert "going on from the last checkpoint" in done.stderr
+    mbcal(*[part.replace("long", "straight") for part in command], cwd=copy)
+    assert (copy / "long/weights.safetensors").read_bytes() == (copy / "straight/weights.safetensors").read_bytes()
+    assert not (copy / ".long.checkpoint").exists()
+
+
+RANK = ["rank", "mbcal", "--candidates", "item-05"]
+FIT = ["fit", "feed", "--out", "new", *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["rank", "nothing", "--candidates", "a"], "nothing: no such folder; make a model with 'mbcal fit'"),
+        (["rank", "feed", "--candidates", "a"], "feed: a store, not a model"),
+        (["rank", "sim", "--candidates", "a"], "sim: a simulator, not a model"),
+        (["rank", "mbcal", "--candidates", ""], "candidates: none were given"),
+        (["rank", "mbcal", "--candidates", "item-05,item-05"], "'item-05' is there twice"),
+        (["rank", "mbcal", "--candidates", "item-5"], "'item-5' is unknown to the model; add --allow-unknown"),
+        (["rank", "mbcal", "--candidates", "[1, 2]"], "must be a JSON list of names"),
+        (["rank", "mbcal", "--candidates", '["a"'], "starts like JSON but is none"),
+        ([*RANK, "--history", "item-01:dwell-01," * 5], "5 steps, the model was fitted on at most 4; give the latest 4"),
+        ([*RANK, "--history", "item-01:dwell-1"], "behaviour 'dwell-1' is unknown"),
+        ([*RANK, "--history", "item-01"], "'item-01' is not ITEM:BEHAVIOUR"),
+        ([*RANK, "--history", '[["item-01"]]'], "must be a JSON list of pairs"),
+        ([*FIT, "--agent", "mbcall"], "agent: 'mbcall' is unknown; known are mbcal, mbcal-no-vr, gru4rec"),
+        ([*FIT, "--agent", "mbcall"], "Did you mean 'mbcal'?"),
+        ([*FIT, "--features", "categori"], "no 'categori'"),
+        ([*FIT, "--user", "name"], "user: 'name' is unknown; known are history, id, none"),
+        ([*FIT, "--epochs", "0"], "epochs: must be at least 1, got 0"),
+        ([*FIT, "--gamma", "1.5"], "gamma: must be in [0, 1], got 1.5"),
+        ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gamma: the gru4rec agent has no such setting"),
+        (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),
+        (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is no model, so it is not replaced"),
+        (["fit", "mbcal", "--out", "new"], "mbcal: a model, not a store; make a store with 'mbcal prepare'"),
+        (["evaluate", "mbcal", "--data", "feed"], "simulator: missing; give --simulator SIM"),
+        (["evaluate", "mbcal", "--data", "feed", "--simulator", "mbcal"], "mbcal: a model, not a simulator"),
+        (["evaluate", "mbcal", "--data", "feed", "--truth", "--epsilon", "3"], "epsilon: must be in [0, 1], got 3"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    shop: Path, command: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(*command, cwd=shop, capsys=capsys)
+    assert said in error
+    assert "\n" not in error
+    assert not (shop / "new").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("command", [["fit", "feed", "--out", "new"], ["rank", "mbcal", "--candidates", "item-05"]], ids=str)
+def test_cuda_asked_for_and_absent(shop: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(*command, "--device", "cuda", cwd=shop, capsys=capsys)
+    assert error == "mbcal: device: cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto"
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimiser.safetensors", "items.parquet"])
+def test_a_damaged_model_is_refused(copy: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = copy / "mbcal" / name
+    whole = file.read_bytes()
+    for data in (whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], b""):
+        file.write_bytes(data)
+        error = refused(*RANK, cwd=copy, capsys=capsys)
+        assert f"mbcal/{name}: damaged (its hash does not fit); fit the model again" in error
+    file.unlink()
+    assert f"{name}: missing from the model" in refused(*RANK, cwd=copy, capsys=capsys)
+
+
+def test_a_manifest_that_was_touched_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = copy / "mbcal" / "manifest.json"
+    said = json.loads(file.read_text())
+    for change, words in (
+        ({"schema": 99}, "schema 99, this mbcal reads schema 1; fit the model again"),
+        ({"fits": 7}, "damaged (its content hash does not fit)"),
+        ({"files": None}, "damaged"),
+    ):
+        file.write_text(json.dumps({**said, **change}))
+        assert words in refused(*RANK, cwd=copy, capsys=capsys)
+    file.write_text("{")
+    assert "manifest.json: damaged" in refused(*RANK, cwd=copy, capsys=capsys)
+
+
+def test_a_model_whose_hashes_fit_but_whose_content_does_not(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mbcal import bundle
+
+    opened = bundle.Bundle.open(copy / "mbcal", bundle.AGENT)
+    said = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}
+    weights = opened.arrays("weights")
+    for change, arrays, words in (
+        ({}, {**weights, "environment/head.2.bias": weights["environment/head.2.bias"][:3]}, "damaged"),
+        ({"config": {**said["config"], "hiden": 3}}, weights, "hiden: unknown"),
+        ({"agent": "mbcl"}, weights, "agent: 'mbcl' is unknown"),
+    ):
+        files = {"weights": arrays, "optimiser": opened.arrays("optimiser")}
+        bundle.write_bundle(copy / "mbcal", bundle.AGENT, {**said, **change}, files, opened.catalog, overwrite=True)
+        assert words in refused(*RANK, cwd=copy, capsys=capsys)
+
+
+def test_models_and_simulators_of_other_data_are_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_csv(copy / "log.csv", ROWS, HEADER)
+    mbcal(*TABLE, *REWARDS, "--horizon", "5", "--out", "other", cwd=copy)
+    error = refused("evaluate", "mbcal", "--data", "other", "--simulator", "sim", cwd=copy, capsys=capsys)
+    assert "the simulator knows the behaviours dwell-01" in error
+    mbcal("simulator", "other", "--out", "othersim", *SMALL, cwd=copy)
+    error = refused("evaluate", "mbcal", "--data", "other", "--simulator", "othersim", cwd=copy, capsys=capsys)
+    assert "mbcal knows the behaviours dwell-01, " in error
+    assert "the data has skip, click, like" in error
+    error = refused("evaluate", "mbcal", "--data", "other", "--truth", cwd=copy, capsys=capsys)
+    assert "only the generated newsfeed knows its truth; this store is table" in error
+
+
+def test_a_full_disk_leaves_one_sentence_and_the_checkpoint_before(copy: Path) -> None:
+    script = "ulimit -f 40; exec " + " ".join(
+        [sys.executable, "-m", "mbcal", "fit", "feed", "--out", "big", "--hidden", "64", "--epochs", "2"]
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=copy, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "the disk is full" in done.stderr
+    assert not (copy / "big").exists()

@@ -1,0 +1,82 @@
+"""Worlds so small that the best answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mbcal import Behaviours, Catalog, Sessions
+from mbcal.rollout import rollout
+from mbcal.scoring import ChanceScorer
+from mbcal.types import SPECIAL
+
+BEHAVIOURS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 3.0))
+STEPS = 6
+KEYS, SWEETS, PLAINS = 4, 12, 8
+CATALOG = Catalog(
+    (
+        *(f"key {k}" for k in range(KEYS)),
+        *(f"sweet {k}" for k in range(SWEETS)),
+        *(f"plain {k}" for k in range(PLAINS)),
+    )
+)
+BEST = 3.0 * (STEPS - 1)
+"""A key first, then anything else."""
+GREEDY = 1.0 * STEPS
+"""Sweets only."""
+
+
+@dataclass
+class DelayedPrize:
+    """A key pays nothing, but after it everything that is no key pays 3. Without one, sweets pay 1 and plains nothing."""
+
+    noise: bool = False
+    """With noise every item gets any behaviour, whatever was shown: there is nothing to learn."""
+
+    catalog = CATALOG
+    behaviours = BEHAVIOURS
+    device = torch.device("cpu")
+
+    def begin(self, user: Tensor, *_: Tensor) -> Tensor:
+        return torch.zeros(len(user), dtype=torch.bool)
+
+    def answer(self, opened: Tensor, item: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        key = item < SPECIAL + KEYS
+        sweet = (item >= SPECIAL + KEYS) & (item < SPECIAL + KEYS + SWEETS)
+        behaviour = torch.where(key, 0, torch.where(opened, 2, torch.where(sweet, 1, 0)))
+        if self.noise:
+            behaviour = (uniform * 3).long()
+        return behaviour.to(torch.uint8), opened | key
+
+    def merge(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+        return torch.where(mask, yes, no)
+
+
+def starts(count: int, seed: int = 0) -> Sessions:
+    """Sessions to serve: 2 keys, 6 sweets and 4 plains to choose from, no history, every user once."""
+    draw = np.random.default_rng(seed)
+    offered = [
+        np.stack([low + draw.permutation(size)[:take] for _ in range(count)])
+        for low, size, take in ((0, KEYS, 2), (KEYS, SWEETS, 6), (KEYS + SWEETS, PLAINS, 4))
+    ]
+    candidates = (np.sort(np.concatenate(offered, 1), 1) + SPECIAL).astype(np.int32)
+    return Sessions(
+        CATALOG,
+        BEHAVIOURS,
+        items=candidates[:, :STEPS].copy(),
+        behaviours=np.zeros((count, STEPS), np.uint8),
+        length=np.full(count, STEPS, np.int32),
+        user=np.arange(count, dtype=np.int32),
+        history_items=np.zeros((count, 0), np.int32),
+        history_behaviours=np.zeros((count, 0), np.uint8),
+        history_length=np.zeros(count, np.int32),
+        candidates=candidates,
+    )
+
+
+def logged(count: int, seed: int = 0, noise: bool = False) -> Sessions:
+    """The log of a policy that chooses at random."""
+    return rollout(ChanceScorer(seed), DelayedPrize(noise), starts(count, seed), epsilon=1.0, seed=seed)
