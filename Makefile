@@ -21,9 +21,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## make the virtual environment and install everything, pinned
 
-demo: $(STAMP) ## prepare the embedded newsfeed and describe it
+demo: $(STAMP) ## the embedded newsfeed: a simulator, MBCAL against a myopic method, who earns more
 	$(BIN)/mbcal prepare newsfeed --sessions 20000 --seed 0 --out $(DEMO)/newsfeed --overwrite
-	$(BIN)/mbcal describe $(DEMO)/newsfeed
+	$(BIN)/mbcal simulator $(DEMO)/newsfeed --epochs 8 --out $(DEMO)/simulator --overwrite
+	$(BIN)/mbcal fit $(DEMO)/newsfeed --agent mbcal --epochs 12 --out $(DEMO)/mbcal --overwrite
+	$(BIN)/mbcal fit $(DEMO)/newsfeed --agent gru4rec --epochs 12 --out $(DEMO)/gru4rec --overwrite
+	$(BIN)/mbcal evaluate $(DEMO)/mbcal $(DEMO)/gru4rec --data $(DEMO)/newsfeed --simulator $(DEMO)/simulator --truth
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest -n 2

@@ -48,8 +48,29 @@ def test_readme_opens_with_the_two_commands() -> None:
 
 
 def test_every_readme_command_runs(workshop: Path) -> None:
-    commands = [line.split("  #")[0].strip() for block in blocks(README, "bash")[1:] for line in block.splitlines()]
-    assert len(commands) == 8
+    commands = commands_of(README, 1)
+    assert len(commands) == 12
+    run(commands, workshop)
+
+
+def test_every_command_of_the_guide_runs(workshop: Path) -> None:
+    guide = (ROOT / "docs/models.md").read_text()
+    commands = commands_of(guide, 0)
+    assert len(commands) == 6
+    run(commands, workshop)
+    code = "".join(blocks(guide, "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
+    assert re.search(r"^item-00\d\d \{'instant': [\d.]+, 'future': -?[\d.]+\}\nDiscrete\(40\) \(8, 40\)$", done.stdout)
+
+
+def commands_of(page: str, first: int) -> list[str]:
+    """The commands of a page's blocks from one on, the newsfeed at a size for tests."""
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "bash")[first:] for line in block.splitlines()]
+    smaller = [re.sub(r"--sessions \d+", "--sessions 800", line) for line in lines]
+    return [f"{line} --epochs 1" if re.match(r"mbcal (fit|simulator)", line) else line for line in smaller]
+
+
+def run(commands: list[str], workshop: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in commands:
         done = subprocess.run(
@@ -66,9 +87,12 @@ def test_every_readme_command_runs(workshop: Path) -> None:
 
 def test_python_examples_run(workshop: Path) -> None:
     first, *_ = blocks(README, "python")
-    newsfeed = blocks((ROOT / "docs/newsfeed.md").read_text(), "python")[0]
+    newsfeed = blocks((ROOT / "docs/newsfeed.md").read_text(), "python")[0].replace('"feed"', '"small"')
     done = subprocess.run([sys.executable, "-c", first + newsfeed], cwd=workshop, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"\d+ sessions, mean reward 8\d\.\d+|\d+ sessions, mean reward 9\d\.\d+", done.stdout.strip())
+    sizes, best, earned = done.stdout.splitlines()
+    assert re.fullmatch(r"\d+ sessions, mean reward (8|9)\d\.\d+", sizes)
+    assert best.startswith("item-00")
+    assert re.fullmatch(r"in the true world: (8|9)\d\.\d+ \[[\d.]+, [\d.]+\]", earned)
 
 
 def test_example_of_policies_runs(workshop: Path) -> None:

@@ -9,9 +9,10 @@ import mbcal
 def test_public_names_are_exactly_these() -> None:
     assert sorted(mbcal.__all__) == sorted(
         [
-            "Behaviours", "Catalog", "Cut", "Feature", "Items", "KuaiRand", "Labels", "Levels", "MbcalError", "MovieLens",
-            "Netflix", "Newsfeed", "NewsfeedLog", "Oracle", "Sessions", "Store", "Table", "__version__", "prepare",
-            "prepare_newsfeed",
+            "AGENTS", "Agent", "AgentConfig", "Behaviours", "Catalog", "Cut", "Feature", "GRU4Rec", "Items", "KuaiRand",
+            "Labels", "Levels", "MBCAL", "MBCALConfig", "MbcalError", "MovieLens", "NetConfig", "Netflix", "Newsfeed",
+            "NewsfeedLog", "Oracle", "Sessions", "Simulator", "SimulatorConfig", "Store", "Table", "Training",
+            "__version__", "evaluate", "load", "prepare", "prepare_newsfeed", "rollout",
         ]
     )  # fmt: skip
     for name in mbcal.__all__:

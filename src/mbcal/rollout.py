@@ -55,6 +55,7 @@ def rollout(
     seed: int = 0,
     candidates: NDArray[np.int32] | None = None,
     block: int | None = None,
+    title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> Sessions:
     """Serve the users of `sessions` anew: same users, histories and lengths, items chosen by the policy.
@@ -71,7 +72,7 @@ def rollout(
     _require_enough(sessions, candidates)
     device = environment.device
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
-    progress.phase("roll-outs", len(sessions))
+    progress.phase(title, len(sessions))
     items, behaviours = np.zeros_like(sessions.items), np.zeros_like(sessions.behaviours)
     propensities = np.zeros(sessions.items.shape, np.float32)
     luck = _Luck(len(sessions), sessions.horizon, seed, device)

@@ -63,7 +63,8 @@ def evaluate_models(
         for judge_name, judge in judges.items():
             first = None
             for name, agent in agents.items():
-                outcome = evaluate(agent, judge, test, epsilon=epsilon, seed=seed, progress=listener)
+                title = f"{name} meets {judge_name}"
+                outcome = evaluate(agent, judge, test, epsilon=epsilon, seed=seed, title=title, progress=listener)
                 first = outcome if first is None else first
                 mean, gap = outcome.mean, mean_interval(outcome.rewards - first.rewards, test.user)
                 rows.append(

@@ -40,7 +40,8 @@ def evaluate(
     *,
     epsilon: float = 0.0,
     seed: int = 0,
+    title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> Outcome:
     """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck."""
-    return Outcome(rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, progress=progress))
+    return Outcome(rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, title=title, progress=progress))
