@@ -14,7 +14,7 @@ from mbcal.data.sessions import Cut
 from mbcal.environment import ModelEnvironment
 from mbcal.errors import InputError, OptionError
 from mbcal.rollout import draw_candidates, rollout
-from mbcal.scoring import ChanceScorer, ItemScorer
+from mbcal.scorers import ChanceScorer, ItemScorer
 from mbcal.types import MASK
 from mbcal.worlds.logs import generate_sessions
 from tests.batches import CATALOG, LABELS, net, sessions

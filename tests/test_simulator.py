@@ -17,7 +17,7 @@ from mbcal.data.sessions import Cut
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation import evaluate
 from mbcal.report.card import draw_report_card
-from mbcal.scoring import ChanceScorer
+from mbcal.scorers import ChanceScorer
 from mbcal.simulator import ReportCard, SimulatorConfig
 from mbcal.training import Training
 from mbcal.worlds.logs import generate_sessions

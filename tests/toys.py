@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mbcal import Behaviours, Catalog, Sessions
 from mbcal.rollout import rollout
-from mbcal.scoring import ChanceScorer
+from mbcal.scorers import ChanceScorer
 from mbcal.types import SPECIAL
 
 BEHAVIOURS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 3.0))

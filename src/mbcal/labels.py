@@ -25,6 +25,17 @@ def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return returns
 
 
+@torch.no_grad()
+def temporal_difference_targets(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """y_t = r_t + gamma V_{t+1}, and r_t at a session's last step  # Eq. ValueIteration.
+
+    `values` (B, T) is what the policy expects from each step on; that of the first step is not used.
+    """
+    _require(rewards, mask)
+    following = torch.nn.functional.pad(torch.where(mask, values, 0)[:, 1:], (0, 1))
+    return torch.where(mask, rewards + gamma * following, 0)
+
+
 def simulated_future_reward(predicted: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """R_future(o, t) = sum_{tau > t} gamma^{tau - t} r_phi(o_[1:tau-1], a_tau)  # Eq. future_reward.
 

@@ -29,7 +29,7 @@ def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Ob
 
 
 def value_error(net: ValueNet, data: Resident, labels: Tensor) -> Objective:
-    """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. FAM.
+    """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. CFAApproximator.
 
     Labels (N, T) belong to the rows of `data`.
     """

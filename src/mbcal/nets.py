@@ -193,10 +193,19 @@ class SequenceNet(Net):
 
     def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
         """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
-        begin = tuple(part.unsqueeze(0) for part in state)
-        hidden, _ = self.cell(self.inputs(items, self.previous(behaviours)), begin[0] if len(begin) == 1 else begin)
-        outputs: Tensor = self.head(hidden)
+        outputs: Tensor = self.head(self._hidden(state, items, behaviours))
         return outputs
+
+    def _hidden(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
+        """h_t (B, T, H) after every step."""
+        begin = tuple(part.unsqueeze(0) for part in state)
+        hidden: Tensor = self.cell(self.inputs(items, self.previous(behaviours)), begin[0] if len(begin) == 1 else begin)[0]
+        return hidden
+
+    def standing(self, batch: SessionTensors) -> Tensor:
+        """h_{t-1} (B, T, H): where the network stands before each logged step, its item not yet seen."""
+        state = self.begin(*batch.history)
+        return torch.cat([state[0].unsqueeze(1), self._hidden(state, batch.items, batch.behaviours)[:, :-1]], 1)
 
     def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
         """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""

@@ -70,8 +70,8 @@ class Training:
             raise OptionError(f"learning_rate: must be above 0, got {self.learning_rate}")
 
     def optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        """A fresh Adam."""
-        parameters = list(net.parameters())
+        """A fresh Adam over what can be learned."""
+        parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
         return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, fused=True)
 
 
@@ -312,7 +312,7 @@ def state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str
     arrays = {f"weight/{name}": value for name, value in net.state_dict().items()}
     if optimiser is not None:
         for name, parameter in net.named_parameters():
-            for key, value in optimiser.state[parameter].items():
+            for key, value in optimiser.state.get(parameter, {}).items():
                 arrays[f"adam/{name}/{key}"] = value
     return {name: np.array(value.detach().cpu().numpy()) for name, value in arrays.items()}
 

@@ -7,13 +7,32 @@ from pathlib import Path
 from mbcal import bundle
 from mbcal.agents.agent import Agent, AgentConfig, Domain, Ranked
 from mbcal.agents.chance import Random
-from mbcal.agents.gru4rec import GRU4Rec
+from mbcal.agents.ddpg import DDPG
+from mbcal.agents.dqn import DDQN, DQN
+from mbcal.agents.dynaq import DynaQ
+from mbcal.agents.gru4rec import GRU4Rec, GRU4RecEpsilon
+from mbcal.agents.linucb import LinUCB
 from mbcal.agents.mbcal import MBCAL, MBCALConfig, MBCALWithoutVarianceReduction
+from mbcal.agents.mcpe import MCPE
 from mbcal.agents.popular import Popular
 from mbcal.errors import OptionError, nearest
 
 AGENTS: dict[str, type[Agent]] = {
-    agent.name: agent for agent in (MBCAL, MBCALWithoutVarianceReduction, GRU4Rec, Popular, Random)
+    agent.name: agent
+    for agent in (
+        MBCAL,
+        MBCALWithoutVarianceReduction,
+        GRU4Rec,
+        GRU4RecEpsilon,
+        DQN,
+        DDQN,
+        DDPG,
+        MCPE,
+        DynaQ,
+        LinUCB,
+        Popular,
+        Random,
+    )
 }
 
 
@@ -32,11 +51,18 @@ def load(path: str | Path, device: str = "auto") -> Agent:
 
 __all__ = [
     "AGENTS",
+    "DDPG",
+    "DDQN",
+    "DQN",
     "MBCAL",
+    "MCPE",
     "Agent",
     "AgentConfig",
     "Domain",
+    "DynaQ",
     "GRU4Rec",
+    "GRU4RecEpsilon",
+    "LinUCB",
     "MBCALConfig",
     "MBCALWithoutVarianceReduction",
     "Popular",

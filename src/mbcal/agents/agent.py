@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,7 +23,8 @@ from mbcal.errors import InputError, ModelError
 from mbcal.nets import NetConfig, SequenceNet, ValueNet
 from mbcal.progress import SILENT, Progress
 from mbcal.randomness import seed_of
-from mbcal.scoring import Scorer, Term
+from mbcal.rollout import candidates_of
+from mbcal.scorers import Scorer, Term
 from mbcal.training import (
     Checkpoints,
     Objective,
@@ -91,7 +92,9 @@ class Domain:
 class Lesson:
     """One fit: the sessions within reach, who is held out, and how to run the loop over them."""
 
+    sessions: Sessions
     data: Resident
+    """The same, where the networks are."""
     rows: NDArray[np.int64]
     held: NDArray[np.int64]
     how: Training
@@ -104,13 +107,19 @@ class Lesson:
     optimisers: Mapping[str, torch.optim.Adam]
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
-    def train(self, name: str, objective: Objective) -> None:
-        """Fit the network of this name."""
+    def train(
+        self,
+        name: str,
+        objective: Objective,
+        rows: NDArray[np.int64] | None = None,
+        held: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Fit the network of this name; on other rows, or with others held out, where the objective asks for it."""
         self.curves[name] = train(
             self.nets[name],
             objective,
-            self.rows,
-            self.held,
+            self.rows if rows is None else rows,
+            self.held if held is None else held,
             self.how,
             name=name,
             seed=self.seed,
@@ -127,6 +136,8 @@ class Agent(ABC):
     Config: ClassVar[type[AgentConfig]] = AgentConfig
     needs_candidates: ClassVar[bool] = False
     """Whether it learns from what else could have been shown."""
+    explores: ClassVar[bool] = True
+    """Whether it now and then shows something else when it collects sessions to learn from."""
 
     def __init__(self, config: Any = None, device: str = "auto") -> None:
         self.config = config or self.Config()
@@ -166,7 +177,10 @@ class Agent(ABC):
         self.domain.require(sessions, "this agent")
         how, seed = training or self.config.training, seed_of(self.config.seed, self.name, "fit", self.fits)
         rows, held = split_users(sessions, how.validation, seed)
+        if self.needs_candidates:
+            sessions = replace(sessions, candidates=candidates_of(sessions, seed))
         lesson = Lesson(
+            sessions,
             Resident(sessions, self.device, self.needs_candidates),
             rows,
             held,
@@ -190,7 +204,11 @@ class Agent(ABC):
             torch.manual_seed(seed_of(self.config.seed, self.name, "weights"))
             self.nets = {name: net.to(self.device) for name, net in self.networks(domain).items()}
         trained = {name: net for name, net in self.nets.items() if any(True for _ in net.parameters())}
-        self.optimisers = {name: self.config.training.optimiser(net) for name, net in trained.items()}
+        self.optimisers = {name: self.optimiser(net) for name, net in trained.items()}
+
+    def optimiser(self, net: nn.Module) -> torch.optim.Adam:
+        """A fresh optimiser for one of its networks."""
+        return self.config.training.optimiser(net)
 
     @property
     def domain(self) -> Domain:

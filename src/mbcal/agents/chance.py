@@ -6,7 +6,7 @@ from torch import nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson
 from mbcal.randomness import seed_of
-from mbcal.scoring import ChanceScorer
+from mbcal.scorers import ChanceScorer
 
 
 class Random(Agent):

@@ -14,13 +14,14 @@ from torch import nn
 from mbcal.agents.agent import Agent, Domain, Lesson, instant_term
 from mbcal.losses import behaviour_likelihood
 from mbcal.nets import SequenceNet
-from mbcal.scoring import NetScorer
+from mbcal.scorers import NetScorer
 
 
 class GRU4Rec(Agent):
-    """The myopic yardstick: score = expected instant reward."""
+    """The myopic yardstick: score = expected instant reward. It collects what it likes best, without exploring."""
 
     name = "gru4rec"
+    explores = False
 
     def networks(self, domain: Domain) -> dict[str, nn.Module]:
         net = SequenceNet(domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.users)
@@ -32,3 +33,10 @@ class GRU4Rec(Agent):
     def scorer(self) -> NetScorer:
         terms = {"instant": instant_term(self.nets["behaviour"], self.domain.behaviours)}
         return NetScorer(terms, self.domain.behaviours.start)
+
+
+class GRU4RecEpsilon(GRU4Rec):
+    """The same network; when collecting it explores like the other methods (a contextual bandit of sorts)."""
+
+    name = "gru4rec-eps"
+    explores = True

@@ -7,7 +7,7 @@ one architecture:
    (`losses.behaviour_likelihood`, Eq. environment_loss);
 2. it labels every logged step with the rest of the session as it expects it, minus the same with this step's item masked
    (`labels.counterfactual_future_advantage`, Eq. couterfactual_future_advantage);
-3. the future advantage model g_eta learns these labels (`losses.value_error`, Eq. FAM);
+3. the future advantage model g_eta learns these labels (`losses.value_error`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scoring.NetScorer`, Eq. Recommendation_policy).
 
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
@@ -30,7 +30,7 @@ from mbcal.errors import OptionError
 from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
 from mbcal.losses import behaviour_likelihood, value_error
 from mbcal.nets import SequenceNet, ValueNet, expected_reward
-from mbcal.scoring import NetScorer
+from mbcal.scorers import NetScorer
 from mbcal.training import Resident
 from mbcal.types import SessionTensors
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson
-from mbcal.scoring import ItemScorer
+from mbcal.scorers import ItemScorer
 from mbcal.types import SPECIAL
 
 

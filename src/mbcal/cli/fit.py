@@ -17,7 +17,7 @@ from mbcal.errors import OptionError
 def fit_agent(
     data: DataDir,
     out: Out,
-    agent: Annotated[str, typer.Option(help="The method: mbcal, mbcal-no-vr, gru4rec, popular, random.")] = "mbcal",
+    agent: Annotated[str, typer.Option(help="The method; a wrong name lists them all.")] = "mbcal",
     epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users tell when to stop.")] = 20,
     patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
     validation: Annotated[float, typer.Option(help="Share of users held out for that; 0 runs every epoch.")] = 0.1,

@@ -1,0 +1,173 @@
+"""DDPG: a point in a small space of items, and the candidate nearest to it.
+
+Lillicrap et al., *Continuous control with deep reinforcement learning* (2016), in the form of Zhao et al. that the MBCAL
+paper compares with. Items are mapped to v(a) in four dimensions. The actor gives a point p(s_t), the policy shows the
+candidate whose v(a) lies nearest, the critic Q(s_t, v) judges points.
+
+    critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   (Q(s_t, v(a_t)) - y_t)²
+    actor    -Q(s_t, p(s_t)), the critic held still
+
+Q' and p' are copies made every 20 updates; the actor learns ten times slower than the critic.
+
+Deviations: (1) copies instead of slow averages, as in DQN; (2) the actor reads the masking item where others read the
+candidate, so that its network has the shape of all others; (3) v(a) is learned through the critic alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mbcal.agents.agent import Agent, Domain, Lesson
+from mbcal.agents.dqn import DQNConfig
+from mbcal.agents.mcpe import step_rewards
+from mbcal.labels import discounted_returns, temporal_difference_targets
+from mbcal.nets import ItemEmbedding, SequenceNet
+from mbcal.scorers import NearestScorer
+from mbcal.training import Objective, Resident
+from mbcal.types import MASK, SessionTensors
+
+
+@dataclass(frozen=True)
+class DDPGConfig(DQNConfig):
+    """Settings of DDPG."""
+
+    action: int = 4
+    """Dimensions of the space of points; the paper found more to be worse."""
+    actor_share: float = 0.1
+    """The actor's learning rate as a share of the critic's."""
+
+
+class _Pair(nn.Module):
+    """Actor and critic. The critic's items are their points: Emb(a) -> v(a) in (-1, 1)^4."""
+
+    def __init__(self, domain: Domain, config: DDPGConfig) -> None:
+        super().__init__()
+        known = (domain.catalog, domain.behaviours, config.net)
+        self.actor = SequenceNet(*known, config.action, domain.users)
+        self.items = ItemEmbedding(domain.catalog, config.net)
+        self.point = nn.Linear(self.items.size, config.action)
+        self.behaviours = nn.Embedding(domain.behaviours.start + 1, config.net.embedding)
+        width, hidden = config.net.embedding + config.action, config.net.hidden
+        self.history, self.cell = (nn.GRU(width, hidden, batch_first=True) for _ in range(2))
+        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def points(self, items: Tensor) -> Tensor:
+        """v(a): (…) -> (…, 4)."""
+        return torch.tanh(self.point(self.items(items)))
+
+    def act(self, batch: SessionTensors) -> Tensor:
+        """p(s_t) (B, T, 4): the actor at every logged step, the step's own item unseen."""
+        standing = self.actor.standing(batch)
+        gates = self.actor.gates(torch.full_like(batch.items, MASK), self.actor.previous(batch.behaviours))
+        acted: Tensor = torch.tanh(self.actor.head(self.actor.step(gates, (standing,))[0]))
+        return acted
+
+    def forward(self, batch: SessionTensors) -> Tensor:
+        """Q (B, T) of the actor's own points."""
+        return self.judge(batch, self.act(batch))
+
+    def judge(self, batch: SessionTensors, points: Tensor | None = None) -> Tensor:
+        """Q (B, T) of the logged items, or of other points (B, T, 4) shown in their place, one step at a time."""
+        inside = torch.cat([self.behaviours(self.actor.previous(batch.behaviours).int()), self.points(batch.items)], -1)
+        begin = self._read(batch)
+        hidden: Tensor = self.cell(inside, begin.unsqueeze(0))[0]
+        if points is not None:
+            before = torch.cat([begin.unsqueeze(1), hidden[:, :-1]], 1)  # h_{t-1}
+            other = torch.cat([inside[..., : -points.shape[-1]], points], -1)
+            hidden = self.cell(other.flatten(0, 1).unsqueeze(1), before.flatten(0, 1).unsqueeze(0))[0].view_as(hidden)
+        value: Tensor = self.head(hidden).squeeze(-1)
+        return value
+
+    def _read(self, batch: SessionTensors) -> Tensor:
+        size, span = batch.history_items.shape
+        if span == 0 or self.actor.config.user != "history":
+            return torch.zeros(size, self.cell.hidden_size, device=batch.items.device)
+        past = torch.cat([self.behaviours(batch.history_behaviours.int()), self.points(batch.history_items)], -1)
+        hidden: Tensor = self.history(past)[0]
+        last = (batch.history_length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+        return hidden.gather(1, last).squeeze(1) * (batch.history_length > 0).unsqueeze(1)
+
+
+class ActorCritic(nn.Module):
+    """The pair that learns, its slower copy, the scale of values, and the count of updates."""
+
+    updates: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, domain: Domain, config: DDPGConfig) -> None:
+        super().__init__()
+        self.online, self.target = _Pair(domain, config), _Pair(domain, config)
+        self.target.requires_grad_(False)
+        self.every = config.copy_every
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def begin_update(self) -> None:
+        """Once an update: now and then the copy is renewed."""
+        if int(self.updates) % self.every == 0:
+            self.target.load_state_dict(self.online.state_dict())
+        self.updates += 1
+
+
+class DDPG(Agent):
+    """Score = minus the squared distance to the actor's point."""
+
+    name = "ddpg"
+    Config = DDPGConfig
+    config: DDPGConfig
+
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+        return {"value": ActorCritic(domain, self.config)}
+
+    def optimiser(self, net: nn.Module) -> torch.optim.Adam:
+        made = self.config.training.optimiser(net)
+        actor = {id(parameter) for parameter in net.online.actor.parameters()}  # type: ignore[union-attr]
+        slow = [parameter for parameter in made.param_groups[0]["params"] if id(parameter) in actor]
+        made.param_groups[0]["params"] = [one for one in made.param_groups[0]["params"] if id(one) not in actor]
+        made.add_param_group({"params": slow, "lr": self.config.training.learning_rate * self.config.actor_share})
+        return made
+
+    def learn(self, lesson: Lesson) -> None:
+        net: ActorCritic = self.nets["value"]
+        if lesson.first:
+            everything = lesson.data[slice(None)]
+            returns = discounted_returns(
+                step_rewards(everything, self.domain.behaviours), everything.mask, self.config.gamma
+            )
+            counted = returns[everything.mask]
+            net.shift.fill_(float(counted.mean()))
+            net.scale.fill_(float(counted.std(correction=0)) or 1.0)
+        lesson.train("value", self._objective(net, lesson.data), held=np.zeros(0, np.int64))
+
+    def _objective(self, net: ActorCritic, data: Resident) -> Objective:
+        def objective(rows: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
+            net.begin_update()
+            batch = data[rows]
+            counted = batch.mask
+            error = net.online.judge(batch) - (self.label(batch) - net.shift) / net.scale
+            still = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
+            still |= {name: parameter for name, parameter in net.online.named_parameters() if name.startswith("actor.")}
+            judged = torch.func.functional_call(net.online, still, (batch,))
+            return ((error.square() - judged) * counted).sum(), counted.sum()
+
+        return objective
+
+    @torch.no_grad()
+    def label(self, batch: SessionTensors) -> Tensor:
+        """y_t (B, T)."""
+        net: ActorCritic = self.nets["value"]
+        value = net.target(batch) * net.scale + net.shift
+        rewards = step_rewards(batch, self.domain.behaviours)
+        return temporal_difference_targets(rewards, value, batch.mask, self.config.gamma)
+
+    @torch.no_grad()
+    def scorer(self) -> NearestScorer:
+        pair: _Pair = self.nets["value"].online
+        rows = torch.arange(self.domain.catalog.rows, device=self.device)
+        return NearestScorer(pair.actor.tables(), pair.points(rows), self.domain.behaviours.start)

@@ -1,0 +1,174 @@
+"""DQN and Double DQN: one step of reward, then what the best remaining candidate is worth.
+
+Mnih et al., *Human-level control through deep reinforcement learning* (2015), and van Hasselt et al., *Deep Reinforcement
+Learning with Double Q-learning* (2016), in the form of Zheng et al., *DRN* (2018): the state is the GRU's, as in every
+method here.
+
+    DQN     y_t = r_t + gamma max_a Q'(s_{t+1}, a)                        a among the candidates not yet shown
+    DDQN    y_t = r_t + gamma Q'(s_{t+1}, argmax_a Q(s_{t+1}, a))         Q' is the target network
+
+Q' is a copy of Q made every 20 updates. The candidates of all steps are scored in one pass by tables (`scoring.Tables`).
+
+Deviations: (1) sessions are the replay memory, taken whole; (2) the maximum is over what could have been shown next, where
+the authors' code takes the session's own items; (3) labels are standardised by the returns of the first fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mbcal.agents.agent import Agent, Domain, Lesson, value_term
+from mbcal.agents.mcpe import ValueConfig, step_rewards
+from mbcal.errors import OptionError
+from mbcal.labels import discounted_returns, temporal_difference_targets
+from mbcal.nets import ValueNet
+from mbcal.scorers import NetScorer
+from mbcal.scoring import Tables
+from mbcal.training import Objective, Resident
+from mbcal.types import MASK, SessionTensors
+
+ROWS_AT_ONCE = 512
+"""Steps scored together on a CPU, so that the work stays in its cache."""
+
+
+@dataclass(frozen=True)
+class DQNConfig(ValueConfig):
+    """Settings of DQN and its kin."""
+
+    copy_every: int = 20
+    """Updates between copies into the target network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.copy_every < 1:
+            raise OptionError(f"copy_every: must be at least 1, got {self.copy_every}")
+
+
+class QNetwork(nn.Module):
+    """Q, its slower copy Q', and how many updates there have been: all that a checkpoint must hold."""
+
+    updates: Tensor
+
+    def __init__(self, domain: Domain, config: DQNConfig) -> None:
+        super().__init__()
+        self.online, self.target = (ValueNet(domain.catalog, domain.behaviours, config.net, domain.users) for _ in range(2))
+        self.target.requires_grad_(False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.every = config.copy_every
+        self._tables: tuple[int, Tables] | None = None
+
+    def begin_update(self) -> None:
+        """Once an update: now and then the copy is renewed."""
+        if int(self.updates) % self.every == 0:
+            self.target.load_state_dict(self.online.state_dict())
+        self.updates += 1
+
+    def target_tables(self) -> Tables:
+        """Tables of Q', made once a copy."""
+        age = (int(self.updates) - 1) // self.every
+        if self._tables is None or self._tables[0] != age:
+            self._tables = (age, self.target.tables())
+        return self._tables[1]
+
+
+class DQN(Agent):
+    """Score = Q."""
+
+    name = "dqn"
+    Config = DQNConfig
+    config: DQNConfig
+    needs_candidates = True
+    double = False
+
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+        return {"value": QNetwork(domain, self.config)}
+
+    def learn(self, lesson: Lesson) -> None:
+        self.learn_values(lesson, lesson.data, lesson.rows)
+
+    def learn_values(self, lesson: Lesson, data: Resident, rows: NDArray[np.int64]) -> None:
+        """Fit Q to the temporal differences of these sessions.
+
+        Nobody is held out: the target moves with the network, so that a held-out error tells nothing about when to stop.
+        """
+        net: QNetwork = self.nets["value"]
+        if lesson.first:
+            everything = data[slice(None)]
+            returns = discounted_returns(
+                step_rewards(everything, self.domain.behaviours), everything.mask, self.config.gamma
+            )
+            net.online.standardise(returns, everything.mask)
+        lesson.train("value", self._objective(net, data), rows, np.zeros(0, np.int64))
+
+    def _objective(self, net: QNetwork, data: Resident) -> Objective:
+        def objective(rows: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
+            if torch.is_grad_enabled():
+                net.begin_update()
+            batch = data[rows]
+            counted, target = batch.mask, self.label(batch)
+            error = net.online.run(batch).squeeze(-1) - (target - net.online.shift) / net.online.scale
+            return (error.square() * counted).sum(), counted.sum()
+
+        return objective
+
+    @torch.no_grad()
+    def label(self, batch: SessionTensors) -> Tensor:
+        """y_t (B, T)."""
+        net: QNetwork = self.nets["value"]
+        available = still_available(batch)
+        values = candidate_values(net.target, net.target_tables(), batch)
+        if self.double:
+            chosen = candidate_values(net.online, net.online.tables(), batch)
+            best = chosen.masked_fill(~available, -torch.inf).argmax(2, keepdim=True)
+            value = values.gather(2, best).squeeze(2)
+        else:
+            value = values.masked_fill(~available, -torch.inf).amax(2)
+        value = torch.where(available.any(2), value, 0)  # nothing is left to show: nothing more is earned
+        rewards = step_rewards(batch, self.domain.behaviours)
+        return temporal_difference_targets(rewards, value, batch.mask, self.config.gamma)
+
+    def scorer(self) -> NetScorer:
+        return NetScorer({"value": value_term(self.nets["value"].online)}, self.domain.behaviours.start)
+
+
+class DDQN(DQN):
+    """Double DQN: the online network chooses, the target network judges."""
+
+    name = "ddqn"
+    double = True
+
+
+def still_available(batch: SessionTensors) -> Tensor:
+    """(B, T, C): which candidates have not been shown before each step."""
+    candidates, items = _candidates(batch), batch.items
+    horizon = items.shape[1]
+    shown = (candidates.unsqueeze(2) == items.unsqueeze(1)) & batch.mask.unsqueeze(1)  # (B, C, T)
+    first = torch.where(shown.any(2), shown.int().argmax(2), horizon)  # the step at which each was shown
+    step = torch.arange(horizon, device=items.device)
+    return (first.unsqueeze(1) >= step.unsqueeze(1)) & (candidates != MASK).unsqueeze(1)
+
+
+@torch.no_grad()
+def candidate_values(net: ValueNet, tables: Tables, batch: SessionTensors) -> Tensor:
+    """(B, T, C): the value of every candidate at every logged step."""
+    candidates = _candidates(batch)
+    size, horizon = batch.items.shape
+    standing = net.standing(batch).flatten(0, 1)  # (B·T, H)
+    previous = net.previous(batch.behaviours).flatten()
+    spread = candidates.unsqueeze(1).expand(-1, horizon, -1).flatten(0, 1)  # (B·T, C)
+    rows = ROWS_AT_ONCE if standing.device.type == "cpu" else len(standing)
+    parts = [
+        tables.score(standing[begin : begin + rows], previous[begin : begin + rows], spread[begin : begin + rows])
+        for begin in range(0, len(standing), rows)
+    ]
+    return torch.cat(parts).view(size, horizon, -1)
+
+
+def _candidates(batch: SessionTensors) -> Tensor:
+    assert batch.candidates is not None  # noqa: S101 - Agent.fit draws them where the log has none
+    return batch.candidates

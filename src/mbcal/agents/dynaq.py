@@ -1,0 +1,58 @@
+"""Dyna-Q: DQN on real sessions and as many imagined ones.
+
+Sutton, *Dyna* (1991), in the form of Liu and Zou et al. that the MBCAL paper compares with: an environment model of the
+agent's own answers its own policy, and Q learns from real and imagined sessions alike, one to one.
+
+Deviations: (1) imagined sessions are made once a fit, after the environment model has learned from the same data: the same
+users and candidates, items chosen by the present Q with epsilon 0.1; in the first fit, when there is no Q, at random;
+(2) as DQN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from torch import nn
+
+from mbcal.agents.agent import Domain, Lesson
+from mbcal.agents.dqn import DQN
+from mbcal.environment import ModelEnvironment
+from mbcal.losses import behaviour_likelihood
+from mbcal.nets import SequenceNet
+from mbcal.rollout import rollout
+from mbcal.training import Resident
+from mbcal.types import Sessions
+
+EPSILON = 0.1
+
+
+class DynaQ(DQN):
+    """Score = Q."""
+
+    name = "dyna-q"
+
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+        known = (domain.catalog, domain.behaviours, self.config.net)
+        return {"environment": SequenceNet(*known, len(domain.behaviours), domain.users), **super().networks(domain)}
+
+    def learn(self, lesson: Lesson) -> None:
+        lesson.train("environment", behaviour_likelihood(self.nets["environment"], lesson.data))
+        real = dataclasses.replace(lesson.sessions, propensities=None, timestamps=None)
+        imagined = dataclasses.replace(self.imagine(lesson), propensities=None)
+        both = Resident(Sessions.concat([real, imagined]), self.device, candidates=True)
+        self.learn_values(lesson, both, np.concatenate([lesson.rows, lesson.rows + len(real)]))
+
+    def imagine(self, lesson: Lesson) -> Sessions:
+        """As many sessions as there are real ones, from the environment model."""
+        environment = ModelEnvironment(self.nets["environment"], self.domain.catalog, self.domain.behaviours)
+        epsilon = 1.0 if lesson.first else EPSILON
+        return rollout(
+            self.scorer(),
+            environment,
+            lesson.sessions,
+            epsilon=epsilon,
+            seed=lesson.seed,
+            title="imagining",
+            progress=lesson.progress,
+        )

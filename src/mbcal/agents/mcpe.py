@@ -1,0 +1,68 @@
+"""MCPE: Monte Carlo policy evaluation, the return of the logged session as it was.
+
+Dimitrakakis and Lagoudakis, *Rollout Sampling Approximate Policy Iteration* (2008), as the MBCAL paper compares with. The
+label of step t is the discounted sum of the rewards that followed it (`labels.discounted_returns`): no model, no bootstrap,
+all the noise of the user. The policy that ranks by it improves on the policy that made the log by one step.
+
+Deviations: (1) the return counts from the step itself, not over the whole session; what came before an item is no credit
+of it; (2) labels are standardised inside the network and restored at its output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson, value_term
+from mbcal.errors import OptionError
+from mbcal.labels import discounted_returns
+from mbcal.losses import value_error
+from mbcal.nets import ValueNet
+from mbcal.scorers import NetScorer
+from mbcal.types import Behaviours, SessionTensors
+
+
+@dataclass(frozen=True)
+class ValueConfig(AgentConfig):
+    """Settings of methods that learn a value."""
+
+    gamma: float = 0.95
+    """Discount of the future."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
+
+
+def step_rewards(batch: SessionTensors, behaviours: Behaviours) -> Tensor:
+    """(B, T) reward of every logged step, 0 in the padding."""
+    table = torch.tensor(behaviours.rewards, device=batch.items.device)
+    return torch.where(batch.mask, table[batch.behaviours.long()], 0)
+
+
+class MCPE(Agent):
+    """Score = expected return from here on, under the policy of the log."""
+
+    name = "mcpe"
+    Config = ValueConfig
+    config: ValueConfig
+
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+        return {"value": ValueNet(domain.catalog, domain.behaviours, self.config.net, domain.users)}
+
+    def learn(self, lesson: Lesson) -> None:
+        value: ValueNet = self.nets["value"]
+        everything = lesson.data[slice(None)]
+        labels = self.label(everything)
+        if lesson.first:
+            value.standardise(labels, everything.mask)
+        lesson.train("value", value_error(value, lesson.data, labels))
+
+    def label(self, batch: SessionTensors) -> Tensor:
+        """G_t (B, T)."""
+        return discounted_returns(step_rewards(batch, self.domain.behaviours), batch.mask, self.config.gamma)
+
+    def scorer(self) -> NetScorer:
+        return NetScorer({"value": value_term(self.nets["value"])}, self.domain.behaviours.start)
