@@ -51,6 +51,9 @@ class DelayedPrize:
             behaviour = (uniform * 3).long()
         return behaviour.to(torch.uint8), opened | key
 
+    def advance(self, opened: Tensor, item: Tensor, behaviour: Tensor) -> Tensor:
+        return opened | (item < SPECIAL + KEYS)
+
     def merge(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         return torch.where(mask, yes, no)
 

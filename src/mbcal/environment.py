@@ -34,6 +34,9 @@ class Environment(Protocol):
     def answer(self, state: Any, item: Tensor, uniform: Tensor) -> tuple[Tensor, Any]:
         """What users do with item (B,), drawn by uniform numbers (B,): behaviours (B,) uint8, and the state after it."""
 
+    def advance(self, state: Any, item: Tensor, behaviour: Tensor) -> Any:
+        """The state after item (B,) met a behaviour (B,) that is known."""
+
     def merge(self, mask: Tensor, yes: Any, no: Any) -> Any:
         """Session by session (B,) the one state or the other."""
 
@@ -88,6 +91,12 @@ class ModelEnvironment:
         # the first behaviour whose cumulated chance exceeds the draw
         behaviour = (reach <= uniform.unsqueeze(1) * reach[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
         return behaviour.to(torch.uint8), ModelState(hidden, behaviour.to(state.previous.dtype))
+
+    @torch.no_grad()
+    def advance(self, state: ModelState, item: Tensor, behaviour: Tensor) -> ModelState:
+        """See `Environment`."""
+        _, hidden = self._net.advance(state.hidden, item, state.previous)
+        return ModelState(hidden, behaviour.to(state.previous.dtype))
 
     def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:
         """See `Environment`."""

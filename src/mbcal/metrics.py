@@ -61,6 +61,20 @@ def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int = RELIAB
     return Reliability(sure, np.bincount(place, right, bins) / some, count)
 
 
+def coverage(items: NDArray[Any], size: int) -> float:
+    """Share of a catalogue of this size that was shown at least once."""
+    return len(np.unique(items)) / size if size else 0.0
+
+
+def gini(counts: NDArray[Any]) -> float:
+    """Inequality of exposure: 0 when all are shown equally often, near 1 when one is shown always."""
+    ordered = np.sort(np.asarray(counts, np.float64))
+    if not ordered.sum():
+        return 0.0
+    rank = np.arange(1, len(ordered) + 1)
+    return float(2 * (rank * ordered).sum() / (len(ordered) * ordered.sum()) - (len(ordered) + 1) / len(ordered))
+
+
 @dataclass(frozen=True)
 class Mean:
     """A mean and its 95% interval."""

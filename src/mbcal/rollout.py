@@ -54,6 +54,7 @@ def rollout(
     temperature: float = 0.0,
     seed: int = 0,
     candidates: NDArray[np.int32] | None = None,
+    fixed: NDArray[np.int64] | None = None,
     block: int | None = None,
     title: str = "roll-outs",
     progress: Progress = SILENT,
@@ -62,6 +63,7 @@ def rollout(
 
     Greedy by default; with `epsilon` now and then any candidate, with `temperature` by chances exp(score / temperature).
     Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again.
+    With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
     """
     if not 0 <= epsilon <= 1:
         raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
@@ -79,7 +81,8 @@ def rollout(
     for begin in range(0, len(sessions), size):
         rows = slice(begin, begin + size)
         part, offered = sessions[rows], torch.from_numpy(candidates[rows]).to(device)
-        served = _serve(policy, environment, part, offered, luck.rows(rows), epsilon, temperature)
+        kept = None if fixed is None else torch.from_numpy(fixed[rows]).to(device)
+        served = _serve(policy, environment, part, offered, luck.rows(rows), epsilon, temperature, kept)
         items[rows], behaviours[rows], propensities[rows] = (steps.cpu().numpy() for steps in served)
         progress.advance(len(part))
     return Sessions(
@@ -118,6 +121,7 @@ def _serve(
     luck: Tensor,
     epsilon: float,
     temperature: float,
+    fixed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One block: items, behaviours and propensities (B, T), zero after a session's end."""
     batch = sessions.tensors(environment.device, without=("candidates", "propensities", "timestamps"))
@@ -133,9 +137,15 @@ def _serve(
         else:
             chosen, propensity = epsilon_greedy(scores, open_to, epsilon, uniform[:, :2])
         item = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
-        behaviour, user = environment.answer(user, item, uniform[:, 2])
-        standing = policy.observe(standing, item, behaviour)
-        available = available.scatter(1, chosen.unsqueeze(1), False)
+        if fixed is not None:
+            item = torch.where(step <= fixed, batch.items[:, step], item)
+        behaviour, after = environment.answer(user, item, uniform[:, 2])
+        if fixed is not None:
+            past, logged = step < fixed, batch.behaviours[:, step]
+            behaviour = torch.where(past, logged, behaviour)
+            after = environment.merge(past, environment.advance(user, item, logged), after)
+        user, standing = after, policy.observe(standing, item, behaviour)
+        available = available & (candidates != item.unsqueeze(1))
         steps.append((item, behaviour, propensity.float()))
     items, behaviours, propensities = (torch.stack(part, 1) * batch.mask for part in zip(*steps, strict=True))
     return items, behaviours, propensities

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mbcal.data.store import PARTS, Store
+from mbcal.metrics import gini
 from mbcal.types import SPECIAL, Catalog
 
 TOP = 10
@@ -78,7 +79,6 @@ def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]
     least number of items that make half of all steps."""
     rising = np.sort(shown)
     total, n = int(rising.sum()), len(rising)
-    gini = float(2 * np.sum(np.arange(1, n + 1) * rising) / (n * total) - (n + 1) / n)
     order = np.lexsort((np.arange(n), -shown))
     return {
         "top": [
@@ -86,6 +86,6 @@ def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]
             for k in order[:TOP].tolist()
         ],
         "median": float(np.median(shown)),
-        "gini": gini,
+        "gini": gini(shown),
         "half": int(np.searchsorted(np.cumsum(rising[::-1]), total / 2) + 1),
     }
