@@ -36,7 +36,7 @@ from mbcal.training import (
     state_arrays,
     train,
 )
-from mbcal.types import UNKNOWN, Behaviours, Catalog, Sessions
+from mbcal.types import UNKNOWN, Behaviours, Catalog, Sessions, SessionTensors
 
 NOBODY = 2**31 - 1
 """A user never seen, for the encoder that goes by id."""
@@ -210,6 +210,12 @@ class Agent(ABC):
         """A fresh optimiser for one of its networks."""
         return self.config.training.optimiser(net)
 
+    def adopt(self, catalog: Catalog) -> None:
+        """Take an equal catalogue for its own, so that sessions over it need no comparing; others are refused."""
+        if catalog.items != self.domain.catalog.items:
+            raise ModelError(f"this {self.name} agent knows other items than the data has; fit one on this data")
+        self._domain = replace(self.domain, catalog=catalog)
+
     @property
     def domain(self) -> Domain:
         """What it was fitted for."""
@@ -223,6 +229,10 @@ class Agent(ABC):
         if self._scorer is None:
             raise ModelError(f"this {self.name} agent has not been fitted; call fit(sessions) first")
         return self._scorer
+
+    def regression(self, batch: SessionTensors) -> tuple[torch.Tensor, torch.Tensor] | None:  # noqa: ARG002
+        """Labels and predictions (B, T) of its value network on these sessions, in reward units; None if it has none."""
+        return None
 
     def begin(self, user: Any, history_items: Any, history_behaviours: Any, history_length: Any) -> Any:
         """The state before the first step of users (B,) with histories (B, H)."""

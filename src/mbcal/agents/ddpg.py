@@ -167,6 +167,12 @@ class DDPG(Agent):
         return temporal_difference_targets(rewards, value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
+    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+        return self.label(batch), self.nets["value"].online.judge(batch) * self.nets["value"].scale + self.nets[
+            "value"
+        ].shift
+
+    @torch.no_grad()
     def scorer(self) -> NearestScorer:
         pair: _Pair = self.nets["value"].online
         rows = torch.arange(self.domain.catalog.rows, device=self.device)

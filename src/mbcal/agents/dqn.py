@@ -132,6 +132,10 @@ class DQN(Agent):
         rewards = step_rewards(batch, self.domain.behaviours)
         return temporal_difference_targets(rewards, value, batch.mask, self.config.gamma)
 
+    @torch.no_grad()
+    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+        return self.label(batch), self.nets["value"].online.values(batch)
+
     def scorer(self) -> NetScorer:
         return NetScorer({"value": value_term(self.nets["value"].online)}, self.domain.behaviours.start)
 

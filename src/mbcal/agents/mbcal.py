@@ -90,6 +90,10 @@ class MBCAL(Agent):
             predicted = expected_reward(environment.run(batch), rewards)
         return simulated_future_reward(predicted, batch.mask, self.config.gamma)
 
+    @torch.no_grad()
+    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+        return self.label(batch), self.nets["advantage"].values(batch)
+
     def scorer(self) -> NetScorer:
         environment, advantage = self.nets["environment"], self.nets["advantage"]
         terms = {"instant": instant_term(environment, self.domain.behaviours), "future": value_term(advantage)}

@@ -64,5 +64,9 @@ class MCPE(Agent):
         """G_t (B, T)."""
         return discounted_returns(step_rewards(batch, self.domain.behaviours), batch.mask, self.config.gamma)
 
+    @torch.no_grad()
+    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+        return self.label(batch), self.nets["value"].values(batch)
+
     def scorer(self) -> NetScorer:
         return NetScorer({"value": value_term(self.nets["value"])}, self.domain.behaviours.start)

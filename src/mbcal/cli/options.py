@@ -17,15 +17,11 @@ Seed = Annotated[int, typer.Option(help="Another seed, another result; the same 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
 
-AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
-"""What agents see of an item beside its id, by kind of store, unless told: less than the simulator does, on purpose."""
-
 
 def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
     """The features named, 'none' for none, or those usual for this kind of store."""
     if wanted is None:
-        usual = AGENT_FEATURES.get(store.manifest["source"], ())
-        return tuple(name for name in usual if name in store.catalog.features)
+        return store.agent_features
     return () if wanted.strip() in ("", "none") else tuple(name.strip() for name in wanted.split(","))
 
 

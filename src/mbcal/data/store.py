@@ -41,6 +41,9 @@ Part = Literal["simulator", "train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 """Who a user is for: fitting the simulator, training agents, or testing. Never two of them."""
 
+AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
+"""By kind of store; elsewhere agents go by ids alone, as in the paper."""
+
 _ROW_GROUP = 1 << 20
 
 
@@ -202,6 +205,12 @@ class Store:
         """Check every file against its hash."""
         for name in self.manifest["files"]:
             self.table(name)
+
+    @property
+    def agent_features(self) -> tuple[str, ...]:
+        """What agents see of an item beside its id unless told otherwise: less than simulators do, on purpose."""
+        usual = AGENT_FEATURES.get(self.manifest["source"], ())
+        return tuple(name for name in usual if name in self.catalog.features)
 
     @property
     def horizon(self) -> int:

@@ -1,0 +1,51 @@
+"""Batch-RL: learn from the static log, then be tested by users; no other interaction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.evaluation import evaluate, oracle
+from mbcal.evaluation.bench import Bench, summary
+from mbcal.evaluation.variance import analyse
+from mbcal.evaluation.xray import xray
+from mbcal.progress import SILENT, Progress
+from mbcal.training import Checkpoints
+from mbcal.worlds.newsfeed import Newsfeed
+
+TEST_SEED = 1_000_003
+"""Of the luck in every test: the same for all methods, seeds and rounds, so that they can be compared pair by pair."""
+
+
+def batch_rl(
+    bench: Bench, name: str, seed: int, progress: Progress = SILENT, checkpoints: Checkpoints | None = None
+) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """One cell: what is recorded, and the reward of every test session by judge."""
+    settings = bench.settings
+    if name == oracle.NAME:
+        return _oracle(bench, progress)
+    agent = bench.agent(name, seed, settings.epochs)
+    agent.fit(bench.train, progress=progress, checkpoints=checkpoints)
+    judged, rewards = {}, {}
+    regression: dict[str, float] | None = None
+    for place, (judge, environment) in enumerate(bench.judges.items()):
+        outcome = evaluate(agent, environment, bench.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+        judged[judge], rewards[judge] = summary(outcome), outcome.rewards
+        if place == 0:
+            found = analyse(agent, environment, outcome.served, settings.futures, settings.future_states, TEST_SEED)
+            regression = None if found is None else {**asdict(found), "explained": found.explained}
+            seen = xray(agent, outcome.served[: settings.xray]) if seed == 0 else None
+    record = {"judges": judged, "regression": regression, "curves": agent.curves, "xray": seen}
+    return record, rewards
+
+
+def _oracle(bench: Bench, progress: Progress) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """The most that is known to be had, in the world whose truth is known."""
+    world = bench.judges["truth"]
+    policy = oracle.OraclePolicy(cast(Newsfeed, world), bench.test.horizon)
+    outcome = evaluate(policy, world, bench.test, seed=TEST_SEED, title="the oracle", progress=progress)
+    record = {"judges": {"truth": summary(outcome)}, "regression": None, "curves": {}, "xray": None}
+    return record, {"truth": outcome.rewards}

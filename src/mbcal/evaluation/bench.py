@@ -1,0 +1,76 @@
+"""What all cells of an experiment share: the sessions, the judges, and how to make an agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from mbcal.agents import Agent, agent_named
+from mbcal.environment import Environment
+from mbcal.evaluation import Outcome
+from mbcal.evaluation.settings import Settings
+from mbcal.metrics import Mean, coverage, gini
+from mbcal.types import SPECIAL, Sessions
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Train users to learn from, test users to serve, and who answers."""
+
+    settings: Settings
+    train: Sessions
+    test: Sessions
+    judges: dict[str, Environment]
+    features: tuple[str, ...]
+    device: str
+
+    def agent(self, name: str, seed: int, epochs: int) -> Agent:
+        """A fresh agent of the experiment's settings; it takes of them what its method knows."""
+        kind, settings = agent_named(name), self.settings
+        own: dict[str, Any] = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
+        known = {field.name for field in fields(kind.Config)}
+        config = kind.Config(
+            net=settings.net(self.features),
+            training=settings.training(epochs),
+            seed=seed,
+            **{key: value for key, value in own.items() if key in known},
+        )
+        return kind(config, self.device)
+
+
+def summary(outcome: Outcome) -> dict[str, float]:
+    """What a policy earned and how it spread its choices."""
+    served, mean = outcome.served, outcome.mean
+    shown = served.items[served.mask]
+    counts = np.bincount(shown, minlength=served.catalog.rows)[SPECIAL:]
+    return {
+        **mean_record(mean),
+        "coverage": coverage(shown, len(served.catalog)),
+        "gini": gini(counts),
+        **_variety(served),
+    }
+
+
+def mean_record(mean: Mean) -> dict[str, float]:
+    """A mean as plain numbers."""
+    return {"mean": mean.mean, "low": mean.low, "high": mean.high, "error": mean.error, "sessions": mean.count}
+
+
+def _variety(served: Sessions) -> dict[str, float]:
+    """Within sessions, by the first single-valued feature (by item where there is none).
+
+    diversity: distinct values a session, as a share of its steps. repetition: share of steps whose value is that of the step
+    before.
+    """
+    single = next((one for one in served.catalog.features.values() if one.offsets is None), None)
+    values = served.items if single is None else single.codes[served.items]
+    mask = served.mask
+    alike = (values[:, 1:] == values[:, :-1]) & mask[:, 1:]
+    ordered = np.sort(np.where(mask, values, -1), 1)
+    distinct = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
+    return {
+        "diversity": float((distinct.sum(1) / served.length).mean()),
+        "repetition": float(alike.sum() / max(int(mask[:, 1:].sum()), 1)),
+    }

@@ -1,0 +1,252 @@
+"""A run: a folder that knows what it was told, what is done, and what came of it.
+
+::
+
+    RUN/settings.json                     everything it was told, resolved
+    RUN/run.json                          versions, the data's hash, device
+    RUN/data, RUN/simulators/FAMILY       what had to be made first
+    RUN/cells/PROTOCOL/AGENT/seed-S       one result: a manifest with the record, rewards of every test session
+    RUN/partial/…                         cells under way
+    RUN/metrics.jsonl                     a line a test: protocol, agent, seed, round, judge, reward
+    RUN/tables, RUN/figures, report.html  made by `mbcal report`
+
+Every cell (protocol, method, seed) depends on the settings alone, so cells may run in any order, in any process, and a run
+that was killed and resumed ends in the same tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal import bundle
+from mbcal.agents import AGENTS, agent_named
+from mbcal.config import from_dict, to_dict
+from mbcal.data.sessions import Cut
+from mbcal.data.store import Store
+from mbcal.environment import Environment
+from mbcal.errors import ModelError, OptionError, OutputError, StoreError
+from mbcal.evaluation import oracle
+from mbcal.evaluation.batch_rl import batch_rl
+from mbcal.evaluation.bench import Bench
+from mbcal.evaluation.growing_batch import growing_batch
+from mbcal.evaluation.settings import Judge, Settings
+from mbcal.folder import Kind, output_error
+from mbcal.progress import SILENT, Progress
+from mbcal.simulator import Simulator
+from mbcal.training import Checkpoints, device_named
+from mbcal.version import __version__
+from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
+from mbcal.worlds.newsfeed import Newsfeed
+
+SCHEMA = 1
+CELL = Kind("cell", SCHEMA, "an experiment writes cells", "remove it and resume the run", ModelError)
+
+
+class Cell(NamedTuple):
+    """One result to be had."""
+
+    protocol: str
+    agent: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.protocol} {self.agent} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a cell."""
+
+    cell: Cell
+    record: dict[str, Any]
+    rewards: dict[str, NDArray[np.float32]]
+    """By judge, of every test session after the last fit."""
+
+
+class Run:
+    """`Run.create(folder, settings)` or `Run.open(folder)`; then `prepare`, `execute` what is `missing`, read `results`."""
+
+    def __init__(self, folder: Path, settings: Settings, device: str) -> None:
+        self.folder, self.settings, self.device = folder, settings, device
+
+    @classmethod
+    def create(cls, folder: str | Path, settings: Settings, device: str = "auto") -> Self:
+        """A new run; the folder must be empty or absent."""
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OutputError(f"{folder}: already exists; resume it with --resume {folder}, or choose another --out")
+        for name in _agents(settings):
+            agent_named(name)
+        if settings.data != "newsfeed":
+            Store.open(settings.data)
+        place = str(device_named(device))
+        run = cls(folder, settings, place)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_json(folder / "settings.json", to_dict(settings))
+            versions = {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors")}
+            said = {"schema": SCHEMA, "mbcal": __version__, "python": platform.python_version(), "device": place}
+            _write_json(folder / "run.json", {**said, "versions": versions})
+        except OSError as error:
+            raise output_error(str(folder), error) from error
+        return run
+
+    @classmethod
+    def open(cls, folder: str | Path, device: str = "auto") -> Self:
+        """An existing run, finished or not."""
+        folder = Path(folder)
+        try:
+            said = json.loads((folder / "run.json").read_bytes())
+            told = json.loads((folder / "settings.json").read_bytes())
+        except OSError:
+            raise StoreError(f"{folder}: not a run; make one with 'mbcal experiment … --out {folder}'") from None
+        except ValueError as error:
+            raise StoreError(f"{folder}: damaged ({error}); start the run again") from error
+        if said.get("schema") != SCHEMA:
+            raise StoreError(f"{folder}: schema {said.get('schema')}, this mbcal reads schema {SCHEMA}; start the run again")
+        return cls(folder, from_dict(Settings, told), str(device_named(device)))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them, in the order of the report."""
+        settings = self.settings
+        known = "truth" in self.judge_names and "batch" in settings.protocols
+        return [Cell("batch", oracle.NAME, 0)] * known + [
+            Cell(protocol, agent, seed)
+            for protocol in settings.protocols
+            for seed in range(settings.seeds)
+            for agent in _agents(settings)
+        ]
+
+    def path(self, cell: Cell) -> Path:
+        return self.folder / "cells" / cell.protocol / _file_name(cell.agent) / f"seed-{cell.seed}"
+
+    @property
+    def missing(self) -> list[Cell]:
+        """Cells not done yet."""
+        return [cell for cell in self.cells if not (self.path(cell) / "manifest.json").is_file()]
+
+    def prepare(self, progress: Progress = SILENT) -> None:
+        """Make what cells need: the generated log, the simulators."""
+        store = self.store(progress)
+        for judge in self.judge_names:
+            path = self.folder / "simulators" / judge
+            if judge == "truth" or (path / "manifest.json").is_file():
+                continue
+            config = replace(self.settings.simulator, family=judge)
+            about = {"config": to_dict(config), "data": store.manifest["content_hash"]}
+            kept = Checkpoints(self.folder / "partial" / f"simulator-{judge}", about)
+            fitted = Simulator.fit(
+                store.sessions("simulator"), config, device=self.device, progress=progress, checkpoints=kept
+            )
+            fitted.about = {"data": store.manifest["content_hash"]}
+            fitted.save(path, card=fitted.judge(self.test_sessions(store), progress=progress))
+            kept.remove()
+
+    def store(self, progress: Progress = SILENT) -> Store:
+        """The data; the newsfeed is generated when first asked for."""
+        if self.settings.data != "newsfeed":
+            return Store.open(self.settings.data)
+        path = self.folder / "data"
+        if not (path / "manifest.json").is_file():
+            prepare_newsfeed(path, NewsfeedLog(self.settings.log_sessions or 20_000), Cut(), progress=progress)
+        return Store.open(path)
+
+    @property
+    def judge_names(self) -> tuple[Judge, ...]:
+        if self.settings.judges:
+            return self.settings.judges
+        return ("truth", "lstm") if self.settings.data == "newsfeed" else ("lstm",)
+
+    def test_sessions(self, store: Store) -> Any:
+        return store.sessions("test")[: self.settings.test_sessions]
+
+    @cached_property
+    def bench(self) -> Bench:
+        """Everything cells share, in memory once a process."""
+        store = self.store()
+        train = store.sessions("train")
+        if self.settings.data != "newsfeed" and self.settings.log_sessions:
+            train = train[: self.settings.log_sessions]
+        test = self.test_sessions(store)
+        judges: dict[str, Environment] = {}
+        for name in self.judge_names:
+            if name == "truth":
+                if store.manifest["source"] != "newsfeed":
+                    raise OptionError("judges: only the generated newsfeed knows its truth; name lstm or transformer")
+                judges[name] = Newsfeed.from_options(dict(store.manifest["options"]), self.device)
+            else:
+                simulator = Simulator.load(self.folder / "simulators" / name, self.device)
+                simulator.require_strangers(test)
+                simulator.require_strangers(train[:1])
+                judges[name] = simulator
+        return Bench(self.settings, train, test, judges, store.agent_features, self.device)
+
+    def execute(self, cell: Cell, progress: Progress = SILENT) -> None:
+        """Run one cell to its end, going on from where it was left, and put its result on disk."""
+        under_way = self.folder / "partial" / f"{cell.protocol}-{_file_name(cell.agent)}-{cell.seed}"
+        if cell.protocol == "batch":
+            kept = Checkpoints(under_way, {"cell": list(cell)})
+            record, rewards = batch_rl(self.bench, cell.agent, cell.seed, progress, kept)
+        else:
+            under_way.mkdir(parents=True, exist_ok=True)
+            record, rewards = growing_batch(self.bench, cell.agent, cell.seed, under_way, progress)
+        said = {"cell": list(cell), "record": record}
+        bundle.write_bundle(self.path(cell), CELL, said, {"rewards": dict(rewards)}, overwrite=True)
+        shutil.rmtree(under_way, ignore_errors=True)
+
+    def results(self) -> Iterator[Result]:
+        """Of the cells that are done, in order."""
+        for cell in self.cells:
+            if (self.path(cell) / "manifest.json").is_file():
+                opened = bundle.Bundle.open(self.path(cell), CELL)
+                yield Result(cell, opened.manifest["record"], opened.arrays("rewards"))
+
+    def write_metrics(self) -> None:
+        """metrics.jsonl, whole, from what is done."""
+        lines = []
+        for result in self.results():
+            said = {"protocol": result.cell.protocol, "agent": result.cell.agent, "seed": result.cell.seed}
+            lines += [json.dumps({**said, **entry}) for entry in result.record.get("rounds", [])]
+            lines += [json.dumps({**said, "judge": judge, **values}) for judge, values in result.record["judges"].items()]
+        _write(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def _agents(settings: Settings) -> list[str]:
+    return [name for given in settings.agents for name in (AGENTS if given == "all" else [given])]
+
+
+def _file_name(agent: str) -> str:
+    """An agent given as path.py:Class has a name that is no file's."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in agent)
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _write_json(path: Path, value: Any) -> None:
+    _write(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

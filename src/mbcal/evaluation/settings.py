@@ -1,0 +1,145 @@
+"""Everything an experiment can be told, as plain typed values, and three presets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from mbcal.config import from_dict
+from mbcal.errors import OptionError, nearest
+from mbcal.nets import NetConfig
+from mbcal.simulator import SimulatorConfig
+from mbcal.training import Training
+
+Protocol = Literal["batch", "growing"]
+Judge = Literal["lstm", "transformer", "truth"]
+"""Who can answer: a simulator of either family, or the generated newsfeed itself."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One experiment: data, methods, protocols, sizes."""
+
+    data: str = "newsfeed"
+    """`newsfeed` (generated), or the folder of a store."""
+    agents: tuple[str, ...] = ("all",)
+    """Methods by name, `path.py:Class` for one's own, or `all`."""
+    seeds: int = 3
+    """Each method is trained so many times, from seed 0 on."""
+    protocols: tuple[Protocol, ...] = ("batch", "growing")
+    judges: tuple[Judge, ...] = ()
+    """Who tests; the first also answers when growing. By default the truth and an LSTM on the newsfeed, else the LSTM."""
+    log_sessions: int = 20_000
+    """Sessions of the generated log, all parts together; of a store, the most sessions of its train part (0: all)."""
+    test_sessions: int = 4_000
+    """Sessions served in every test."""
+    epochs: int = 12
+    """Batch-RL: passes over the log, the same for every network of every method."""
+    rounds: int = 6
+    """Growing Batch-RL: rounds of collect, update, test."""
+    round_sessions: int = 4_000
+    """Sessions collected in a round."""
+    round_epochs: int = 1
+    """Passes over a round's sessions."""
+    replay: int = 1
+    """Rounds whose sessions are learned from: 1 is the last alone."""
+    epsilon: float = 0.1
+    """Share of choices made at random when collecting."""
+    gamma: float = 0.95
+    mask_rate: float = 0.2
+    features: tuple[str, ...] | None = None
+    """Item features agents see; by default those usual for the kind of store."""
+    hidden: int = 32
+    embedding: int = 32
+    batch: int = 256
+    learning_rate: float = 1e-3
+    simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
+    futures: int = 64
+    """Resampled futures per state in the variance analysis."""
+    future_states: int = 64
+    """States it is done for."""
+    xray: int = 4
+    """Test sessions shown step by step in the report."""
+
+    def __post_init__(self) -> None:
+        at_least = {"seeds": 1, "test_sessions": 2, "epochs": 1, "rounds": 1, "round_sessions": 2, "round_epochs": 1}
+        at_least |= {"replay": 1, "futures": 2, "future_states": 1, "xray": 0, "log_sessions": 0}
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise OptionError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.epsilon <= 1:
+            raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
+        if not self.protocols or not self.agents:
+            raise OptionError("protocols and agents: name at least one of each")
+        NetConfig(hidden=self.hidden, embedding=self.embedding)
+        self.training(1)
+
+    def training(self, epochs: int) -> Training:
+        """So many passes, nobody held out: every method gets the same data and the same budget."""
+        return Training(epochs, self.batch, self.learning_rate, validation=0.0)
+
+    def net(self, usual: tuple[str, ...]) -> NetConfig:
+        """The network of every agent."""
+        return NetConfig("gru", self.hidden, self.embedding, usual if self.features is None else self.features)
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "quick": {},
+    "laptop": {
+        "log_sessions": 60_000,
+        "test_sessions": 16_000,
+        "epochs": 10,
+        "rounds": 12,
+        "round_sessions": 16_000,
+        "future_states": 256,
+    },
+    "paper": {
+        "log_sessions": 640_000,
+        "test_sessions": 256_000,
+        "epochs": 3,
+        "rounds": 40,
+        "round_sessions": 256_000,
+        "future_states": 1024,
+    },
+}
+"""What differs from the defaults: `quick` for minutes on a CPU, `laptop` for an hour, `paper` for the sizes of the paper."""
+
+
+def settings_from(values: Mapping[str, Any], preset: str = "quick") -> Settings:
+    """A preset, changed by the values given (a TOML file's, say); unknown names are refused with the nearest."""
+    if preset not in PRESETS:
+        raise OptionError(f"preset: {preset!r} is unknown; known are {', '.join(PRESETS)}.{nearest(preset, PRESETS)}")
+    return from_dict(Settings, {**PRESETS[preset], **values})
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """`rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn` -> where and what; the value as TOML, or plain text."""
+    import tomllib
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise OptionError(f"set: {text!r} is not NAME=VALUE")
+    path = name.strip().split(".")
+    known = {one.name: one.type for one in fields(Settings)}
+    if path[0] not in known:
+        raise OptionError(f"set: {path[0]!r} is unknown; known are {', '.join(known)}.{nearest(path[0], known)}")
+    try:
+        return path, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        many = "tuple" in str(known[path[0]]) or path[-1] == "features"
+        return path, [part.strip() for part in value.split(",")] if many else value.strip()
+
+
+def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The values with every override put in its place."""
+    for text in overrides:
+        path, value = parse_override(text)
+        place = values
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+        place[path[-1]] = value
+    return values
+
+
+JUDGES: tuple[Judge, ...] = get_args(Judge)

@@ -1,0 +1,133 @@
+"""Cells on several processes of this machine: each has its own interpreter, one thread, and dies with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from mbcal.errors import MbcalError, TrainingError
+from mbcal.evaluation.experiment import Cell, Run
+
+
+class Watch(Protocol):
+    """Who is told how cells get on."""
+
+    def phase(self, cell: Cell, title: str, total: int | None) -> None:
+        """A cell begins something."""
+
+    def advance(self, cell: Cell, amount: int) -> None:
+        """… and gets on with it."""
+
+    def done(self, cell: Cell) -> None:
+        """A result is on disk."""
+
+
+class _Told:
+    """Progress of one cell, passed on."""
+
+    def __init__(self, cell: Cell, tell: Callable[[tuple[Any, ...]], None]) -> None:
+        self._cell, self._tell = cell, tell
+
+    def phase(self, title: str, total: int | None = None) -> None:
+        self._tell(("phase", self._cell, title, total))
+
+    def advance(self, amount: int) -> None:
+        self._tell(("advance", self._cell, amount))
+
+
+def execute_all(run: Run, cells: list[Cell], workers: int, watch: Watch) -> None:
+    """Every cell; in this process when one worker is asked for."""
+
+    def tell(event: tuple[Any, ...]) -> None:
+        getattr(watch, event[0])(*event[1:])
+
+    if workers <= 1:
+        for cell in cells:
+            run.execute(cell, _Told(cell, tell))
+            watch.done(cell)
+        return
+    context = multiprocessing.get_context("spawn")
+    waiting, events = context.SimpleQueue(), context.Queue()
+    for waits in [*cells, *[None] * workers]:
+        waiting.put(waits)
+    arguments = (str(run.folder), run.device, waiting, events, os.getpid())
+    processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(min(workers, len(cells)))]
+    _start(processes)
+    try:
+        _listen(processes, events, len(cells), tell)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _start(processes: Sequence[BaseProcess]) -> None:
+    """With one thread each: cells are many small operations, which threads only hinder."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _listen(processes: Sequence[BaseProcess], events: Any, cells: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
+    done = 0
+    while done < cells:
+        try:
+            event = events.get(timeout=1.0)
+        except queue.Empty:
+            for process in processes:
+                if process.exitcode not in (None, 0):
+                    raise TrainingError(
+                        f"a worker died (exit code {process.exitcode}; out of memory, perhaps); resume the run, "
+                        "with fewer workers if it happens again"
+                    ) from None
+            continue
+        if event[0] == "failed":
+            kind, message, trace = event[1:]
+            if trace is not None:
+                raise RuntimeError(f"a worker failed:\n{trace}")
+            raise kind(message)
+        done += event[0] == "done"
+        tell(event)
+
+
+def _work(folder: str, device: str, waiting: Any, events: Any, parent: int) -> None:
+    """One worker: cells until there are none."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.SIG_IGN)
+    _die_with(parent)
+    try:
+        run = Run.open(Path(folder), device)
+        while (cell := waiting.get()) is not None:
+            cell = Cell(*cell)
+            run.execute(cell, _Told(cell, events.put))
+            events.put(("done", cell))
+    except MbcalError as error:
+        events.put(("failed", type(error), str(error), None))
+    except Exception:
+        events.put(("failed", RuntimeError, "", traceback.format_exc()))
+
+
+def _die_with(parent: int) -> None:
+    """On Linux the kernel ends us with our parent, even by kill -9; elsewhere daemon processes end with a tidy parent."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it was already gone
+            os._exit(1)
