@@ -150,5 +150,27 @@ def test_bad_options_are_refused_in_words() -> None:
     with pytest.raises(OptionError, match="temperature"):
         rollout(LIKES, DelayedPrize(), starts(3), epsilon=0.1, temperature=1.0)
     few = starts(3)
-    with pytest.raises(InputError, match="session 0 has fewer candidates than its 6 steps"):
-        rollout(LIKES, DelayedPrize(), few, candidates=few.candidates[:, :4])  # type: ignore[index]
+    none = few.candidates.copy()  # type: ignore[union-attr]
+    none[1] = MASK
+    with pytest.raises(InputError, match="session 1 has none"):
+        rollout(LIKES, DelayedPrize(), few, candidates=none)
+    with pytest.raises(InputError, match=r"candidates: must lie in 0\.\.25"):
+        rollout(LIKES, DelayedPrize(), few, candidates=none + 100)
+    with pytest.raises(InputError, match="no sessions to serve"):
+        rollout(LIKES, DelayedPrize(), few[:0])
+
+
+def test_a_session_longer_than_its_candidates_begins_them_again() -> None:
+    known = starts(20)
+    scorer = ItemScorer(torch.arange(known.catalog.rows).float())
+    served = rollout(scorer, DelayedPrize(), known, candidates=known.candidates[:, :4])  # type: ignore[index]
+    assert np.array_equal(served.items[:, 4:], served.items[:, :2])
+    assert (np.sort(served.items[:, :4], 1) == known.candidates[:, :4]).all()  # type: ignore[index]
+
+
+def test_a_policy_on_another_device_is_named() -> None:
+    class Elsewhere(ItemScorer):
+        device = torch.device("meta")
+
+    with pytest.raises(OptionError, match="the policy is on meta, its users on cpu"):
+        rollout(Elsewhere(LIKES.values), DelayedPrize(), starts(3))

@@ -213,8 +213,23 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     torn.mkdir()
     (torn / "manifest.json").write_text('{"half": ')
     assert Checkpoints(tmp_path / "kept", {}).latest == kept.latest
+    mine = kept.latest.parent / "2024-thesis"
+    mine.mkdir()
+    fit(model, objective, Training(epochs=2), checkpoints=Checkpoints(tmp_path / "kept", {}, every=-1))
+    kept = Checkpoints(tmp_path / "kept", {})
     kept.remove()
-    assert not (tmp_path / "kept").exists()
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000009", "2024-thesis"]  # not ours to remove
+
+
+def test_the_first_checkpoint_may_be_torn(tmp_path: Path) -> None:
+    torn = tmp_path / "kept" / "000000"
+    torn.mkdir(parents=True)
+    (torn / "manifest.json").write_text('{"half": ')
+    kept = Checkpoints(tmp_path / "kept", {})
+    assert kept.latest is None
+    model, objective = line()
+    fit(model, objective, Training(epochs=1), checkpoints=kept)
+    assert kept.latest == tmp_path / "kept" / "000001"
 
 
 def test_optimiser_state_goes_to_arrays_and_back() -> None:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from mbcal.agents import AGENTS, MBCAL, Agent, AgentConfig, GRU4Rec, MBCALConfig, load
     from mbcal.evaluation import evaluate
     from mbcal.nets import NetConfig
-    from mbcal.rollout import rollout
     from mbcal.simulator import Simulator, SimulatorConfig
     from mbcal.training import Training
     from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
@@ -53,7 +52,6 @@ __all__ = [
     "load",
     "prepare",
     "prepare_newsfeed",
-    "rollout",
 ]
 
 # These need torch, which takes a second to import; they are fetched when first named.
@@ -74,7 +72,6 @@ _WITH_TORCH = {
     "evaluate": "mbcal.evaluation",
     "load": "mbcal.agents",
     "prepare_newsfeed": "mbcal.worlds.logs",
-    "rollout": "mbcal.rollout",
 }
 
 

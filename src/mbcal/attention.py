@@ -106,7 +106,7 @@ class _Block(nn.Module):
         key, value = torch.cat([past_key, key], 1), torch.cat([past_value, value], 1)
 
         def heads(part: Tensor) -> Tensor:
-            return part.view(*part.shape[:2], HEADS, -1).transpose(1, 2)  # (B, heads, P, W / heads)
+            return part.view(*part.shape[:2], HEADS, part.shape[2] // HEADS).transpose(1, 2)  # (B, heads, P, W / heads)
 
         seen = nn.functional.scaled_dot_product_attention(heads(query), heads(key), heads(value), allowed.unsqueeze(1))
         x = x + self.out(seen.transpose(1, 2).flatten(2))

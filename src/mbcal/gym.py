@@ -46,7 +46,7 @@ try:
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
 except ImportError as error:
-    raise OptionError("gym: Gymnasium is not installed; run pip install 'mbcal[gym]'") from error
+    raise ImportError("gym: Gymnasium is not installed; run pip install 'mbcal[gym]'") from error
 
 Observation = dict[str, NDArray[Any]]
 
@@ -56,6 +56,8 @@ class _Table:
 
     def __init__(self, environment: Environment, sessions: Sessions, count: int, seed: int) -> None:
         self.environment, self.sessions, self.count = environment, sessions, count
+        if isinstance(environment, Simulator):
+            environment.require_strangers(sessions)
         self.candidates = candidates_of(sessions, seed)
         self.rewards = np.asarray(environment.behaviours.rewards)
         self.nothing = environment.behaviours.start
@@ -133,11 +135,17 @@ class SessionEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         row = (options or {}).get("session")
         row = int(self.np_random.integers(len(self._table.sessions))) if row is None else int(row)
+        if not 0 <= row < len(self._table.sessions):
+            raise OptionError(f"session: must be in 0..{len(self._table.sessions) - 1}, got {row}")
         self._table.begin(np.ones(1, bool), np.asarray([row]))
         return self._first(), {"action_mask": self._table.available[0].copy(), "session": row}
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         table = self._table
+        if table.state is None or table.over()[0]:
+            raise gymnasium.error.ResetNeeded("call reset before the first step, and after the last of a session")
+        if not 0 <= action < table.available.shape[1]:
+            raise OptionError(f"action: must be in 0..{table.available.shape[1] - 1}, got {action}")
         valid = bool(table.available[0, action])
         reward = table.show(np.asarray([action]), np.ones(1, bool), self.np_random.random(1))
         info = {"action_mask": table.available[0].copy(), "invalid": not valid}
@@ -192,9 +200,7 @@ def _newsfeed(users: int, items: int, seed: int, horizon: int) -> tuple[Newsfeed
 
 
 def _simulated(simulator: str | Path, data: str | Path, part: Part, device: str) -> tuple[Simulator, Sessions]:
-    judge, sessions = Simulator.load(simulator, device), Store.open(data).sessions(part)
-    judge.require_strangers(sessions)
-    return judge, sessions
+    return Simulator.load(simulator, device), Store.open(data).sessions(part)
 
 
 def newsfeed_env(users: int = 500, items: int = 2_000, seed: int = 0, horizon: int = 20) -> SessionEnv:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from mbcal.errors import OptionError, nearest
 from mbcal.scoring import CellTables, Tables
-from mbcal.types import Behaviours, Catalog, Feature, SessionTensors
+from mbcal.types import MASK, SPECIAL, UNKNOWN, Behaviours, Catalog, Feature, Sessions, SessionTensors
 
 Cell = Literal["gru", "lstm", "transformer"]
 """The family of a network; the transformer lives in `attention.py`."""
@@ -47,8 +47,8 @@ class NetConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "embedding"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}: must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= 4096:
+                raise OptionError(f"{name}: must be at least 1 and at most 4096, got {getattr(self, name)}")
         for name, known in (("cell", get_args(Cell)), ("user", get_args(UserEncoder))):
             value = getattr(self, name)
             if value not in known:
@@ -56,9 +56,13 @@ class NetConfig:
 
 
 class ItemEmbedding(nn.Module):
-    """Emb(a): embeddings of the item's id and features, concatenated; several values of a feature are averaged."""
+    """Emb(a): embeddings of the item's id and features, concatenated; several values of a feature are averaged.
+
+    An id that no session has shown means nothing, so it is read as the unknown one, which stands for the average item.
+    """
 
     table: Tensor | None
+    seen: Tensor
 
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
@@ -70,6 +74,26 @@ class ItemEmbedding(nn.Module):
         self.features = nn.ModuleList(_Values(catalog.features[name], config.embedding) for name in config.features)
         self.size = config.embedding * (1 + len(config.features))
         self.register_buffer("table", None, persistent=False)
+        self.register_buffer("seen", torch.ones(catalog.rows, dtype=torch.bool))
+
+    @torch.no_grad()
+    def meet(self, shown: Tensor, first: bool) -> None:
+        """Before a fit on sessions that show these rows (rows,): ids seen for the first time begin as the average item."""
+        if first:
+            self.seen.copy_(shown)
+        else:
+            new = shown & ~self.seen
+            self.id.weight[new] = self.id.weight[UNKNOWN].clone()
+            self.seen |= shown
+        self.seen[MASK] = True
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """After a fit: an item nobody has seen is the average of those seen."""
+        known = self.seen.clone()
+        known[:SPECIAL] = False
+        if not self.seen[UNKNOWN] and bool(known.any()):
+            self.id.weight[UNKNOWN] = self.id.weight[known].mean(0)
 
     def fold(self) -> None:
         """From now on look whole embeddings up in one table: for networks that learn no more."""
@@ -79,7 +103,8 @@ class ItemEmbedding(nn.Module):
         """Catalogue rows (…) -> (…, size)."""
         if self.table is not None:
             return nn.functional.embedding(items, self.table)
-        return torch.cat([self.id(items), *(feature(items) for feature in self.features)], -1)
+        ids = torch.where(self.seen[items], items, UNKNOWN)
+        return torch.cat([self.id(ids), *(feature(items) for feature in self.features)], -1)
 
 
 class _Values(nn.Module):
@@ -153,6 +178,9 @@ class Net(nn.Module):
         """A copy that only answers: its weights never move, its item embeddings lie in one table."""
         copied = copy.deepcopy(self).eval().requires_grad_(False)
         copied.items.fold()
+        for module in copied.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()
         return copied
 
 
@@ -295,6 +323,23 @@ class ValueNet(SequenceNet):
         tables = super().tables()
         first_weight, first_bias, weight, bias = tables.head
         return replace(tables, head=(first_weight, first_bias, weight * self.scale, bias * self.scale + self.shift))
+
+
+def meet_items(net: nn.Module, sessions: Sessions, first: bool) -> None:
+    """Tell every item embedding within which items these sessions show."""
+    shown = np.zeros(sessions.catalog.rows, bool)
+    shown[sessions.items[sessions.mask]] = True
+    shown[sessions.history_items[sessions.history_mask]] = True
+    for module in net.modules():
+        if isinstance(module, ItemEmbedding):
+            module.meet(torch.from_numpy(shown).to(module.seen.device), first)
+
+
+def settle_items(net: nn.Module) -> None:
+    """The other end of a fit."""
+    for module in net.modules():
+        if isinstance(module, ItemEmbedding):
+            module.settle()
 
 
 def expected_reward(logits: Tensor, rewards: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ size of blocks changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,17 +63,23 @@ def rollout(
     """Serve the users of `sessions` anew: same users, histories and lengths, items chosen by the policy.
 
     Greedy by default; with `epsilon` now and then any candidate, with `temperature` by chances exp(score / temperature).
-    Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again.
+    Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again
+    before every candidate has been.
     With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
     """
     if not 0 <= epsilon <= 1:
         raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
-    if temperature < 0 or (temperature and epsilon):
+    if not temperature >= 0 or (temperature and epsilon):
         raise OptionError("temperature: must be 0 or more, and not together with epsilon")
+    if block is not None and block < 1:
+        raise OptionError(f"block: must be at least 1, got {block}")
     if candidates is None:
         candidates = candidates_of(sessions, seed)
-    _require_enough(sessions, candidates)
+    _require_candidates(sessions, candidates)
     device = environment.device
+    if getattr(policy, "device", device) != device:
+        mine = getattr(policy, "device", device)
+        raise OptionError(f"device: the policy is on {mine}, its users on {device}; make both on one device")
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
     progress.phase(title, len(sessions))
     items, behaviours = np.zeros_like(sessions.items), np.zeros_like(sessions.behaviours)
@@ -85,18 +92,8 @@ def rollout(
         served = _serve(policy, environment, part, offered, luck.rows(rows), epsilon, temperature, kept)
         items[rows], behaviours[rows], propensities[rows] = (steps.cpu().numpy() for steps in served)
         progress.advance(len(part))
-    return Sessions(
-        sessions.catalog,
-        sessions.behaviour_set,
-        items=items,
-        behaviours=behaviours,
-        length=sessions.length,
-        user=sessions.user,
-        history_items=sessions.history_items,
-        history_behaviours=sessions.history_behaviours,
-        history_length=sessions.history_length,
-        candidates=candidates,
-        propensities=propensities,
+    return replace(
+        sessions, items=items, behaviours=behaviours, candidates=candidates, propensities=propensities, timestamps=None
     )
 
 
@@ -129,13 +126,13 @@ def _serve(
     available = candidates != MASK
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(batch.items.shape[1]):
-        # sessions that have ended go on choosing, among anything, and are cut off below
-        open_to = available | (batch.length <= step).unsqueeze(1)
+        # where nothing is left (a session longer than its candidates, or one that has ended) everything is open again
+        available = torch.where(available.any(1, keepdim=True), available, candidates != MASK)
         scores, uniform = policy.score(standing, candidates), luck[:, step]
         if temperature:
-            chosen, propensity = softmax(scores, open_to, temperature, uniform[:, 0])
+            chosen, propensity = softmax(scores, available, temperature, uniform[:, 0])
         else:
-            chosen, propensity = epsilon_greedy(scores, open_to, epsilon, uniform[:, :2])
+            chosen, propensity = epsilon_greedy(scores, available, epsilon, uniform[:, :2])
         item = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
         if fixed is not None:
             item = torch.where(step <= fixed, batch.items[:, step], item)
@@ -151,19 +148,21 @@ def _serve(
     return items, behaviours, propensities
 
 
-def candidates_of(sessions: Sessions, seed: int) -> NDArray[np.int32]:
+def candidates_of(sessions: Sessions, seed: int, others_from: Sessions | None = None) -> NDArray[np.int32]:
     """Those logged with the sessions where each session had one set, else drawn."""
     logged = sessions.candidates
-    return logged if logged is not None and logged.ndim == 2 else draw_candidates(sessions, seed)
+    return logged if logged is not None and logged.ndim == 2 else draw_candidates(sessions, seed, others_from)
 
 
-def draw_candidates(sessions: Sessions, seed: int) -> NDArray[np.int32]:
+def draw_candidates(sessions: Sessions, seed: int, others_from: Sessions | None = None) -> NDArray[np.int32]:
     """A session's own items and as many from other sessions: (N, 2T) distinct rows, rising, padded with 0 at the end.
 
-    Others are drawn by how often they occur. The order carries no hint of which were the session's own.
+    Others are drawn by how often they occur in `others_from` (these sessions themselves unless given). The order carries no
+    hint of which were the session's own.
     """
     count, horizon = sessions.items.shape
-    draw, pool = np.random.default_rng(seed_of(seed, "candidates")), sessions.items[sessions.mask]
+    source = others_from or sessions
+    draw, pool = np.random.default_rng(seed_of(seed, "candidates")), source.items[source.mask]
     others = np.arange(horizon) < sessions.length[:, None]
     drawn = np.where(others, pool[draw.integers(0, len(pool), (count, horizon))], MASK)
     candidates = np.concatenate([sessions.items, drawn.astype(np.int32)], 1)
@@ -189,10 +188,12 @@ def _repeats(candidates: NDArray[np.int32]) -> Iterator[NDArray[np.bool_]]:
         yield twice
 
 
-def _require_enough(sessions: Sessions, candidates: NDArray[np.int32]) -> None:
+def _require_candidates(sessions: Sessions, candidates: NDArray[np.int32]) -> None:
     if candidates.ndim != 2 or len(candidates) != len(sessions):
         raise InputError(f"candidates: must be ({len(sessions)}, C), got {candidates.shape}")
-    short = (candidates != MASK).sum(1) < sessions.length
-    if short.any():
-        row = int(np.argmax(short))
-        raise InputError(f"candidates: session {row} has fewer candidates than its {int(sessions.length[row])} steps")
+    if not len(sessions):
+        raise InputError("roll-out: there are no sessions to serve")
+    if not 0 <= int(candidates.min()) <= int(candidates.max()) < sessions.catalog.rows:
+        raise InputError(f"candidates: must lie in 0..{sessions.catalog.rows - 1}")
+    if not (candidates != MASK).any(1).all():
+        raise InputError(f"candidates: session {int(np.argmin((candidates != MASK).any(1)))} has none; give at least one")

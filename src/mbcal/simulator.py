@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from mbcal import bundle, metrics
 from mbcal.attention import AttentionNet
 from mbcal.config import from_dict, to_dict
 from mbcal.environment import ModelEnvironment
-from mbcal.errors import InputError, ModelError
+from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.losses import behaviour_likelihood
-from mbcal.nets import Net, NetConfig, SequenceNet
+from mbcal.nets import Net, NetConfig, SequenceNet, meet_items, settle_items
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import generator, seed_of
+from mbcal.randomness import generator, initial_weights, seed_of
 from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import Behaviours, Catalog, Sessions
 
@@ -45,6 +45,10 @@ class SimulatorConfig:
     """Item features it sees; all of the catalogue's when None."""
     training: Training = field(default_factory=Training)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.family not in get_args(Family):
+            raise OptionError(f"family: {self.family!r} is unknown; known are {', '.join(get_args(Family))}")
 
 
 @dataclass(frozen=True)
@@ -71,23 +75,36 @@ class ReportCard:
     simulated: list[float]
     error: list[float]
     """Standard error of simulated - real at each step."""
+    reached: list[float]
+    """Share of sessions that reach each step."""
+    size: float
+    """Mean absolute reward of a real step."""
     confusion: list[list[int]]
 
     @property
     def drift(self) -> float:
-        """Largest gap between simulated and real mean reward at any step, as a share of the real one."""
-        gaps = [abs(a - b) / max(abs(b), 1e-9) for a, b in zip(self.simulated, self.real, strict=True)]
-        return max(gaps)
+        """Largest gap between simulated and real mean reward at any step, as a share of the mean size of a real reward.
+
+        Steps that fewer than one session in twenty reaches are left out: their means are mostly noise.
+        """
+        gaps = [abs(a - b) for a, b, n in zip(self.simulated, self.real, self.reached, strict=True) if n >= 0.05]
+        return max(gaps) / max(self.size, 1e-9)
 
 
 class Simulator(ModelEnvironment):
     """Fit with `Simulator.fit`, then `begin` and `respond` (or `answer`) step by step; `judge` on users it never saw."""
 
     def __init__(
-        self, net: Net, catalog: Catalog, behaviours: Behaviours, config: SimulatorConfig, fitted: NDArray[np.int32]
+        self,
+        net: Net,
+        catalog: Catalog,
+        behaviours: Behaviours,
+        config: SimulatorConfig,
+        fitted: NDArray[np.int32],
+        origin: str = "",
     ) -> None:
         super().__init__(net, catalog, behaviours)
-        self.config, self.fitted = config, fitted
+        self.config, self.fitted, self.origin = config, fitted, origin
         self.curve: list[dict[str, float]] = []
         self.about: Mapping[str, Any] = {}
 
@@ -105,6 +122,7 @@ class Simulator(ModelEnvironment):
         config = config or SimulatorConfig()
         place = device_named(device)
         net = _network(config, sessions.catalog, sessions.behaviour_set).to(place)
+        meet_items(net, sessions, first=True)
         data = Resident(sessions, place)
         rows, held = split_users(sessions, config.training.validation, config.seed)
         curve = train(
@@ -119,17 +137,17 @@ class Simulator(ModelEnvironment):
             progress=progress,
             checkpoints=checkpoints,
         )
-        made = cls(net, sessions.catalog, sessions.behaviour_set, config, np.unique(sessions.user))
+        settle_items(net)
+        made = cls(net, sessions.catalog, sessions.behaviour_set, config, np.unique(sessions.user), sessions.origin)
         made.curve = curve
         return made
 
     def require_strangers(self, sessions: Sessions) -> None:
-        """Refuse users it was fitted on, and sessions over other items or behaviours."""
-        if sessions.behaviour_set != self.behaviours:
-            mine, theirs = ", ".join(self.behaviours.names), ", ".join(sessions.behaviour_set.names)
-            raise ModelError(f"the simulator knows the behaviours {mine}, the data has {theirs} (or other rewards)")
-        if sessions.catalog is not self.catalog and sessions.catalog.items != self.catalog.items:
-            raise ModelError("the simulator was fitted on other items than the data has; fit one on this data")
+        """Refuse users it was fitted on, sessions of another store, and those over other items or behaviours."""
+        sessions.require_like(self.catalog, self.behaviours, "the simulator")
+        if self.origin and sessions.origin and sessions.origin != self.origin:
+            rule = "the simulator was fitted on another store, so nobody knows which of these users it has seen"
+            raise ModelError(f"{rule}; fit one on this data")
         known = np.isin(sessions.user, self.fitted)
         if known.any():
             count = len(np.unique(sessions.user[known]))
@@ -139,6 +157,8 @@ class Simulator(ModelEnvironment):
     def judge(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
         """The report card on sessions of users it never saw."""
         self.require_strangers(sessions)
+        if not len(sessions):
+            raise InputError("simulator: there are no sessions to judge it on")
         progress.phase("report card", len(sessions))
         classes = len(self.behaviours)
         tally, table = _Tally(), np.zeros((classes, classes), np.int64)
@@ -157,7 +177,8 @@ class Simulator(ModelEnvironment):
 
     def _replay(self, sessions: Sessions, luck: Tensor) -> NDArray[np.float32]:
         """Rewards (B, T) when the logged items are shown but each behaviour is the simulator's own."""
-        batch, luck = sessions.tensors(self.device), luck.to(self.device)
+        batch = sessions.tensors(self.device, without=("candidates", "propensities", "timestamps"))
+        luck = luck.to(self.device)
         state = self.begin(*batch.history)
         drawn = []
         for step in range(sessions.horizon):
@@ -179,6 +200,7 @@ class Simulator(ModelEnvironment):
             "behaviours": to_dict(self.behaviours),
             "curve": self.curve,
             "about": dict(self.about),
+            "origin": self.origin,
             "report_card": None if card is None else asdict(card),
         }
         weights = {name.removeprefix("weight/"): value for name, value in state_arrays(self._net, None).items()}
@@ -194,7 +216,8 @@ class Simulator(ModelEnvironment):
             config = from_dict(SimulatorConfig, said["config"])
             net = _network(config, catalog, opened.behaviours)
             put_state(net, None, {f"weight/{name}": value for name, value in opened.arrays("weights").items()})
-            made = cls(net.to(device_named(device)), catalog, opened.behaviours, config, opened.arrays("fitted")["users"])
+            users, place = opened.arrays("fitted")["users"], device_named(device)
+            made = cls(net.to(place), catalog, opened.behaviours, config, users, said["origin"])
         except (KeyError, TypeError, RuntimeError) as error:
             raise opened.damaged(str(error).splitlines()[0]) from error
         made.curve, made.about = said["curve"], said["about"]
@@ -204,8 +227,7 @@ class Simulator(ModelEnvironment):
 def _network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> Net:
     features = tuple(catalog.features) if config.features is None else config.features
     sizes = NetConfig(config.family, config.hidden, config.embedding, features)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(config.seed, "simulator weights"))
+    with initial_weights(config.seed, "simulator weights"):
         if config.family == "transformer":
             return AttentionNet(catalog, behaviours, sizes, len(behaviours))
         return SequenceNet(catalog, behaviours, sizes, len(behaviours))
@@ -251,5 +273,7 @@ def _card(sessions: Sessions, tally: _Tally, table: NDArray[np.int64], simulated
         real=(real.sum(0) / present)[reached].tolist(),
         simulated=(np.where(mask, simulated, 0).sum(0) / present)[reached].tolist(),
         error=np.sqrt(spread / present)[reached].tolist(),
+        reached=mask.mean(0)[reached].tolist(),
+        size=float(np.abs(real[mask]).mean()),
         confusion=table.tolist(),
     )

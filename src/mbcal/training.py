@@ -6,6 +6,7 @@ the identical result: nothing but weights, optimiser and a position needs to be 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from mbcal.bundle import CHECKPOINT, Bundle, write_bundle
 from mbcal.config import Device
 from mbcal.errors import ModelError, OptionError, TrainingError, nearest
+from mbcal.folder import files_listed
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import generator, seed_of
+from mbcal.randomness import generator, hashed_order, seed_of
 from mbcal.types import Sessions, SessionTensors
 
 CHECK_EVERY = 50
@@ -61,13 +63,20 @@ class Training:
     """Epochs without a better held-out loss before stopping; the best weights are kept."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "patience"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name, most in (("epochs", 1_000_000), ("batch", 1 << 20), ("patience", 1_000_000)):
+            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= most:
+                raise OptionError(f"{name}: must be a whole number from 1 to {most:,}, got {getattr(self, name)}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not self.eps > 0:
+            raise OptionError(f"betas and eps: must be two numbers in [0, 1) and one above 0, got {self.betas}, {self.eps}")
         if not 0 <= self.validation < 1:
             raise OptionError(f"validation: must be in [0, 1), got {self.validation}")
         if not self.learning_rate > 0:
             raise OptionError(f"learning_rate: must be above 0, got {self.learning_rate}")
+
+    def steer(self, optimiser: torch.optim.Adam) -> None:
+        """Give an existing Adam these rates; a group with a `share` of its own keeps it."""
+        for group in optimiser.param_groups:
+            group.update(lr=self.learning_rate * group.get("share", 1.0), betas=self.betas, eps=self.eps)
 
     def optimiser(self, net: nn.Module) -> torch.optim.Adam:
         """A fresh Adam over what can be learned."""
@@ -94,14 +103,20 @@ class Resident:
         return self.tensors[rows].to(self.device)
 
 
+def blocks(data: Resident) -> list[slice]:
+    """Sessions a look at a time: as many as a CPU's cache or a GPU's memory likes."""
+    size = 512 if data.device.type == "cpu" else 16_384
+    return [slice(begin, begin + size) for begin in range(0, len(data), size)]
+
+
 def split_users(sessions: Sessions, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows held out, no user in both; held out are the users a seeded order puts first."""
+    """Rows to train on and rows held out, no user in both.
+
+    Who is held out depends on seed and user alone, so that whoever was held out once is held out again.
+    """
     users = np.unique(sessions.user)
-    held = round(share * len(users)) if share else 0
-    if share and (held == 0 or held == len(users)):
-        held = 0  # too few users to hold any out
-    order = np.random.default_rng(seed_of(seed, "held-out users")).permutation(users)
-    out = np.isin(sessions.user, order[:held])
+    held = min(max(round(share * len(users)), 1), len(users) - 1) if share else 0  # of one user alone nobody
+    out = np.isin(sessions.user, users[hashed_order(users, seed, "held-out users")[:held]])
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
@@ -133,7 +148,9 @@ class Checkpoints:
         self.latest: Path | None = None
         self._files: dict[str, dict[str, NDArray[Any]]] = {}
         self._said: dict[str, Any] = {}
-        for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
+        self._next = 0
+        for path in sorted(self.folder.glob("[0-9]" * 6), reverse=True):
+            self._next = max(self._next, int(path.name) + 1)
             try:
                 self._open(path)
                 break
@@ -161,17 +178,22 @@ class Checkpoints:
         said = asdict(position)
         said["best"] = None if np.isinf(position.best) else position.best
         self._said[name], self._files[name] = said, arrays
-        number = int(self.latest.name) + 1 if self.latest else 0
-        path = self.folder / f"{number:06d}"
-        write_bundle(path, CHECKPOINT, {"settings": self.settings, "stages": self._said}, self._files, overwrite=True)
-        for old in self.folder.glob("[0-9]*"):
-            if old != path:
+        path = self.folder / f"{self._next:06d}"
+        write_bundle(path, CHECKPOINT, {"settings": self.settings, "stages": self._said}, self._files)
+        self._remove_all_but(path)
+        self.latest, self._next, self._saved = path, self._next + 1, time.monotonic()
+
+    def _remove_all_but(self, kept: Path | None) -> None:
+        """Our own folders alone: whatever else lies here is not ours to remove."""
+        for old in self.folder.glob("[0-9]" * 6):
+            if old != kept and files_listed(old, CHECKPOINT.noun) is not None:
                 shutil.rmtree(old, ignore_errors=True)
-        self.latest, self._saved = path, time.monotonic()
 
     def remove(self) -> None:
         """The fit is over and its result is safe elsewhere."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_all_but(None)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
 
 def train(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.errors import InputError, OptionError, nearest
+from mbcal.errors import InputError, ModelError, OptionError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -243,6 +243,8 @@ class Sessions:
     candidates: NDArray[np.int32] | None = None
     propensities: NDArray[np.float32] | None = None
     timestamps: NDArray[np.int64] | None = None
+    origin: str = ""
+    """Content hash of the store they come from: user numbers mean the same users only within one."""
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -312,7 +314,13 @@ class Sessions:
             object.__setattr__(other, field.name, arrays.get(field.name))
         object.__setattr__(other, "catalog", self.catalog)
         object.__setattr__(other, "behaviour_set", self.behaviour_set)
+        object.__setattr__(other, "origin", self.origin)
         return other
+
+    def like(self, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
+        """Other arrays, checked, over the same catalogue and behaviours and of the same origin."""
+        given: dict[str, Any] = {**arrays, "origin": self.origin}
+        return Sessions(self.catalog, self.behaviour_set, **given)
 
     @classmethod
     def concat(cls, parts: Sequence[Sessions]) -> Sessions:
@@ -325,6 +333,16 @@ class Sessions:
             if [name for name, _ in other.arrays()] != names:
                 raise InputError("sessions: only sessions that carry the same arrays can be joined")
         return first._with({name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    def require_like(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
+        """Refuse these sessions where their rows would mean something else to a model of this catalogue and behaviours."""
+        if self.behaviour_set != behaviours:
+            mine, theirs = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
+            rule = f"{whose} knows the behaviours {mine}, the data has {theirs} (or other rewards)"
+            raise ModelError(f"{rule}; fit one on this data")
+        if self.catalog is not catalog and self.catalog.items != catalog.items:
+            rule = f"{whose} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
+            raise ModelError(f"{rule}; fit one on this data")
 
     @property
     def horizon(self) -> int:

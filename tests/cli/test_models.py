@@ -128,7 +128,7 @@ def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
         mbcal("evaluate", "mbcal", "gru4rec", "--data", "feed", "--simulator", "sim", "--truth", "--json", cwd=shop).stdout
     )
     assert [(row["judge"], row["model"]) for row in said["rows"]] == [
-        (judge, model) for judge in ("sim", "the newsfeed's truth") for model in ("mbcal", "gru4rec", "random")
+        (judge, model) for judge in ("sim", "the newsfeed's truth") for model in ("mbcal", "gru4rec", "chance")
     ]
     first, second, _ = said["rows"][:3]
     assert first["gap"] == 0
@@ -149,11 +149,19 @@ def test_same_command_same_model(copy: Path) -> None:
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_warm_start_goes_on_from_a_model(copy: Path) -> None:
-    mbcal("fit", "feed", "--from", "mbcal", "--out", "warm", *SMALL, cwd=copy)
-    assert load(copy / "warm", "cpu").fits == 2
-    error = mbcal("fit", "feed", "--from", "mbcal", "--agent", "gru4rec", "--out", "x", *SMALL, cwd=copy, code=2).stderr
-    assert "mbcal holds a mbcal agent; add --agent mbcal" in error
+def test_warm_start_goes_on_from_a_model(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["fit", "feed", "--from", "mbcal", "--epochs", "2", "--out", "warm"]
+    mbcal(*command, "--learning-rate", "0.002", cwd=copy)
+    warm = load(copy / "warm", "cpu")
+    assert warm.fits == 2
+    assert warm.config.training.learning_rate == warm.optimisers["advantage"].param_groups[0]["lr"] == 0.002
+    for more, said in (
+        (["--agent", "gru4rec"], "mbcal holds a mbcal agent; add --agent mbcal"),
+        (["--gamma", "0.5"], "gamma: a model keeps its own when it goes on"),
+        (["--hidden", "9"], "hidden: a model keeps its own when it goes on"),
+        (["--seed", "9"], "seed: a model keeps its own when it goes on"),
+    ):
+        assert said in refused(*command[:-1], "x", *more, cwd=copy, capsys=capsys)
 
 
 def test_stopped_and_given_again_the_command_goes_on(copy: Path) -> None:
@@ -197,7 +205,7 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*FIT, "--agent", "mbcall"], "Did you mean 'mbcal'?"),
         ([*FIT, "--features", "categori"], "no 'categori'"),
         ([*FIT, "--user", "name"], "user: 'name' is unknown; known are history, id, none"),
-        ([*FIT, "--epochs", "0"], "epochs: must be at least 1, got 0"),
+        ([*FIT, "--epochs", "0"], "epochs: must be a whole number from 1 to 1,000,000, got 0"),
         ([*FIT, "--gamma", "1.5"], "gamma: must be in [0, 1], got 1.5"),
         ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gamma: the gru4rec agent has no such setting"),
         (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),

@@ -19,10 +19,10 @@ from torch import nn
 
 from mbcal import bundle
 from mbcal.config import from_dict, to_dict
-from mbcal.errors import InputError, ModelError
-from mbcal.nets import NetConfig, SequenceNet, ValueNet
+from mbcal.errors import InputError, ModelError, OptionError
+from mbcal.nets import ItemEmbedding, NetConfig, SequenceNet, ValueNet, meet_items, settle_items
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import seed_of
+from mbcal.randomness import initial_weights, seed_of
 from mbcal.rollout import candidates_of
 from mbcal.scorers import Scorer, Term
 from mbcal.training import (
@@ -40,6 +40,8 @@ from mbcal.types import UNKNOWN, Behaviours, Catalog, Sessions, SessionTensors
 
 NOBODY = 2**31 - 1
 """A user never seen, for the encoder that goes by id."""
+STRANGERS = 0.1
+"""Share of sessions from which that encoder learns what a user is like who was never seen."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class AgentConfig:
     net: NetConfig = field(default_factory=NetConfig)
     training: Training = field(default_factory=Training)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.net.cell != "gru":
+            raise OptionError(f"net.cell: agents rank by tables, which only a gru has; got {self.net.cell!r}")
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,7 @@ class Domain:
 
     def require(self, sessions: Sessions, whose: str) -> None:
         """Refuse sessions whose rows would mean something else."""
-        if sessions.behaviour_set != self.behaviours:
-            mine, theirs = ", ".join(self.behaviours.names), ", ".join(sessions.behaviour_set.names)
-            rule = f"{whose} knows the behaviours {mine}, the data has {theirs} (or other rewards)"
-            raise ModelError(f"{rule}; fit one on this data")
-        if sessions.catalog is not self.catalog and sessions.catalog.items != self.catalog.items:
-            rule = f"{whose} knows {len(self.catalog):,} items, the data has {len(sessions.catalog):,} and not the same"
-            raise ModelError(f"{rule}; fit one on this data")
+        sessions.require_like(self.catalog, self.behaviours, whose)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Lesson:
         held: NDArray[np.int64] | None = None,
     ) -> None:
         """Fit the network of this name; on other rows, or with others held out, where the objective asks for it."""
-        self.curves[name] = train(
+        curve = train(
             self.nets[name],
             objective,
             self.rows if rows is None else rows,
@@ -127,6 +127,8 @@ class Lesson:
             progress=self.progress,
             checkpoints=self.checkpoints,
         )
+        unit = _loss_unit(self.nets[name])
+        self.curves[name] = [{key: value * unit for key, value in epoch.items()} for epoch in curve]
 
 
 class Agent(ABC):
@@ -142,7 +144,12 @@ class Agent(ABC):
     def __init__(self, config: Any = None, device: str = "auto") -> None:
         self.config = config or self.Config()
         self.device = device_named(device)
+        if not isinstance(self.config, self.Config):
+            raise OptionError(
+                f"config: a {self.name} agent takes a {self.Config.__name__}, got {type(self.config).__name__}"
+            )
         self.fits = 0
+        self.about: dict[str, Any] = {}
         self.nets: dict[str, Any] = {}
         self.optimisers: dict[str, torch.optim.Adam] = {}
         self.curves: dict[str, list[dict[str, float]]] = {}
@@ -175,10 +182,32 @@ class Agent(ABC):
         if self._domain is None:
             self._begin_with(Domain.of(sessions))
         self.domain.require(sessions, "this agent")
-        how, seed = training or self.config.training, seed_of(self.config.seed, self.name, "fit", self.fits)
-        rows, held = split_users(sessions, how.validation, seed)
+        before = None if self.fits == 0 else {name: self._state(name) for name in self.nets}
+        try:
+            self._learn(sessions, training or self.config.training, progress, checkpoints)
+        except BaseException:  # half a lesson is worse than none: as if it had not been
+            if before is None:
+                self._begin_with(self.domain)
+            else:
+                for name, arrays in before.items():
+                    put_state(self.nets[name], self.optimisers.get(name), arrays)
+            raise
+        return self
+
+    def _state(self, name: str) -> dict[str, NDArray[Any]]:
+        return state_arrays(self.nets[name], self.optimisers.get(name))
+
+    def _learn(self, sessions: Sessions, how: Training, progress: Progress, checkpoints: Checkpoints | None) -> None:
+        seed = seed_of(self.config.seed, self.name, "fit", self.fits)
+        rows, held = split_users(sessions, how.validation, self.config.seed)
+        if self.config.net.user == "id":
+            sessions = replace(sessions, user=self._strangers(sessions.user, held, seed))
         if self.needs_candidates:
             sessions = replace(sessions, candidates=candidates_of(sessions, seed))
+        for name, net in self.nets.items():
+            meet_items(net, sessions, self.fits == 0)
+            if name in self.optimisers:
+                how.steer(self.optimisers[name])
         lesson = Lesson(
             sessions,
             Resident(sessions, self.device, self.needs_candidates),
@@ -193,15 +222,22 @@ class Agent(ABC):
             self.optimisers,
         )
         self.learn(lesson)
+        for net in self.nets.values():
+            settle_items(net)
         self.curves = lesson.curves
         self.fits += 1
         self._scorer = self.scorer()
-        return self
+
+    def _strangers(self, users: NDArray[np.int32], held: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
+        """User numbers with all held-out users, and some sessions of the others, as strangers: so that a row is learned for
+        users never seen, and judged."""
+        strange = np.random.default_rng(seed).random(len(users)) < STRANGERS
+        strange[held] = True
+        return np.where(strange, np.int32(NOBODY), users)
 
     def _begin_with(self, domain: Domain) -> None:
         self._domain = domain
-        with torch.random.fork_rng(devices=[]):  # initial weights come from the config's seed alone, on any device
-            torch.manual_seed(seed_of(self.config.seed, self.name, "weights"))
+        with initial_weights(self.config.seed, self.name, "weights"):
             self.nets = {name: net.to(self.device) for name, net in self.networks(domain).items()}
         trained = {name: net for name, net in self.nets.items() if any(True for _ in net.parameters())}
         self.optimisers = {name: self.optimiser(net) for name, net in trained.items()}
@@ -258,7 +294,7 @@ class Agent(ABC):
         out-of-vocabulary item; users need no name.
         """
         domain, scorer = self.domain, self.ranks_by
-        _require_candidates(candidates)
+        _require_candidates(candidates, [item for item, _ in session])
         if len(history) > domain.history:
             rule = f"history: {len(history)} steps, the model was fitted on at most {domain.history}"
             raise InputError(f"{rule}; give the latest {domain.history}")
@@ -269,6 +305,7 @@ class Agent(ABC):
         for item, behaviour in zip(*self._rows(session), strict=True):
             state = scorer.observe(state, item.view(1), behaviour.view(1))
         rows = domain.catalog.row(candidates)
+        seen = self._seen()
         shares = scorer.parts(state, torch.from_numpy(rows).to(self.device).unsqueeze(0))
         parts = {name: part[0].tolist() for name, part in shares.items()}
         score = [sum(values) for values in zip(*parts.values(), strict=True)]
@@ -279,10 +316,18 @@ class Agent(ABC):
                 title=domain.catalog.title(int(rows[place])) if rows[place] != UNKNOWN else candidates[place],
                 score=score[place],
                 parts={name: values[place] for name, values in parts.items()},
-                known=bool(rows[place] != UNKNOWN),
+                known=bool(seen[rows[place]] and rows[place] != UNKNOWN),
             )
             for place in order
         ]
+
+    def _seen(self) -> NDArray[np.bool_]:
+        """(rows,) which items it has met in sessions; all of them for agents without item embeddings."""
+        for net in self.nets.values():
+            for module in net.modules():
+                if isinstance(module, ItemEmbedding):
+                    return np.asarray(module.seen.cpu().numpy())
+        return np.ones(self.domain.catalog.rows, bool)
 
     def _rows(self, steps: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
         items = torch.from_numpy(self.domain.catalog.row(item for item, _ in steps))
@@ -307,7 +352,7 @@ class Agent(ABC):
             "horizon": domain.horizon,
             "history": domain.history,
             "users": domain.users,
-            "about": dict(about or {}),
+            "about": dict(self.about if about is None else about),
         }
         files = {"weights": weights, "optimiser": optimisers}
         return bundle.write_bundle(path, bundle.AGENT, said, files, domain.catalog, overwrite)
@@ -330,7 +375,7 @@ class Agent(ABC):
                 put_state(net, agent.optimisers.get(name), mine)
         except (KeyError, TypeError, RuntimeError) as error:  # the hashes fit but the content does not: another program's
             raise opened.damaged(str(error).splitlines()[0]) from error
-        agent.fits, agent.curves = said["fits"], said["curves"]
+        agent.fits, agent.curves, agent.about = said["fits"], said["curves"], dict(said["about"])
         agent._scorer = agent.scorer()
         return agent
 
@@ -345,7 +390,21 @@ def value_term(net: ValueNet) -> Term:
     return Term(net.tables(), None)
 
 
-def _require_candidates(candidates: Sequence[str]) -> None:
+def _loss_unit(net: nn.Module) -> float:
+    """What a unit of a network's loss is in squared reward: value networks learn standardised labels."""
+    for module in net.modules():
+        scale = getattr(module, "scale", None)
+        if isinstance(scale, torch.Tensor):
+            return float(scale) ** 2
+    return 1.0
+
+
+def _require_candidates(candidates: Sequence[str], shown: Sequence[str]) -> None:
+    if isinstance(candidates, str):
+        raise InputError("candidates: must be a list of names, not one text")
+    for name in candidates:
+        if name in shown:
+            raise InputError(f"candidates: {name!r} was already shown in this session; leave it out")
     if not candidates:
         raise InputError("candidates: none were given; name at least one item to rank")
     seen: set[str] = set()

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson
 from mbcal.agents.dqn import DQNConfig
-from mbcal.agents.mcpe import step_rewards
-from mbcal.labels import discounted_returns, temporal_difference_targets
+from mbcal.agents.mcpe import session_returns, step_rewards
+from mbcal.labels import temporal_difference_targets
 from mbcal.nets import ItemEmbedding, SequenceNet
 from mbcal.scorers import NearestScorer
 from mbcal.training import Objective, Resident
@@ -130,17 +130,15 @@ class DDPG(Agent):
         actor = {id(parameter) for parameter in net.online.actor.parameters()}  # type: ignore[union-attr]
         slow = [parameter for parameter in made.param_groups[0]["params"] if id(parameter) in actor]
         made.param_groups[0]["params"] = [one for one in made.param_groups[0]["params"] if id(one) not in actor]
-        made.add_param_group({"params": slow, "lr": self.config.training.learning_rate * self.config.actor_share})
+        made.add_param_group({"params": slow, "share": self.config.actor_share})
+        self.config.training.steer(made)
         return made
 
     def learn(self, lesson: Lesson) -> None:
         net: ActorCritic = self.nets["value"]
         if lesson.first:
-            everything = lesson.data[slice(None)]
-            returns = discounted_returns(
-                step_rewards(everything, self.domain.behaviours), everything.mask, self.config.gamma
-            )
-            counted = returns[everything.mask]
+            returns = session_returns(lesson, self.domain.behaviours, self.config.gamma)
+            counted = returns[torch.from_numpy(lesson.sessions.mask).to(returns.device)]
             net.shift.fill_(float(counted.mean()))
             net.scale.fill_(float(counted.std(correction=0)) or 1.0)
         lesson.train("value", self._objective(net, lesson.data), held=np.zeros(0, np.int64))

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson, value_term
-from mbcal.agents.mcpe import ValueConfig, step_rewards
+from mbcal.agents.mcpe import ValueConfig, session_returns, step_rewards
 from mbcal.errors import OptionError
-from mbcal.labels import discounted_returns, temporal_difference_targets
+from mbcal.labels import temporal_difference_targets
 from mbcal.nets import ValueNet
 from mbcal.scorers import NetScorer
 from mbcal.scoring import Tables
@@ -98,11 +98,8 @@ class DQN(Agent):
         """
         net: QNetwork = self.nets["value"]
         if lesson.first:
-            everything = data[slice(None)]
-            returns = discounted_returns(
-                step_rewards(everything, self.domain.behaviours), everything.mask, self.config.gamma
-            )
-            net.online.standardise(returns, everything.mask)
+            returns = session_returns(lesson, self.domain.behaviours, self.config.gamma)
+            net.online.standardise(returns, torch.from_numpy(lesson.sessions.mask).to(returns.device))
         lesson.train("value", self._objective(net, data), rows, np.zeros(0, np.int64))
 
     def _objective(self, net: QNetwork, data: Resident) -> Objective:

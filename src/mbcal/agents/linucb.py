@@ -37,6 +37,7 @@ class LinUCBConfig(AgentConfig):
     """Dimensions of an item's vector."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.alpha < 0 or self.ridge <= 0 or self.size < 1:
             raise OptionError("linucb: alpha must be 0 or more, ridge above 0, size at least 1")
 

@@ -14,12 +14,13 @@ Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is th
 (`labels.simulated_future_reward`, Eq. future_reward).
 
 Deviations: (1) labels are standardised inside g_eta and restored at its output; (2) a one-off fit stops early on users
-held out; (3) sessions may be shorter than the horizon, and end where they end.
+held out; (3) sessions may be shorter than the horizon, and losses are means over steps, not over sessions; (4) h_0 is read
+from the user's history by a GRU unless told otherwise, where the paper writes Emb(u).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from mbcal.labels import counterfactual_future_advantage, simulated_future_rewar
 from mbcal.losses import behaviour_likelihood, value_error
 from mbcal.nets import SequenceNet, ValueNet, expected_reward
 from mbcal.scorers import NetScorer
-from mbcal.training import Resident
+from mbcal.training import blocks
 from mbcal.types import SessionTensors
 
 
@@ -43,10 +44,9 @@ class MBCALConfig(AgentConfig):
     """Discount of the future."""
     mask_rate: float = 0.2
     """Probability with which the environment model is not told an item."""
-    variance_reduction: bool = True
-    """Label by the counterfactual difference; without, by the simulated future reward."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.gamma <= 1:
             raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
         if not 0 <= self.mask_rate < 1:
@@ -77,18 +77,15 @@ class MBCAL(Agent):
             lesson.progress.advance(len(labels[-1]))
         label = torch.cat(labels)
         if lesson.first:
-            advantage.standardise(label, lesson.data[slice(None)].mask)
+            advantage.standardise(label, torch.from_numpy(lesson.sessions.mask).to(label.device))
         lesson.train("advantage", value_error(advantage, lesson.data, label))
 
     def label(self, batch: SessionTensors) -> Tensor:
         """What g_eta learns at every step (B, T)."""
-        environment = self.nets["environment"]
-        rewards = torch.tensor(self.domain.behaviours.rewards, device=self.device)
-        if self.config.variance_reduction:
-            return counterfactual_future_advantage(environment, rewards, batch, self.config.gamma)
-        with torch.no_grad():
-            predicted = expected_reward(environment.run(batch), rewards)
-        return simulated_future_reward(predicted, batch.mask, self.config.gamma)
+        return counterfactual_future_advantage(self.nets["environment"], self._rewards(), batch, self.config.gamma)
+
+    def _rewards(self) -> Tensor:
+        return torch.tensor(self.domain.behaviours.rewards, device=self.device)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
@@ -101,13 +98,8 @@ class MBCAL(Agent):
 
     def environment(self) -> ModelEnvironment:
         """The environment model as users one can ask: for imagined sessions."""
-        return ModelEnvironment(self.nets["environment"], self.domain.catalog, self.domain.behaviours)
-
-
-def blocks(data: Resident) -> list[slice]:
-    """Sessions a look at a time: as many as a CPU's cache or a GPU's memory likes."""
-    size = 512 if data.device.type == "cpu" else 16_384
-    return [slice(begin, begin + size) for begin in range(0, len(data), size)]
+        domain = self.domain
+        return ModelEnvironment(self.nets["environment"], domain.catalog, domain.behaviours)
 
 
 class MBCALWithoutVarianceReduction(MBCAL):
@@ -115,5 +107,7 @@ class MBCALWithoutVarianceReduction(MBCAL):
 
     name = "mbcal-no-vr"
 
-    def __init__(self, config: MBCALConfig | None = None, device: str = "auto") -> None:
-        super().__init__(replace(config or MBCALConfig(), variance_reduction=False), device)
+    @torch.no_grad()
+    def label(self, batch: SessionTensors) -> Tensor:
+        predicted = expected_reward(self.nets["environment"].run(batch), self._rewards())
+        return simulated_future_reward(predicted, batch.mask, self.config.gamma)

@@ -21,6 +21,7 @@ from mbcal.labels import discounted_returns
 from mbcal.losses import value_error
 from mbcal.nets import ValueNet
 from mbcal.scorers import NetScorer
+from mbcal.training import blocks
 from mbcal.types import Behaviours, SessionTensors
 
 
@@ -32,6 +33,7 @@ class ValueConfig(AgentConfig):
     """Discount of the future."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.gamma <= 1:
             raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
 
@@ -40,6 +42,12 @@ def step_rewards(batch: SessionTensors, behaviours: Behaviours) -> Tensor:
     """(B, T) reward of every logged step, 0 in the padding."""
     table = torch.tensor(behaviours.rewards, device=batch.items.device)
     return torch.where(batch.mask, table[batch.behaviours.long()], 0)
+
+
+def session_returns(lesson: Lesson, behaviours: Behaviours, gamma: float) -> Tensor:
+    """(N, T) discounted returns of a lesson's sessions, a block at a time."""
+    parts = [lesson.data[rows] for rows in blocks(lesson.data)]
+    return torch.cat([discounted_returns(step_rewards(part, behaviours), part.mask, gamma) for part in parts])
 
 
 class MCPE(Agent):
@@ -54,10 +62,9 @@ class MCPE(Agent):
 
     def learn(self, lesson: Lesson) -> None:
         value: ValueNet = self.nets["value"]
-        everything = lesson.data[slice(None)]
-        labels = self.label(everything)
+        labels = session_returns(lesson, self.domain.behaviours, self.config.gamma)
         if lesson.first:
-            value.standardise(labels, everything.mask)
+            value.standardise(labels, torch.from_numpy(lesson.sessions.mask).to(labels.device))
         lesson.train("value", value_error(value, lesson.data, labels))
 
     def label(self, batch: SessionTensors) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,10 +30,9 @@ class Popular(Agent):
         return {"counts": _Counts(domain.catalog.rows)}
 
     def learn(self, lesson: Lesson) -> None:
-        batch = lesson.data[slice(None)]
-        shown = batch.items[batch.mask].long()
+        shown = lesson.sessions.items[lesson.sessions.mask]
         counts = self.nets["counts"].steps
-        counts += torch.bincount(shown[shown >= SPECIAL], minlength=len(counts))
+        counts += torch.from_numpy(np.bincount(shown[shown >= SPECIAL], minlength=len(counts))).to(counts.device)
 
     def scorer(self) -> ItemScorer:
         counts = self.nets["counts"].steps

@@ -71,11 +71,13 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        _fail(f"cannot write the answer ({error.strerror or error})")
-    except RuntimeError:
-        if not caught:
+        _fail(f"{error.filename or 'the answer'}: {error.strerror or error}")
+    except (RuntimeError, MemoryError) as error:
+        if caught:
+            sys.exit(128 + caught[-1])  # DuckDB turns our exit into an error of its own
+        if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise
-        sys.exit(128 + caught[-1])  # DuckDB turns our exit into an error of its own
+        _fail("out of memory; take a smaller --batch, --hidden or --embedding, or fewer sessions")
 
 
 def _fail(message: str) -> NoReturn:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,10 @@ from rich.table import Table
 from mbcal.cli.console import progress
 from mbcal.cli.options import DeviceOption, Json, Seed
 from mbcal.data import Store
-from mbcal.errors import OptionError
+from mbcal.errors import ModelError, OptionError
+from mbcal.metrics import Mean
+
+CHANCE = "chance"
 
 
 def evaluate_models(
@@ -25,7 +30,7 @@ def evaluate_models(
     truth: Annotated[
         bool, typer.Option("--truth", help="Ask the generated newsfeed itself, whose users are known exactly.")
     ] = False,
-    sessions: Annotated[int | None, typer.Option(help="Serve so many test sessions.", show_default="all of them")] = None,
+    sessions: Annotated[int | None, typer.Option(help="How many test sessions to serve.", min=1, show_default="all")] = None,
     epsilon: Annotated[float, typer.Option(help="Share of choices made at random; 0 is greedy.")] = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
@@ -39,6 +44,7 @@ def evaluate_models(
     from mbcal.agents import AGENTS, load
     from mbcal.evaluation import evaluate
     from mbcal.metrics import mean_interval
+    from mbcal.rollout import candidates_of
     from mbcal.simulator import Simulator
     from mbcal.training import device_named
 
@@ -46,7 +52,7 @@ def evaluate_models(
         raise OptionError("simulator: missing; give --simulator SIM (from 'mbcal simulator'), or --truth for the newsfeed")
     store = Store.open(data)
     test = store.sessions("test")
-    test = test[:sessions] if sessions else test
+    test = replace(test, candidates=candidates_of(test, seed))[:sessions]  # the same for a session however many are served
     judges: dict[str, Any] = {}
     for path in simulator or []:
         judge = Simulator.load(path, device)
@@ -54,15 +60,18 @@ def evaluate_models(
         judges[str(path)] = judge
     if truth:
         judges["the newsfeed's truth"] = _truth(store, str(device_named(device)))
-    agents = {str(path): load(path, device) for path in models}
-    for name, agent in agents.items():
+    agents = [(str(path), load(path, device)) for path in models]
+    for name, agent in agents:
         agent.domain.require(test, name)
-    agents["random"] = AGENTS["random"](device=device).fit(test)
+        if agent.about.get("data", test.origin) != test.origin:
+            rule = f"{name}: was fitted on another store, so nobody knows which of these users it has seen"
+            raise ModelError(f"{rule}; fit one on {data}")
+    agents.append((CHANCE, AGENTS["random"](device=device).fit(test)))
     rows: list[dict[str, Any]] = []
     with progress() as listener:
         for judge_name, judge in judges.items():
             first = None
-            for name, agent in agents.items():
+            for name, agent in agents:
                 title = f"{name} meets {judge_name}"
                 outcome = evaluate(agent, judge, test, epsilon=epsilon, seed=seed, title=title, progress=listener)
                 first = outcome if first is None else first
@@ -74,17 +83,19 @@ def evaluate_models(
                         "agent": agent.name,
                         "sessions": mean.count,
                         "mean": mean.mean,
-                        "interval": [mean.low, mean.high],
+                        "interval": _finite(mean),
                         "gap": gap.mean,
-                        "gap_interval": [gap.low, gap.high],
+                        "gap_interval": _finite(gap),
                     }
                 )
     logged = mean_interval(test.rewards.sum(1), test.user)
     if as_json:
-        said = {"rows": rows, "logged": {"mean": logged.mean, "interval": [logged.low, logged.high]}, "seed": seed}
-        typer.echo(json.dumps(said, indent=2))
+        said = {"rows": rows, "logged": {"mean": logged.mean, "interval": _finite(logged)}, "seed": seed}
+        typer.echo(json.dumps(said, indent=2, allow_nan=False))
         return
     console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 160
     for judge_name in judges:
         table = Table(box=None, pad_edge=False, title=None)
         for column, side in (
@@ -94,13 +105,21 @@ def evaluate_models(
             ("to the first", "right"),
         ):
             table.add_column(column, justify=side)  # type: ignore[arg-type]
-        for row in (row for row in rows if row["judge"] == judge_name):
-            low, high = row["gap_interval"]
-            to_first = f"{row['gap']:+.3f} [{low:+.3f}, {high:+.3f}]" if row["model"] != rows[0]["model"] else ""
-            table.add_row(row["model"], f"{row['mean']:.3f}", "[{:.3f}, {:.3f}]".format(*row["interval"]), to_first)
+        for place, row in enumerate(row for row in rows if row["judge"] == judge_name):
+            to_first = f"{row['gap']:+.3f} {_shown(row['gap_interval'], '+.3f')}" if place else ""
+            table.add_row(row["model"], f"{row['mean']:.3f}", _shown(row["interval"], ".3f"), to_first)
         console.print(f"judged by {judge_name}, {len(test):,} test sessions", style="bold")
         console.print(table)
     console.print(f"as logged, real users: {logged}")
+
+
+def _finite(mean: Mean) -> list[float | None]:
+    """The interval's ends; None where one user alone says nothing about others."""
+    return [end if math.isfinite(end) else None for end in (mean.low, mean.high)]
+
+
+def _shown(interval: list[float | None], form: str) -> str:
+    return "" if None in interval else f"[{', '.join(format(end, form) for end in interval)}]"
 
 
 def _truth(store: Store, device: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Out, Overwrite, Seed, about, checkpoint_folder, features_of
+from mbcal.cli.options import DataDir, DeviceOption, Out, Overwrite, about, checkpoint_folder, features_of
 from mbcal.data import Store
 from mbcal.errors import OptionError
 
@@ -27,9 +27,11 @@ def fit_agent(
         str | None,
         typer.Option(help="Item features seen beside the id, 'category,type', or 'none'.", show_default="by kind of store"),
     ] = None,
-    user: Annotated[str, typer.Option(help="What tells users apart: history, id or none.")] = "history",
-    hidden: Annotated[int, typer.Option(help="Size of the hidden state.")] = 32,
-    embedding: Annotated[int, typer.Option(help="Size of every embedding.")] = 32,
+    user: Annotated[
+        str | None, typer.Option(help="What tells users apart: history, id or none.", show_default="history")
+    ] = None,
+    hidden: Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="32")] = None,
+    embedding: Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")] = None,
     gamma: Annotated[
         float | None, typer.Option(help="Discount of the future.", show_default="0.95; of far-sighted methods")
     ] = None,
@@ -39,7 +41,7 @@ def fit_agent(
     warm: Annotated[
         Path | None, typer.Option("--from", help="Go on from this model instead of from nothing.", show_default=False)
     ] = None,
-    seed: Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="Another seed, another result.", show_default="0")] = None,
     device: DeviceOption = "auto",
     overwrite: Overwrite = False,
 ) -> None:
@@ -48,6 +50,7 @@ def fit_agent(
     A fit that is stopped, even by kill -9, goes on where it was when the same command is given again, to the same result.
     """
     from mbcal.agents import agent_named, load
+    from mbcal.bundle import AGENT, Bundle
     from mbcal.config import to_dict
     from mbcal.folder import NewFolder
     from mbcal.nets import NetConfig
@@ -55,22 +58,32 @@ def fit_agent(
 
     kind = agent_named(agent)
     device_named(device)
-    NewFolder(out, "model", overwrite)  # refuses now what it would refuse after an hour
+    with NewFolder(out, "model", overwrite):  # refuses now what it would refuse after an hour
+        pass
     store = Store.open(data)
     training = Training(epochs, batch, learning_rate, validation=validation, patience=patience)
+    own = {"gamma": gamma, "mask_rate": mask_rate}
+    shape = {"user": user, "hidden": hidden, "embedding": embedding}
     if warm:
+        for name, value in {**own, **shape, "features": features, "seed": seed}.items():
+            if value is not None:
+                rule = f"{name.replace('_', '-')}: a model keeps its own when it goes on"
+                raise OptionError(f"{rule}; leave it out, or leave out --from")
         made = load(warm, device)
         if made.name != agent:
             raise OptionError(f"from: {warm} holds a {made.name} agent; add --agent {made.name} or start from nothing")
         made.config = replace(made.config, training=training)
     else:
-        net = NetConfig("gru", hidden, embedding, features_of(store, features), user)  # type: ignore[arg-type]  # NetConfig checks
-        own = {name: value for name, value in (("gamma", gamma), ("mask_rate", mask_rate)) if value is not None}
-        for name in own.keys() - {field.name for field in fields(kind.Config)}:
+        given = {name: value for name, value in own.items() if value is not None}
+        for name in given.keys() - {field.name for field in fields(kind.Config)}:
             raise OptionError(f"{name.replace('_', '-')}: the {agent} agent has no such setting; leave it out")
-        made = kind(kind.Config(net=net, training=training, seed=seed, **own), device)
+        sizes = {name: value for name, value in shape.items() if value is not None}
+        net = NetConfig(features=features_of(store, features), **sizes)  # type: ignore[arg-type]  # NetConfig checks
+        made = kind(kind.Config(net=net, training=training, seed=seed or 0, **given), device)
     sessions = store.sessions("train")
     settings = {"agent": agent, "config": to_dict(made.config), "fits": made.fits, **about(store, "train")}
+    if warm:
+        settings["from"] = Bundle.open(warm, AGENT).manifest["content_hash"]
     kept = Checkpoints(checkpoint_folder(out), settings)
     if kept.latest:
         typer.echo("going on from the last checkpoint", err=True)

@@ -60,7 +60,7 @@ def rank_candidates(
 def _json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{option}: starts like JSON but is none ({error})") from None
 
 

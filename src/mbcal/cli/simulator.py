@@ -44,8 +44,10 @@ def fit_simulator(
     from mbcal.training import Checkpoints, Training, device_named
 
     device_named(device)
-    NewFolder(out, "simulator", overwrite)  # refuses now what it would refuse after an hour
+    with NewFolder(out, "simulator", overwrite):  # refuses now what it would refuse after an hour
+        pass
     store = Store.open(data)
+    test = store.sessions("test")
     wanted = None if features is None else features_of(store, features)
     training = Training(epochs, batch, learning_rate, patience=patience)
     config = SimulatorConfig(family, hidden, embedding, wanted, training, seed)
@@ -55,7 +57,7 @@ def fit_simulator(
     with progress() as listener:
         made = Simulator.fit(store.sessions("simulator"), config, device=device, progress=listener, checkpoints=kept)
         made.about = about(store, "simulator")
-        card = made.judge(store.sessions("test"), progress=listener)
+        card = made.judge(test, progress=listener)
     said = {**asdict(card), "drift": card.drift}
     extra = {
         "report-card.json": json.dumps(said, indent=2, allow_nan=False).encode(),

@@ -18,7 +18,7 @@ rows and carry no clock and no path, so equal input and options give equal bytes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -259,7 +259,7 @@ class Store:
         dense = [shard.dense(self.catalog, self.behaviours, self.horizon, self.history) for shard in self.shards(part)]
         if not any(map(len, dense)):
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
-        return Sessions.concat(dense)
+        return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
 
 
 def parquet_table(data: bytes) -> pa.Table:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbcal.agents.agent import Agent
 from mbcal.environment import Environment
 from mbcal.metrics import Mean, mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.rollout import Policy, rollout
+from mbcal.simulator import Simulator
 from mbcal.types import Sessions
 
 
@@ -43,5 +45,12 @@ def evaluate(
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> Outcome:
-    """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck."""
+    """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck.
+
+    A simulator refuses users it was fitted on, an agent sessions over other items or behaviours than it knows.
+    """
+    if isinstance(environment, Simulator):
+        environment.require_strangers(sessions)
+    if isinstance(policy, Agent):
+        policy.domain.require(sessions, f"the {policy.name} agent")
     return Outcome(rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, title=title, progress=progress))

@@ -37,14 +37,16 @@ from mbcal.data.store import Store
 from mbcal.environment import Environment
 from mbcal.errors import ModelError, OptionError, OutputError, StoreError
 from mbcal.evaluation import oracle
-from mbcal.evaluation.batch_rl import batch_rl
+from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
 from mbcal.evaluation.bench import Bench
 from mbcal.evaluation.growing_batch import growing_batch
 from mbcal.evaluation.settings import Judge, Settings
 from mbcal.folder import Kind, output_error
 from mbcal.progress import SILENT, Progress
+from mbcal.rollout import candidates_of
 from mbcal.simulator import Simulator
 from mbcal.training import Checkpoints, device_named
+from mbcal.types import Sessions
 from mbcal.version import __version__
 from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
 from mbcal.worlds.newsfeed import Newsfeed
@@ -169,8 +171,10 @@ class Run:
             return self.settings.judges
         return ("truth", "lstm") if self.settings.data == "newsfeed" else ("lstm",)
 
-    def test_sessions(self, store: Store) -> Any:
-        return store.sessions("test")[: self.settings.test_sessions]
+    def test_sessions(self, store: Store) -> Sessions:
+        """The same sessions with the same candidates for every cell, however many are served."""
+        test = store.sessions("test")
+        return replace(test, candidates=candidates_of(test, TEST_SEED))[: self.settings.test_sessions]
 
     @cached_property
     def bench(self) -> Bench:

@@ -68,7 +68,7 @@ def collect(bench: Bench, agent: Agent, seed: int, number: int, progress: Progre
     draw = np.random.default_rng(seed_of(seed, "users of round", number))
     begin = bench.train[draw.integers(0, len(bench.train), settings.round_sessions)]
     luck = seed_of(seed, "luck of round", number)
-    offered = candidates_of(begin, luck)
+    offered = candidates_of(begin, luck, others_from=bench.train)
     known = agent.fits > 0
     policy: Any = agent if known else ChanceScorer(seed_of(seed, name) & 0x7FFFFFFF)
     epsilon = 1.0 if not known else settings.epsilon if agent.explores else 0.0
@@ -108,6 +108,6 @@ def _resume(kept: Path, bench: Bench, fresh: Agent) -> tuple[Agent, list[dict[st
             said = bundle.Bundle.open(kept / f"memory-{number}", bundle.CHECKPOINT)
             for name in sorted(said.manifest["files"]):
                 arrays = said.arrays(name.removesuffix(".safetensors"))
-                memory.append(Sessions(bench.train.catalog, bench.train.behaviour_set, **arrays))
+                memory.append(bench.train.like(arrays))
         return agent, list(opened.manifest["about"]["rounds"]), memory
     return fresh, [], []

@@ -13,7 +13,14 @@ INK, REAL, MODEL, SOFT = "#333333", "#444444", "#c0392b", "#dddddd"
 
 
 def draw_report_card(card: ReportCard, behaviours: Behaviours, title: str) -> bytes:
-    """A PNG."""
+    """A PNG. Names are shown as they are: a dollar sign in one begins no formula."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"text.parse_math": False}):
+        return _draw(card, behaviours, title)
+
+
+def _draw(card: ReportCard, behaviours: Behaviours, title: str) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.2), dpi=120, layout="constrained")

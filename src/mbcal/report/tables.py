@@ -18,6 +18,7 @@ from mbcal.evaluation import oracle
 from mbcal.evaluation.experiment import Result, Run
 from mbcal.evaluation.significance import against, kendall_tau, rounds_to
 from mbcal.metrics import Mean, mean_interval
+from mbcal.simulator import ReportCard
 
 BASES = ("gru4rec", "mbcal")
 """Whom the others are tested against."""
@@ -144,8 +145,7 @@ class Findings:
         for judge in self.judges:
             if judge != "truth":
                 card = Bundle.open(self.run.folder / "simulators" / judge, SIMULATOR).manifest["report_card"]
-                gaps = [abs(a - b) / max(abs(b), 1e-9) for a, b in zip(card["simulated"], card["real"], strict=True)]
-                rows.append([judge, *(float(card[name]) for name in columns), max(gaps)])
+                rows.append([judge, *(float(card[name]) for name in columns), ReportCard(**card).drift])
         note = "On test users the simulator never saw. The paper's Table 1 has macro-F1, weighted-F1 and RMSE."
         return Table("simulators", "Simulators", ("family", *columns, "drift"), rows, note)
 
