@@ -1,0 +1,16 @@
+"""What pyproject.toml cannot say: C to compile where there is a compiler. Without one mbcal is complete, and slower."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "mbcal.native._score",
+            ["src/mbcal/native/score.c"],
+            depends=["src/mbcal/native/kernel.h"],
+            # nothing is trapped, so clamps may become vector code; NaN and infinity keep their meaning
+            extra_compile_args=["-O3", "-fno-trapping-math"],
+            optional=True,
+        )
+    ]
+)
