@@ -5,7 +5,8 @@ behaviour alone, so both are tables, made once per version of a policy; W_h h is
 remain an add, the non-linearities and the small head.
 
 Everything here works on numpy arrays and torch tensors alike and imports neither network nor torch, so that what ranks in
-the service is what was measured in the laboratory. Randomness comes in as uniform numbers: two policies can share them.
+the service is what was measured in the laboratory. Where `native` was compiled and arrays lie in a CPU's memory, it does the
+same several times faster. Randomness comes in as uniform numbers: two policies can share them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mbcal import native
 from mbcal.arrays import Array, as_index, exp, sigmoid_, tanh_, where, zeros
 
 
@@ -25,6 +27,10 @@ class CellTables:
     behaviours: Array  # (behaviours + 1, 3H)
     weight: Array  # (3H, H)
     bias: Array  # (3H,)
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        return self.items, self.behaviours, self.weight, self.bias
 
     def hidden_gates(self, hidden: Array) -> Array:
         """W_h h + bias: (…, H) -> (…, 3H)."""
@@ -48,6 +54,9 @@ class CellTables:
 
     def observe(self, hidden: Array, item: Array, behaviour: Array) -> Array:
         """The hidden state (B, H) after item and behaviour (B,) have gone in."""
+        made = native.score(self.arrays, None, hidden, as_index(behaviour), item[:, None])
+        if made is not None:
+            return made[:, 0]
         return self.step(self.items[item] + self.behaviours[as_index(behaviour)], self.hidden_gates(hidden), hidden)
 
 
@@ -73,6 +82,9 @@ class Tables:
 
     def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
         """Outputs (B, C, outputs) for candidates (B, C) after hidden states (B, H) and previous behaviours (B,)."""
+        made = native.score(self.cell.arrays, self.head, hidden, as_index(previous), candidates)
+        if made is not None:
+            return made
         gates = self.cell.items[candidates]
         gates += self.cell.behaviours[as_index(previous)][:, None]
         after = self.cell.step(gates, self.cell.hidden_gates(hidden)[:, None], hidden[:, None])
