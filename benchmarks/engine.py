@@ -1,4 +1,4 @@
-"""How much the engine's two ideas bring, as ratios within one run: tables for candidates, shared prefixes for CFA.
+"""How much the engine's ideas bring, as ratios within one run: tables for candidates, in C too; shared prefixes for CFA.
 
 python benchmarks/engine.py [--threads 2] [--device cpu]
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import resource
 import time
 from collections.abc import Callable
 
 import torch
 
-from mbcal import Behaviours, Catalog
+from mbcal import Behaviours, Catalog, native
 from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
 from mbcal.nets import NetConfig, SequenceNet, expected_reward
 from mbcal.types import MASK, SessionTensors
@@ -22,15 +23,17 @@ ITEMS, CANDIDATES, HORIZON, GAMMA = 20_000, 40, 20, 0.95
 LABELS = Behaviours(tuple(map(str, range(6))), tuple(map(float, range(6))))
 
 
-def best_of(repeats: int, work: Callable[[], object], device: str) -> float:
-    seconds = []
+def best_of(repeats: int, ways: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
+    """Seconds of every way, in turns, so that a busy minute of the machine is nobody's alone."""
+    seconds = dict.fromkeys(ways, float("inf"))
     for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        for way, work in ways.items():
+            start = time.perf_counter()
+            work()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            seconds[way] = min(seconds[way], time.perf_counter() - start)
+    return seconds
 
 
 def random_batch(size: int, device: str) -> SessionTensors:
@@ -77,12 +80,44 @@ def score_by_tables(nets: list[SequenceNet], batch: SessionTensors, block: int) 
     for begin in range(0, len(batch.items), block):
         rows = slice(begin, begin + block)
         known = (batch.user[rows], batch.history_items[rows], batch.history_behaviours[rows], batch.history_length[rows])
-        hidden = [net.begin(*known)[0] for net in nets]
+        # whichever reads histories faster: torch's fused layer, or tables in C
+        states = zip(nets, tables, strict=True)
+        hidden = [table.begin(*known) if native.available() else net.begin(*known)[0] for net, table in states]
         previous = nets[0].previous(batch.behaviours[rows]).long()
         for step in range(HORIZON):
             for number, table in enumerate(tables):
                 table.score(hidden[number], previous[:, step], batch.candidates[rows])
                 hidden[number] = table.cell.observe(hidden[number], batch.items[rows, step], previous[:, step])
+
+
+def in_c(work: Callable[[], None], threads: int, torch_threads: int) -> Callable[[], None]:
+    def run() -> None:
+        before = torch.get_num_threads()
+        os.environ["MBCAL_NATIVE"] = "1"
+        native.set_threads(threads)
+        torch.set_num_threads(torch_threads)
+        work()
+        torch.set_num_threads(before)
+        os.environ["MBCAL_NATIVE"] = "0"
+
+    return run
+
+
+def scoring_ways(
+    nets: list[SequenceNet], batch: SessionTensors, threads: int, device: str
+) -> dict[str, Callable[[], object]]:
+    def by_tables(block: int) -> Callable[[], None]:
+        return lambda: score_by_tables(nets, batch, block)
+
+    blocks, size = (64, 128, 256, len(batch.items)), len(batch.items)
+    ways: dict[str, Callable[[], object]] = {"one pass each": lambda: score_by_network(nets, batch)}
+    ways |= {f"tables, blocks of {block}": by_tables(block) for block in blocks}
+    if device == "cpu" and native.available():
+        for count, of_torch in ((1, threads), (2, threads), (1, 1), (2, 1)):
+            name = f"C, {count} thread{'s' * (count > 1)} (torch {of_torch})"
+            ways |= {f"{name}, blocks of {block}": in_c(by_tables(block), count, of_torch) for block in (256, size)}
+    os.environ["MBCAL_NATIVE"] = "0"  # until a way turns it on
+    return ways
 
 
 @torch.no_grad()
@@ -116,16 +151,11 @@ def main() -> None:
     print("| work | way | s | against the first |\n|---|---|---|---|", flush=True)
 
     def report(work: str, ways: dict[str, Callable[[], object]]) -> None:
-        first = None
-        for way, run in ways.items():
-            seconds = best_of(options.repeats, run, device)
-            first = first or seconds
-            print(f"| {work} | {way} | {seconds:.3f} | {first / seconds:.2f} x |", flush=True)
+        seconds = best_of(options.repeats, ways, device)
+        for way, taken in seconds.items():
+            print(f"| {work} | {way} | {taken:.3f} | {next(iter(seconds.values())) / taken:.2f} x |", flush=True)
 
-    tables = {
-        f"tables, blocks of {b}": lambda b=b: score_by_tables(nets, batch, b) for b in (64, 128, 256, options.sessions)
-    }
-    report("score 40 candidates, two nets", {"one pass each": lambda: score_by_network(nets, batch), **tables})
+    report("score 40 candidates, two nets", scoring_ways(nets, batch, options.threads, device))
     report(
         "CFA labels",
         {
