@@ -27,7 +27,7 @@ from mbcal.randomness import generator, seed_of
 from mbcal.scoring import epsilon_greedy, softmax
 from mbcal.types import MASK, Sessions
 
-CPU_BLOCK, GPU_BLOCK = 256, 32_768
+CPU_BLOCK, GPU_BLOCK = 1024, 32_768
 """Sessions at a time: on a CPU what stays in its cache, on a GPU what keeps it busy."""
 DRAWS = 64
 """Rounds of drawing other items before a session makes do with fewer."""

@@ -257,6 +257,7 @@ class _Run:
             self._save()
         return self.at.curve
 
+    @torch.enable_grad()
     def _epoch(self, rows: Tensor) -> None:
         at, draw = self.at, generator(self.device, self.seed, self.name, "order", self.at.epoch)
         batches = torch.split(rows[torch.randperm(len(rows), generator=draw, device=self.device)], self.how.batch)

@@ -288,6 +288,29 @@ def test_models_and_simulators_of_other_data_are_refused(copy: Path, capsys: pyt
     assert "only the generated newsfeed knows its truth; this store is table" in error
 
 
+def test_another_store_of_the_same_log_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Users are numbered within a store: elsewhere the same number may be somebody the model has seen."""
+    write_csv(copy / "log.csv", ROWS, HEADER)
+    for seed in ("0", "1"):
+        mbcal(*TABLE, *REWARDS, "--horizon", "5", "--seed", seed, "--out", f"split{seed}", cwd=copy)
+    mbcal("simulator", "split0", "--out", "sim0", *SMALL, cwd=copy)
+    mbcal("simulator", "split1", "--out", "sim1", *SMALL, cwd=copy)
+    mbcal("fit", "split0", "--out", "model0", *SMALL, cwd=copy)
+    error = refused("evaluate", "model0", "--data", "split1", "--simulator", "sim0", cwd=copy, capsys=capsys)
+    assert "the simulator was fitted on another store" in error
+    error = refused("evaluate", "model0", "--data", "split1", "--simulator", "sim1", cwd=copy, capsys=capsys)
+    assert "model0: was fitted on another store" in error
+
+
+def test_a_store_without_history_serves_both_families(copy: Path) -> None:
+    prepare_newsfeed(copy / "young", NewsfeedLog(sessions=200, items=100), Cut(horizon=3, history=0))
+    for family in ("lstm", "transformer"):
+        mbcal("simulator", "young", "--family", family, "--out", family, *SMALL, cwd=copy)
+    mbcal("fit", "young", "--out", "young-model", *SMALL, cwd=copy)
+    said = mbcal("evaluate", "young-model", "--data", "young", "--simulator", "transformer", "--json", cwd=copy).stdout
+    assert len(json.loads(said)["rows"]) == 2
+
+
 def test_a_full_disk_leaves_one_sentence_and_the_checkpoint_before(copy: Path) -> None:
     script = "ulimit -f 40; exec " + " ".join(
         [sys.executable, "-m", "mbcal", "fit", "feed", "--out", "big", "--hidden", "64", "--epochs", "2"]

@@ -1,0 +1,147 @@
+"""MBCAL itself: which labels, how much masking, and what a warm start keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, Training
+from mbcal.agents import MBCALWithoutVarianceReduction
+from mbcal.errors import OptionError, TrainingError
+from mbcal.evaluation import evaluate
+from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
+from mbcal.nets import expected_reward
+from mbcal.rollout import rollout
+from mbcal.training import split_users
+from mbcal.types import MASK, UNKNOWN
+from tests.batches import CATALOG, LABELS, REWARDS, sessions
+from tests.toys import DelayedPrize, logged, starts
+
+QUICK = Training(epochs=2, batch=64, validation=0.2)
+SMALL = NetConfig(hidden=8, embedding=8)
+
+
+def config(**more: float) -> MBCALConfig:
+    return MBCALConfig(net=SMALL, training=QUICK, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.95])
+def test_the_labels_are_those_of_the_equations(gamma: float) -> None:
+    batch = sessions(count=30).tensors()
+    for kind in (MBCAL, MBCALWithoutVarianceReduction):
+        agent = kind(config(gamma=gamma), "cpu").fit(sessions(count=100, seed=2))
+        environment = agent.nets["environment"]
+        with torch.no_grad():
+            if kind is MBCAL:
+                wanted = counterfactual_future_advantage(environment, REWARDS, batch, gamma)
+            else:
+                wanted = simulated_future_reward(expected_reward(environment.run(batch), REWARDS), batch.mask, gamma)
+        assert torch.equal(agent.label(batch), wanted)
+        found = agent.regression(batch)
+        assert torch.equal(found[0], wanted)
+        assert torch.allclose(found[1], agent.nets["advantage"].values(batch).detach())
+
+
+def test_only_the_environment_model_is_fitted_on_masked_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[float]] = {"environment": [], "advantage": []}
+    agent = MBCAL(config(mask_rate=0.3), "cpu")
+    known = logged(400)
+    agent._begin_with(agent_domain := type(agent.fit(known).domain).of(known))
+    assert agent_domain.catalog is known.catalog
+    agent.fits = 0
+    for name, net in agent.nets.items():
+
+        def spy(state, items, behaviours, name=name, forward=net.forward):  # type: ignore[no-untyped-def]
+            if torch.is_grad_enabled():
+                seen[name].append(float((items == MASK).float().mean()))
+            return forward(state, items, behaviours)
+
+        monkeypatch.setattr(net, "forward", spy)
+    agent.fit(known)
+    assert np.mean(seen["environment"]) == pytest.approx(0.3, abs=0.03)
+    assert set(seen["advantage"]) == {0.0}
+
+
+def test_a_warm_start_keeps_the_scale_of_its_labels() -> None:
+    agent = MBCAL(config(), "cpu").fit(sessions(count=100, seed=2))
+    before = [float(agent.nets["advantage"].shift), float(agent.nets["advantage"].scale)]
+    agent.fit(sessions(count=100, seed=3))
+    assert [float(agent.nets["advantage"].shift), float(agent.nets["advantage"].scale)] == before
+
+
+def test_a_fit_can_be_told_another_learning_rate() -> None:
+    agent = GRU4Rec(AgentConfig(net=SMALL, training=QUICK), "cpu").fit(sessions(count=100, seed=2))
+    before = {name: value.clone() for name, value in agent.nets["behaviour"].state_dict().items() if "cell" in name}
+    agent.fit(sessions(count=100, seed=2), training=dataclasses.replace(QUICK, learning_rate=1e-30))
+    after = agent.nets["behaviour"].state_dict()
+    assert all(torch.allclose(before[name], after[name], atol=1e-12) for name in before)
+
+
+def test_a_failed_fit_leaves_the_agent_as_it_was() -> None:
+    known, state = sessions(count=100, seed=2), sessions(count=5).tensors()
+    agent = GRU4Rec(AgentConfig(net=SMALL, training=QUICK), "cpu").fit(known)
+    before = agent.nets["behaviour"].run(state).detach()
+    with pytest.raises(TrainingError, match="loss became"):
+        agent.fit(known, training=dataclasses.replace(QUICK, learning_rate=1e30))
+    assert torch.equal(agent.nets["behaviour"].run(state).detach(), before)
+    fresh = GRU4Rec(AgentConfig(net=SMALL, training=dataclasses.replace(QUICK, learning_rate=1e30)), "cpu")
+    with pytest.raises(TrainingError):
+        fresh.fit(known)
+    assert torch.isfinite(fresh.fit(known, training=QUICK).nets["behaviour"].run(state)).all()
+
+
+def test_who_is_held_out_once_is_held_out_again() -> None:
+    known = sessions(count=200, seed=2)
+    first = set(known.user[split_users(known, 0.1, seed=0)[1]].tolist())
+    half = known[known.user % 2 == 0]
+    again = set(half.user[split_users(half, 0.1, seed=0)[1]].tolist())
+    assert len(first) == 20
+    assert len(again & first) >= 6  # of 10: the same order of users, another number of them
+
+
+def test_agents_do_not_learn_in_evaluation() -> None:
+    agent = MBCAL(config(), "cpu").fit(logged(200))
+    before = {f"{net}/{name}": v.clone() for net, one in agent.nets.items() for name, v in one.state_dict().items()}
+    evaluate(agent, DelayedPrize(), starts(50))
+    rollout(agent, agent.environment(), starts(50))  # nor do their environment models when asked for imagined sessions
+    after = {f"{net}/{name}": v for net, one in agent.nets.items() for name, v in one.state_dict().items()}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_item_no_session_has_shown_is_the_average_item() -> None:
+    known = sessions(count=300, seed=2)
+    kept = ~((known.items == 7).any(1) | (known.history_items == 7).any(1) | (known.items == UNKNOWN).any(1))
+    kept &= ~(known.history_items == UNKNOWN).any(1)
+    agent = GRU4Rec(AgentConfig(net=SMALL, training=QUICK), "cpu").fit(known[kept])
+    ranked = {entry.item: entry for entry in agent.rank([], ["item 5", "item 4", "never heard of"])}
+    assert (ranked["item 5"].known, ranked["item 4"].known, ranked["never heard of"].known) == (False, True, False)
+    assert ranked["item 5"].score == ranked["never heard of"].score  # row 7 is item 5
+    items = agent.nets["behaviour"].items
+    seen = [row for row in range(2, CATALOG.rows) if row != 7]
+    assert torch.allclose(items.id.weight[UNKNOWN], items.id.weight[seen].mean(0), atol=1e-6)
+    agent.fit(known)
+    assert agent.rank([], ["item 5"])[0].known
+
+
+def test_strangers_have_a_row_that_was_learned() -> None:
+    known = sessions(count=400, seed=2)
+    by_id = AgentConfig(net=dataclasses.replace(SMALL, user="id"), training=QUICK)
+    agent = GRU4Rec(by_id, "cpu")
+    agent._begin_with(type(GRU4Rec(by_id, "cpu").fit(known).domain).of(known))
+    before = agent.nets["behaviour"].user.weight.detach().clone()
+    agent.fit(known)
+    moved = (agent.nets["behaviour"].user.weight.detach() - before).abs().sum(1) > 0
+    held = set(known.user[split_users(known, 0.2, 0)[1]].tolist())
+    assert bool(moved[-1])
+    assert not any(bool(moved[user]) for user in held)  # whoever is held out is served as a stranger
+
+
+def test_agents_take_their_own_settings_alone() -> None:
+    with pytest.raises(OptionError, match="takes a MBCALConfig, got AgentConfig"):
+        MBCAL(AgentConfig())
+    with pytest.raises(OptionError, match="agents rank by tables, which only a gru has; got 'lstm'"):
+        MBCALConfig(net=NetConfig(cell="lstm"))
+    assert LABELS.rewards == (0.0, 1.0, 5.0)

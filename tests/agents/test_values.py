@@ -1,0 +1,201 @@
+"""DQN, DDQN, DDPG, MCPE, Dyna-Q and LinUCB against hand-worked arrays and slow twins."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mbcal import NetConfig, Sessions, Training
+from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
+from mbcal.agents.agent import Lesson
+from mbcal.agents.dqn import DQNConfig, candidate_values, still_available
+from mbcal.agents.linucb import LinUCBConfig, item_vectors
+from mbcal.agents.mcpe import ValueConfig
+from mbcal.labels import temporal_difference_targets
+from mbcal.rollout import draw_candidates
+from mbcal.types import MASK
+from tests.batches import CATALOG, LABELS, sessions
+from tests.toys import logged
+
+QUICK = Training(epochs=2, batch=32, validation=0.0)
+SMALL = NetConfig(hidden=8, embedding=8)
+
+
+def offered(count: int = 20, seed: int = 0) -> Sessions:
+    known = sessions(count=count, horizon=5, seed=seed)
+    return dataclasses.replace(known, candidates=draw_candidates(known, seed))
+
+
+def fitted(kind: Any) -> Any:
+    return kind(DQNConfig(net=SMALL, training=QUICK, gamma=0.9), "cpu").fit(offered(120, seed=3))
+
+
+def test_targets_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0]])
+    values = torch.tensor([[7.0, 10.0, 20.0], [7.0, 30.0, 99.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    targets = temporal_difference_targets(rewards, values, mask, 0.5)
+    assert targets.tolist() == [[1 + 0.5 * 10, 2 + 0.5 * 20, 3], [4 + 0.5 * 30, 5, 0]]
+
+
+def test_returns_are_the_labels_of_mcpe() -> None:
+    known = sessions(count=20)
+    agent = MCPE(ValueConfig(net=SMALL, training=QUICK, gamma=0.9), "cpu").fit(known)
+    label = agent.label(known.tensors())
+    for row in range(20):
+        length = int(known.length[row])
+        for step in range(known.horizon):
+            rest = known.rewards[row, step:length]
+            assert float(label[row, step]) == pytest.approx(sum(0.9**k * r for k, r in enumerate(rest)), abs=1e-4)
+
+
+def test_what_is_still_available_by_brute_force() -> None:
+    known = offered()
+    available = still_available(known.tensors())
+    for row in range(len(known)):
+        for step in range(known.horizon):
+            gone = set(known.items[row, : min(step, known.length[row])].tolist())
+            for place, item in enumerate(known.candidates[row]):  # type: ignore[index]
+                assert bool(available[row, step, place]) == (item != MASK and item not in gone)
+
+
+@torch.no_grad()
+def test_values_of_candidates_equal_one_pass_each() -> None:
+    agent, batch = fitted(DQN), offered(8).tensors()
+    net = agent.nets["value"].online
+    fast = candidate_values(net, net.tables(), batch)
+    assert batch.candidates is not None
+    for step in range(batch.items.shape[1]):
+        for place in range(batch.candidates.shape[1]):
+            items = batch.items.clone()
+            items[:, step] = batch.candidates[:, place]
+            slow = net.values(dataclasses.replace(batch, items=items))[:, step]
+            assert torch.allclose(fast[:, step, place], slow, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [DQN, DDQN])
+@torch.no_grad()
+def test_targets_bootstrap_over_the_remaining_candidates(kind: Any) -> None:
+    """Written out: for each step the best candidate not yet shown at the next, by Q' (DQN) or chosen by Q (DDQN)."""
+    agent, known = fitted(kind), offered(10)
+    batch = known.tensors()
+    net = agent.nets["value"]
+    for parameter in net.target.parameters():  # far enough apart that choosing by one or the other differs
+        parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    net._tables = None
+    label = agent.label(batch)
+    slow = candidate_values(net.target, net.target.tables(), batch)
+    chooses = candidate_values(net.online, net.online.tables(), batch) if kind is DDQN else slow
+    available = still_available(batch)
+    for row in range(len(known)):
+        for step in range(int(known.length[row])):
+            target = float(known.rewards[row, step])
+            if step + 1 < known.length[row]:
+                left = [place for place in range(slow.shape[2]) if available[row, step + 1, place]]
+                if left:
+                    best = max(left, key=lambda place: float(chooses[row, step + 1, place]))
+                    target += 0.9 * float(slow[row, step + 1, best])
+            assert float(label[row, step]) == pytest.approx(target, abs=1e-3)
+
+
+def test_double_dqn_differs_in_the_target_alone() -> None:
+    batch = offered(30).tensors()
+    plain, double = fitted(DQN), DDQN(DQNConfig(net=SMALL, training=QUICK, gamma=0.9), "cpu").fit(offered(120, seed=3))
+    plain_net, double_net = plain.nets["value"], double.nets["value"]
+    double_net.load_state_dict(plain_net.state_dict())
+    with torch.no_grad():
+        for parameter in double_net.target.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    plain_net.load_state_dict(double_net.state_dict())
+    plain_net._tables = double_net._tables = None
+    assert bool((double.label(batch) <= plain.label(batch) + 1e-5).all())  # the maximum is never below another choice
+    assert not torch.allclose(double.label(batch), plain.label(batch))
+
+
+def test_the_target_network_is_copied_every_twenty_updates() -> None:
+    agent = fitted(DQN)
+    net = agent.nets["value"]
+    updates = int(net.updates)
+    assert updates == 2 * -(-120 // 32)
+    weight = net.target.head[2].weight.clone()
+    while int(net.updates) % 20:
+        net.begin_update()
+    assert torch.equal(net.target.head[2].weight, weight)
+    with torch.no_grad():
+        net.online.head[2].weight.add_(1)
+    net.begin_update()
+    assert torch.equal(net.target.head[2].weight, net.online.head[2].weight)
+
+
+def test_dyna_q_learns_from_as_many_imagined_as_real_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: dict[str, int] = {}
+    train = Lesson.train
+
+    def spy(self: Lesson, name: str, objective: Any, rows: Any = None, held: Any = None) -> None:
+        taught[name] = len(self.rows if rows is None else rows)
+        train(self, name, objective, rows, held)
+
+    monkeypatch.setattr(Lesson, "train", spy)
+    fitted(DynaQ)
+    assert taught == {"environment": 120, "value": 240}
+
+
+def test_ddpg_shows_the_candidate_nearest_to_its_point() -> None:
+    agent = DDPG(DDPG.Config(net=SMALL, training=QUICK), "cpu").fit(sessions(count=100, seed=2))
+    batch = sessions(count=10).tensors()
+    pair = agent.nets["value"].online
+    state = agent.begin(*batch.history)
+    candidates = torch.arange(2, CATALOG.rows).expand(10, -1)
+    scores = agent.score(state, candidates)
+    with torch.no_grad():
+        point = pair.act(batch)[:, 0]  # at the first step nothing has been shown
+        far = (pair.points(candidates) - point.unsqueeze(1)).square().sum(-1)
+    assert torch.allclose(scores, -far, atol=1e-5)
+    assert torch.equal(scores.argmax(1), far.argmin(1))
+    groups = agent.optimisers["value"].param_groups
+    assert [group["lr"] for group in groups] == pytest.approx([1e-3, 1e-4])
+
+
+def test_ddpgs_actor_does_not_move_its_critic() -> None:
+    agent = DDPG(DDPG.Config(net=SMALL, training=QUICK), "cpu").fit(sessions(count=100, seed=2))
+    net, batch = agent.nets["value"], sessions(count=10).tensors()
+    still = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
+    still |= {name: parameter for name, parameter in net.online.named_parameters() if name.startswith("actor.")}
+    net.zero_grad()
+    torch.func.functional_call(net.online, still, (batch,)).sum().backward()
+    moved = {name for name, parameter in net.online.named_parameters() if parameter.grad is not None}
+    assert moved
+    assert all(name.startswith("actor.") for name in moved)
+
+
+def test_linucb_is_ridge_regression_with_a_bonus() -> None:
+    known = logged(200)
+    agent = LinUCB(LinUCBConfig(net=SMALL, training=QUICK, alpha=0.7, size=16), "cpu").fit(known)
+    vectors, rewards = item_vectors(known.catalog, (), 16), np.asarray(known.behaviour_set.rewards)
+    told, earned = [], []
+    for row in range(len(known)):
+        past: list[float] = []
+        for step in range(known.horizon):
+            context = [1.0, float(np.mean(past)) if past else 0.0, past[-1] if past else 0.0]
+            told.append([*vectors[known.items[row, step]], *context])
+            past.append(float(rewards[known.behaviours[row, step]]))
+            earned.append(past[-1])
+    x, y = np.asarray(told), np.asarray(earned)
+    inverse = np.linalg.inv(np.eye(19) + x.T @ x)
+    batch = known[:3].tensors()
+    state = agent.begin(*batch.history)
+    candidates = torch.arange(2, known.catalog.rows).expand(3, -1)
+    asked = np.concatenate([vectors[2:], np.tile([1.0, 0.0, 0.0], (len(vectors) - 2, 1))], 1)
+    wanted = asked @ inverse @ x.T @ y + 0.7 * np.sqrt(((asked @ inverse) * asked).sum(1))
+    assert np.allclose(agent.score(state, candidates)[0].numpy(), wanted, atol=1e-4)
+
+
+def test_who_explores_when_collecting() -> None:
+    assert not GRU4Rec.explores
+    assert GRU4RecEpsilon.explores
+    assert DQN.explores
+    assert LABELS.names[0] == "skip"
