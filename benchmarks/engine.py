@@ -11,6 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -136,6 +137,31 @@ def cfa_by_copies(net: SequenceNet, rewards: torch.Tensor, batch: SessionTensors
         logged[:, step] - masked[:, step]
 
 
+def peak_memory(work: Callable[[], object], device: str) -> float:
+    """MiB beyond what was there, in a process of its own on a CPU (Linux) or as CUDA counts it."""
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        torch.set_num_threads(1)  # a forked process has none of its parent's threads
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before = _resident("VmRSS")
+        work()
+        os.write(writer, f"{_resident('VmHWM') - before}".encode())
+        os._exit(0)
+    os.wait()
+    os.close(writer)
+    return float(os.read(reader, 64) or "nan")
+
+
+def _resident(field: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**10
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
@@ -148,6 +174,7 @@ def main() -> None:
     device, catalog = options.device, Catalog(tuple(map(str, range(ITEMS))))
     nets = [SequenceNet(catalog, LABELS, NetConfig(), outputs).to(device) for outputs in (6, 1)]
     rewards, batch = torch.tensor(LABELS.rewards, device=device), random_batch(options.sessions, device)
+    memory: dict[str, float] = {}
     print("| work | way | s | against the first |\n|---|---|---|---|", flush=True)
 
     def report(work: str, ways: dict[str, Callable[[], object]]) -> None:
@@ -156,14 +183,15 @@ def main() -> None:
             print(f"| {work} | {way} | {taken:.3f} | {next(iter(seconds.values())) / taken:.2f} x |", flush=True)
 
     report("score 40 candidates, two nets", scoring_ways(nets, batch, options.threads, device))
-    report(
-        "CFA labels",
-        {
-            "2T copies": lambda: cfa_by_copies(nets[0], rewards, batch, twice=True),
-            "T + 1 copies": lambda: cfa_by_copies(nets[0], rewards, batch, twice=False),
-            "shared prefixes": lambda: counterfactual_future_advantage(nets[0], rewards, batch, GAMMA),
-        },
-    )
+    labels: dict[str, Callable[[], object]] = {
+        "2T copies": lambda: cfa_by_copies(nets[0], rewards, batch, twice=True),
+        "T + 1 copies": lambda: cfa_by_copies(nets[0], rewards, batch, twice=False),
+        "shared prefixes": lambda: counterfactual_future_advantage(nets[0], rewards, batch, GAMMA),
+    }
+    for way, work in labels.items():
+        memory[way] = peak_memory(work, device)
+    report("CFA labels", labels)
+    print("\nPeak memory of CFA labels: " + ", ".join(f"{way} {size:.0f} MiB" for way, size in memory.items()))
     print(f"\n{options.sessions:,} sessions, {options.threads} threads, {device}, torch {torch.__version__}; ", end="")
     print(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB")
 

@@ -6,15 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 # one thread a worker: pytest already runs two, and the machine has two cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile(
-    "mbcal", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("mbcal")
+try:  # tests of models also run where hypothesis is not, on a machine with a GPU, say
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass
+else:
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    settings.register_profile("mbcal", deadline=None, suppress_health_check=checks)
+    settings.load_profile("mbcal")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from mbcal.scorers import ChanceScorer
 from mbcal.types import SPECIAL
 
 BEHAVIOURS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 3.0))
+CPU = torch.device("cpu")
 STEPS = 6
 KEYS, SWEETS, PLAINS = 4, 12, 8
 CATALOG = Catalog(
@@ -36,12 +37,12 @@ class DelayedPrize:
     noise: bool = False
     """With noise every item gets any behaviour, whatever was shown: there is nothing to learn."""
 
+    device: torch.device = CPU
     catalog = CATALOG
     behaviours = BEHAVIOURS
-    device = torch.device("cpu")
 
     def begin(self, user: Tensor, *_: Tensor) -> Tensor:
-        return torch.zeros(len(user), dtype=torch.bool)
+        return torch.zeros(len(user), dtype=torch.bool, device=user.device)
 
     def answer(self, opened: Tensor, item: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         key = item < SPECIAL + KEYS
