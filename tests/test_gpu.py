@@ -61,7 +61,7 @@ def test_labels_are_the_same() -> None:
     model, batch = batches.net(), batches.sessions(count=50).tensors()
     near = counterfactual_future_advantage(model, batches.REWARDS, batch, 0.9)
     far = counterfactual_future_advantage(model.to(GPU), batches.REWARDS.to(GPU), batch.to(GPU), 0.9)
-    assert torch.allclose(near, far.cpu(), atol=1e-4)
+    assert torch.allclose(near, far.cpu(), atol=1e-3)  # cuDNN reads histories in TF32
 
 
 def test_data_that_does_not_fit_is_sent_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def rollout(
         candidates = candidates_of(sessions, seed)
     _require_candidates(sessions, candidates)
     device = environment.device
-    if getattr(policy, "device", device) != device:
-        mine = getattr(policy, "device", device)
+    mine = getattr(policy, "device", device)
+    if mine.type != device.type or (None not in (mine.index, device.index) and mine.index != device.index):
         raise OptionError(f"device: the policy is on {mine}, its users on {device}; make both on one device")
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
     progress.phase(title, len(sessions))
