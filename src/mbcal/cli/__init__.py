@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import describe, evaluate, experiment, fit, prepare, rank, report, simulator
+from mbcal.cli import describe, diagnose, evaluate, experiment, fit, prepare, rank, report, simulator
 from mbcal.errors import MbcalError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(prepare.app, name="prepare")
 app.command("describe")(describe.describe_store)
+app.command("diagnose")(diagnose.diagnose_store)
 app.command("simulator")(simulator.fit_simulator)
 app.command("fit")(fit.fit_agent)
 app.command("rank")(rank.rank_candidates)

@@ -39,6 +39,7 @@ def run_experiment(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run instead.", show_default=False)] = None,
     workers: Annotated[int | None, typer.Option(help="Processes, one thread each.", show_default="cores")] = None,
+    track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Compare methods: Batch-RL and Growing Batch-RL, several seeds, on common random numbers.
@@ -47,6 +48,8 @@ def run_experiment(
     What every setting means: docs/experiments.md.
     """
     from mbcal.evaluation.experiment import Run
+    from mbcal.evaluation.tracking import track as send
+    from mbcal.evaluation.tracking import write_tensorboard
     from mbcal.evaluation.workers import execute_all
 
     if resume is not None:
@@ -66,6 +69,9 @@ def run_experiment(
     with _Watch(run, len(missing)) as watch:
         execute_all(run, missing, min(count, max(len(missing), 1)), watch)
     run.write_metrics()
+    write_tensorboard(run)
+    if track:
+        send(run, track)
     _show(run)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal import bundle
-from mbcal.agents import Agent, agent_named
+from mbcal.agents import Agent
 from mbcal.errors import ModelError
 from mbcal.evaluation import evaluate
 from mbcal.evaluation.batch_rl import TEST_SEED
@@ -98,7 +98,7 @@ def _resume(kept: Path, bench: Bench, fresh: Agent) -> tuple[Agent, list[dict[st
     for path in sorted(kept.glob("agent-*"), reverse=True):
         try:
             opened = bundle.Bundle.open(path, bundle.AGENT)
-            agent = agent_named(fresh.name).read(opened, bench.device)
+            agent = type(fresh).read(opened, bench.device)
         except ModelError:  # torn when the machine died; the round before is whole
             continue
         agent.adopt(bench.train.catalog)
