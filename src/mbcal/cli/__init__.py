@@ -56,6 +56,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é shows a question mark, not a traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    # networks here are many small operations, which a second thread hardly helps and a busy machine makes wait
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     caught: list[int] = []
 
     def stop(number: int, _: object) -> NoReturn:  # an exception, so that what is half-written is removed

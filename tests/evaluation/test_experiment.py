@@ -1,0 +1,323 @@
+"""Runs: both protocols, the settings they were told, and what is left of them after being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbcal import agents
+from mbcal.agents import GRU4Rec
+from mbcal.errors import OptionError, OutputError, StoreError
+from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
+from mbcal.evaluation.bench import Bench, summary
+from mbcal.evaluation.experiment import Cell, Run
+from mbcal.evaluation.growing_batch import collect, growing_batch
+from mbcal.evaluation.settings import PRESETS, Settings, apply_overrides, settings_from
+from mbcal.evaluation.variance import analyse
+from mbcal.report.tables import Findings
+from mbcal.report.write import write_report
+from tests.toys import BEST, DelayedPrize, logged, starts
+
+TINY: dict[str, Any] = {
+    "agents": ["mbcal", "gru4rec", "random"], "seeds": 2, "log_sessions": 400, "test_sessions": 60, "epochs": 2, "rounds": 2,
+    "round_sessions": 80, "hidden": 8, "embedding": 8, "futures": 4, "future_states": 4, "xray": 2,
+    "simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}},
+}  # fmt: skip
+
+
+def bench(**more: Any) -> Bench:
+    settings = settings_from(
+        {**TINY, "rounds": 6, "round_sessions": 300, "epochs": 15, "learning_rate": 3e-3, "batch": 64, **more}
+    )
+    return Bench(settings, logged(1200), starts(200, seed=5), {"toy": DelayedPrize()}, (), "cpu")
+
+
+def test_batch_rl_finds_the_delayed_prize_where_it_should() -> None:
+    shared = bench()
+    for name, low, high in (("mbcal", 0.85 * BEST, BEST), ("gru4rec", 5.0, 7.5)):
+        record, rewards = batch_rl(shared, name, 0)
+        assert low <= record["judges"]["toy"]["mean"] <= high
+        assert rewards["toy"].shape == (200,)
+        assert rewards["toy"].mean() == pytest.approx(record["judges"]["toy"]["mean"])
+    assert record["regression"] is None  # gru4rec has no value network
+
+
+def test_growing_batch_learns_round_by_round() -> None:
+    record, _ = growing_batch(bench(round_epochs=15, round_sessions=1200), "mbcal", 0)
+    curve = [entry["mean"] for entry in record["rounds"]]
+    assert [entry["round"] for entry in record["rounds"]] == [1, 2, 3]
+    assert curve[-1] > 0.8 * BEST
+    assert record["rounds"][0]["collected"] < curve[-1]  # the first round was collected by chance
+
+
+def test_a_round_is_resumed_exactly(tmp_path: Path) -> None:
+    for replay in (1, 2):
+        shared = bench(rounds=3, replay=replay)
+        straight, rewards = growing_batch(shared, "gru4rec", 0)
+        kept = tmp_path / str(replay)
+        kept.mkdir()
+        two = bench(rounds=2, replay=replay)
+        growing_batch(two, "gru4rec", 0, kept)
+        assert len(list(kept.glob("agent-*"))) == 1
+        again, rewards_again = growing_batch(shared, "gru4rec", 0, kept)
+        assert again == straight
+        assert np.array_equal(rewards["toy"], rewards_again["toy"])
+
+
+def test_who_explores_collects_with_epsilon() -> None:
+    shared = bench(epsilon=0.3, round_sessions=2000)
+    for kind, share in ((GRU4Rec, 0.0), (agents.GRU4RecEpsilon, 0.3)):
+        agent = shared.agent(kind.name, 0, 1).fit(logged(300))
+        served = collect(shared, agent, 0, 1)
+        assert served.propensities is not None
+        off = (served.propensities[:, 0] < 0.5).mean()  # of twelve candidates one is the best anyhow
+        assert off == pytest.approx(share * 11 / 12, abs=0.04)
+
+
+def test_test_sessions_never_enter_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fit of a whole run is watched: no test user, and nothing from the simulator's users either."""
+    seen: list[set[int]] = []
+    fit = agents.Agent.fit
+
+    def spy(self: Any, sessions: Any, **more: Any) -> Any:
+        seen.append(set(sessions.user.tolist()))
+        return fit(self, sessions, **more)
+
+    monkeypatch.setattr(agents.Agent, "fit", spy)
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        run = Run.create(Path(folder) / "run", settings_from({**TINY, "seeds": 1}), "cpu")
+        run.prepare()
+        for cell in run.missing:
+            run.execute(cell)
+        store = run.store()
+        tested = set(store.sessions("test").user.tolist())
+        simulated = set(store.sessions("simulator").user.tolist())
+        assert set(run.bench.test.user.tolist()) <= tested
+    assert len(seen) == 3 * (1 + 2)
+    assert all(not users & (tested | simulated) for users in seen)
+
+
+def test_common_random_numbers_across_cells() -> None:
+    shared = bench()
+    first, again = (batch_rl(shared, "random", 0)[1]["toy"] for _ in range(2))
+    assert np.array_equal(first, again)
+    assert TEST_SEED == 1_000_003
+
+
+def test_variety_by_hand() -> None:
+    from dataclasses import replace
+
+    from mbcal.evaluation import Outcome
+
+    served = starts(2)
+    items = served.candidates[:, [0, 1, 2, 3, 4, 5]].copy()  # type: ignore[index]
+    items[1] = items[1, 0]
+    found = summary(Outcome(replace(served, items=items)))
+    assert found["diversity"] == pytest.approx((1 + 1 / 6) / 2)
+    assert found["repetition"] == pytest.approx(0.5)
+    assert found["coverage"] == len(np.unique(items)) / 24
+
+
+def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
+    """In a world without luck the label of a (state, action) is the same however often its future is resampled."""
+    shared = bench(epochs=2)
+    agent = shared.agent("mcpe", 0, 2).fit(shared.train)
+    from mbcal.evaluation import evaluate
+
+    for noise, low, high in ((False, 0.0, 1e-9), (True, 0.5, 50.0)):
+        users = DelayedPrize(noise=noise)
+        served = evaluate(agent, users, shared.test, seed=1).served
+        found = analyse(agent, users, served, futures=16, states=20, seed=0)
+        assert found is not None
+        assert low <= found.future_variance <= high
+        assert found.explained <= 1
+    assert found.label_variance > 0
+
+
+def test_settings_are_typed_and_named() -> None:
+    assert settings_from({}) == Settings()
+    assert settings_from({}, "paper").rounds == 40
+    assert settings_from({}, "paper").round_sessions == 256_000
+    for preset in PRESETS:
+        settings_from({}, preset)
+    told = apply_overrides({}, ["rounds=3", "simulator.hidden=64", "agents=mbcal,dqn", "epsilon=0.2", "data=some/store"])
+    made = settings_from(told)
+    assert (made.rounds, made.simulator.hidden, made.agents, made.epsilon) == (3, 64, ("mbcal", "dqn"), 0.2)
+    assert made.data == "some/store"
+    for values, said in (
+        ({"roundz": 3}, r"roundz: unknown; .*Did you mean 'rounds'\?"),
+        ({"rounds": 0}, "rounds: must be at least 1, got 0"),
+        ({"epsilon": 2.0}, r"epsilon: must be in \[0, 1\]"),
+        ({"protocols": ["batches"]}, r"protocols: 'batches' is unknown; known are batch, growing\. Did you mean 'batch'\?"),
+        ({"simulator": {"hiden": 3}}, r"simulator\.hiden: unknown"),
+        ({"hidden": 0}, "hidden: must be at least 1"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            settings_from(values)
+    with pytest.raises(OptionError, match="preset: 'quik' is unknown"):
+        settings_from({}, "quik")
+    with pytest.raises(OptionError, match="'roundz' is unknown"):
+        apply_overrides({}, ["roundz=3"])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run by the command; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = folder / "tiny.toml"
+    config.write_text(
+        'agents = ["mbcal", "gru4rec", "random"]\nseeds = 2\nlog_sessions = 400\ntest_sessions = 60\nepochs = 2\n'
+        "rounds = 2\nround_sessions = 80\nhidden = 8\nembedding = 8\nfutures = 4\nfuture_states = 4\nxray = 2\n"
+        "[simulator]\nhidden = 8\nembedding = 8\n[simulator.training]\nepochs = 1\n"
+    )
+    command = [sys.executable, "-m", "mbcal", "experiment", str(config), "--out", str(folder / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Batch-RL, judged by truth" in done.stdout
+    assert "oracle" in done.stdout
+    assert done.stdout.strip().splitlines()[-1] == f"Report: {folder / 'run' / 'report.html'}"
+    return folder / "run"
+
+
+def tables(run: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((run / "tables").glob("*.csv"))}
+
+
+def test_a_run_folder_holds_everything(finished: Path) -> None:
+    assert {"settings.json", "run.json", "metrics.jsonl", "report.html", "tables", "figures", "tensorboard"} <= {
+        path.name for path in finished.iterdir()
+    }
+    assert {"data.csv", "simulators.csv", "batch.csv", "growing.csv", "variance.csv", "exposure.csv"} <= set(
+        tables(finished)
+    )
+    assert {path.suffix for path in (finished / "figures").iterdir()} == {".svg", ".png"}
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert sum(1 for line in lines if line["protocol"] == "growing" and "round" in line) == 3 * 2 * 2
+    assert not any((finished / "partial").iterdir())
+    run = Run.open(finished, "cpu")
+    assert not run.missing
+    assert len(run.cells) == 1 + 2 * 2 * 3
+    assert list((finished / "tensorboard").rglob("events.out.*"))
+
+
+def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
+    findings = Findings(Run.open(finished, "cpu"))
+    rows = {(row[0], row[1]): row for row in findings._rewards("batch").rows}
+    rewards = findings.rewards("batch", "truth")
+    assert rows["truth", "mbcal"][2] == pytest.approx(rewards["mbcal"].mean(), rel=1e-6)
+    assert rows["truth", "mbcal"][3] == pytest.approx(rewards["mbcal"].mean(1).std(ddof=1), rel=1e-5)
+    assert rows["truth", "random"][6] == pytest.approx(rewards["random"].mean() - rewards["gru4rec"].mean(), rel=1e-5)
+    oracle = rewards["oracle"].mean()
+    assert rows["truth", "mbcal"][10] == pytest.approx(oracle - rewards["mbcal"].mean(), rel=1e-5)
+    assert rows["truth", "oracle"][2] == max(row[2] for row in findings._rewards("batch").rows if row[0] == "truth")
+
+
+def test_what_is_done_is_not_done_again(finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (finished / "cells").rglob("*") if path.is_file()}
+    command = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(finished)]
+    subprocess.run(command, capture_output=True, check=True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:
+    """Twenty kills with -9, spread over the run; children die too."""
+    given = json.loads((finished / "settings.json").read_text())
+    run = Run.create(tmp_path / "run", settings_from(given), "cpu")
+    resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
+    draw, kills = np.random.default_rng(0), 0
+    while kills < 20:
+        running = subprocess.Popen(resume, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        before = progress_of(run.folder)
+        deadline = time.monotonic() + 60
+        while running.poll() is None and progress_of(run.folder) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(float(draw.uniform(0, 0.3)))
+        if running.poll() is not None:
+            break
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        kills += 1
+    time.sleep(0.2)
+    done = subprocess.run(resume, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kills >= 5
+    assert tables(run.folder) == tables(finished)
+    alive = subprocess.run(["pgrep", "-f", str(run.folder)], capture_output=True, text=True, check=False).stdout
+    assert not alive.strip()
+
+
+def progress_of(folder: Path) -> int:
+    """Changes whenever anything new is on disk."""
+    return hash(tuple(sorted(str(path) for path in folder.rglob("manifest.json"))))
+
+
+def test_in_one_process_or_two_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:
+    given = json.loads((finished / "settings.json").read_text())
+    run = Run.create(tmp_path / "run", settings_from(given), "cpu")
+    run.prepare()
+    for cell in run.missing:
+        run.execute(cell)
+    write_report(run)
+    assert tables(run.folder) == tables(finished)
+
+
+def test_mistakes(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="already exists; resume it with --resume"):
+        Run.create(finished, Settings())
+    with pytest.raises(StoreError, match="not a run"):
+        Run.open(tmp_path)
+    said = json.loads((finished / "run.json").read_text())
+    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "run.json").write_text(json.dumps({**said, "schema": 99}))
+    with pytest.raises(StoreError, match="schema 99, this mbcal reads schema 1"):
+        Run.open(tmp_path)
+    with pytest.raises(OptionError, match=r"agent: 'mbcall' is unknown.*Did you mean 'mbcal'"):
+        Run.create(tmp_path / "new", settings_from({"agents": ["mbcall"]}))
+    assert not (tmp_path / "new").exists()
+    assert Cell("batch", "mbcal", 0) in Run.open(finished, "cpu").cells
+
+
+def test_an_agent_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from mbcal.agents import GRU4Rec\nclass Mine(GRU4Rec):\n    name = 'mine'\nclass Other:\n    pass\n"
+    )
+    kind = agents.agent_named(f"{tmp_path}/mine.py:Mine")
+    assert kind.name == "mine"
+    for name, said in (
+        (f"{tmp_path}/mine.py:Mein", "has no 'Mein'"),
+        (f"{tmp_path}/mine.py:Other", "is no mbcal.Agent; see docs/new-method.md"),
+        (f"{tmp_path}/none.py:Mine", "cannot be read"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            agents.agent_named(name)
+    shared = bench(rounds=1)
+    record, _ = growing_batch(shared, f"{tmp_path}/mine.py:Mine", 0)
+    assert record["rounds"][0]["mean"] > 0
+
+
+def test_a_full_disk_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    settings = settings_from(
+        {**TINY, "seeds": 1, "agents": ["mbcal"], "protocols": ["growing"], "hidden": 64, "embedding": 64}
+    )
+    run = Run.create(tmp_path / "run", settings, "cpu")
+    run.prepare()
+    script = f"ulimit -f 100; exec {sys.executable} -m mbcal experiment --resume {run.folder} --workers 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env={**os.environ})
+    assert done.returncode == 2
+    assert "the disk is full" in done.stderr
+    assert "Traceback" not in done.stderr
+    subprocess.run(
+        [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder)], check=True, capture_output=True
+    )
+    assert not Run.open(run.folder, "cpu").missing
