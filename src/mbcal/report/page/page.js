@@ -1,5 +1,5 @@
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = JSON.parse(document.getElementById("findings").textContent);
 const make = (tag, attributes = {}, text) => {
   const svg = ["svg", "path", "line", "circle", "text", "rect", "g"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);

@@ -1,0 +1,120 @@
+"""The report in a real browser: it loads without errors, draws its curves, and its toggles work."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mbcal.evaluation.experiment import Run
+from mbcal.evaluation.settings import settings_from
+from mbcal.report.tables import Table, shown
+from mbcal.report.write import write_report
+from tests.evaluation.test_experiment import TINY
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = Run.create(tmp_path_factory.mktemp("run") / "run", settings_from(TINY), "cpu")
+    run.prepare()
+    for cell in run.missing:
+        run.execute(cell)
+    return write_report(run)
+
+
+def in_browser(page: Path, script: str, folder: Path, *options: str) -> str:
+    """The page's text after a script has run in it; whatever went wrong is in an element called errors."""
+    probe = (
+        "<script>window.wrong=[];addEventListener('error',e=>wrong.push(e.message));</script>",
+        f"<script>try{{{script}}}catch(e){{wrong.push(String(e))}}"
+        "const p=document.createElement('pre');p.id='said';p.textContent=JSON.stringify({wrong,said:window.said});"
+        "document.body.append(p);</script>",
+    )
+    text = page.read_text().replace("<head>", f"<head>{probe[0]}", 1).replace("</body>", f"{probe[1]}</body>", 1)
+    copy = folder / "probe.html"
+    copy.write_text(text)
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", *options]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=3000", "--dump-dom", copy.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stdout[-2000:]
+    return found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -> None:
+    script = """
+      const count = (selector) => document.querySelectorAll(selector).length;
+      const before = count('#curve path.curve');
+      const toggle = document.querySelector('#toggles button');
+      toggle.click();
+      const after = count('#curve path.curve');
+      const pressed = toggle.getAttribute('aria-pressed');
+      toggle.click();
+      const judges = [...document.querySelectorAll('#judges button')];
+      judges[1].click();
+      document.querySelectorAll('#steps details').forEach(d => { d.open = true; });
+      document.querySelector('#curve circle').dispatchEvent(new PointerEvent('pointerenter', {clientX: 5, clientY: 5}));
+      window.said = {before, after, pressed, back: count('#curve path.curve'), bars: count('#bars circle'),
+        steps: count('#steps details'), changed: count('#steps svg rect'), tip: document.getElementById('tip').textContent,
+        wide: document.documentElement.scrollWidth <= innerWidth, tables: count('table'), judge: judges.length};
+    """
+    told = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))
+    assert told["wrong"] == []
+    said = told["said"]
+    assert (said["before"], said["after"], said["back"]) == (3, 2, 3)
+    assert said["pressed"] == "false"
+    assert said["judge"] == 2
+    assert said["bars"] == 3  # the second judge has no oracle
+    assert said["steps"] == 20
+    assert said["changed"] > 100
+    assert "round 1" in said["tip"]
+    assert said["wide"]  # nothing sticks out on a phone
+    assert said["tables"] >= 6
+
+
+def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
+    class Links(HTMLParser):
+        found: list[str] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    links = Links()
+    links.feed(page.read_text())
+    assert links.found == ["data:,"]
+    text = page.read_text()
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", text)
+    assert "{{" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    table = Table("t", "a <b>", ("<script>",), [["</script><img>"]])
+    assert "<b>" not in table.markdown().replace("a <b>", "")
+    from mbcal.report.write import _table
+
+    assert "<img>" not in _table(table)
+    assert "&lt;/script&gt;" in _table(table)
+
+
+def test_values_for_people() -> None:
+    assert [shown(value) for value in (None, 12345, 3.14159, 123.456, True, "x")] == [
+        "–", "12,345", "3.142", "123.46", "yes", "x",
+    ]  # fmt: skip
+    made = Table("t", "T", ("a", "b"), [["x", 1.5], ["y", None]], "why")
+    assert made.csv() == "a,b\nx,1.5\ny,\n"
+    assert "| x | 1.5 |" in made.markdown()
