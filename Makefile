@@ -21,12 +21,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mbcal/native/*.
 
 setup: $(STAMP) ## make the virtual environment and install everything, pinned
 
-demo: $(STAMP) ## the embedded newsfeed: a simulator, MBCAL against a myopic method, who earns more
-	$(BIN)/mbcal prepare newsfeed --sessions 20000 --seed 0 --out $(DEMO)/newsfeed --overwrite
-	$(BIN)/mbcal simulator $(DEMO)/newsfeed --epochs 8 --out $(DEMO)/simulator --overwrite
-	$(BIN)/mbcal fit $(DEMO)/newsfeed --agent mbcal --epochs 12 --out $(DEMO)/mbcal --overwrite
-	$(BIN)/mbcal fit $(DEMO)/newsfeed --agent gru4rec --epochs 12 --out $(DEMO)/gru4rec --overwrite
-	$(BIN)/mbcal evaluate $(DEMO)/mbcal $(DEMO)/gru4rec --data $(DEMO)/newsfeed --simulator $(DEMO)/simulator --truth
+demo: $(STAMP) ## all methods on the embedded newsfeed: a simulator, Batch-RL, growing rounds, the report
+	rm -rf $(DEMO)
+	$(BIN)/mbcal experiment newsfeed --preset quick --seeds 1 --set rounds=2 --set round_sessions=800 --set test_sessions=1000 --out $(DEMO)
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest -n 2

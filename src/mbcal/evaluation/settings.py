@@ -30,15 +30,17 @@ class Settings:
     protocols: tuple[Protocol, ...] = ("batch", "growing")
     judges: tuple[Judge, ...] = ()
     """Who tests; the first also answers when growing. By default the truth and an LSTM on the newsfeed, else the LSTM."""
-    log_sessions: int = 20_000
+    log_sessions: int = 8_000
     """Sessions of the generated log, all parts together; of a store, the most sessions of its train part (0: all)."""
-    test_sessions: int = 4_000
+    items: int = 300
+    """Items of the generated newsfeed."""
+    test_sessions: int = 1_500
     """Sessions served in every test."""
-    epochs: int = 12
+    epochs: int = 8
     """Batch-RL: passes over the log, the same for every network of every method."""
-    rounds: int = 6
+    rounds: int = 4
     """Growing Batch-RL: rounds of collect, update, test."""
-    round_sessions: int = 4_000
+    round_sessions: int = 1_500
     """Sessions collected in a round."""
     round_epochs: int = 1
     """Passes over a round's sessions."""
@@ -52,8 +54,8 @@ class Settings:
     """Item features agents see; by default those usual for the kind of store."""
     hidden: int = 32
     embedding: int = 32
-    batch: int = 256
-    learning_rate: float = 1e-3
+    batch: int = 64
+    learning_rate: float = 2e-3
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     futures: int = 64
     """Resampled futures per state in the variance analysis."""
@@ -88,14 +90,20 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "quick": {},
     "laptop": {
         "log_sessions": 60_000,
-        "test_sessions": 16_000,
-        "epochs": 10,
-        "rounds": 12,
-        "round_sessions": 16_000,
+        "items": 1_000,
+        "test_sessions": 8_000,
+        "epochs": 8,
+        "rounds": 10,
+        "round_sessions": 8_000,
+        "batch": 128,
+        "learning_rate": 1e-3,
         "future_states": 256,
     },
     "paper": {
         "log_sessions": 640_000,
+        "items": 2_000,
+        "batch": 256,
+        "learning_rate": 1e-3,
         "test_sessions": 256_000,
         "epochs": 3,
         "rounds": 40,
