@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_readme_opens_with_the_two_commands() -> None:
 
 def test_every_readme_command_runs(workshop: Path) -> None:
     commands = commands_of(README, 1)
-    assert len(commands) == 12
+    assert len(commands) == 15
     run(commands, workshop)
 
 
@@ -63,11 +64,39 @@ def test_every_command_of_the_guide_runs(workshop: Path) -> None:
     assert re.search(r"^item-00\d\d \{'instant': [\d.]+, 'future': -?[\d.]+\}\nDiscrete\(40\) \(8, 40\)$", done.stdout)
 
 
+def test_every_command_on_experiments_runs(workshop: Path) -> None:
+    shutil.copytree(ROOT / "examples", workshop / "examples")
+    prepare = "mbcal prepare newsfeed --sessions 800 --out feed"
+    experiments = commands_of((ROOT / "docs/experiments.md").read_text(), 0)
+    own = commands_of((ROOT / "docs/new-method.md").read_text(), 0)[:1]
+    assert len(experiments) == 4
+    small = [re.sub("--agents all --seeds 3", "--agents mbcal,random --seeds 1", line) for line in experiments]
+    run([prepare, *small, *own], workshop)
+
+
+def test_every_method_has_its_page() -> None:
+    from mbcal.agents import AGENTS
+
+    assert {page.stem for page in (ROOT / "docs/methods").glob("*.md")} == set(AGENTS)
+
+
 def commands_of(page: str, first: int) -> list[str]:
     """The commands of a page's blocks from one on, the newsfeed at a size for tests."""
     lines = [line.split("  #")[0].strip() for block in blocks(page, "bash")[first:] for line in block.splitlines()]
     smaller = [re.sub(r"--sessions \d+", "--sessions 800", line) for line in lines]
-    return [f"{line} --epochs 1" if re.match(r"mbcal (fit|simulator)", line) else line for line in smaller]
+    return [
+        f"{line} --epochs 1" if re.match(r"mbcal (fit|simulator|diagnose)", line) else line + tiny(line) for line in smaller
+    ]
+
+
+def tiny(line: str) -> str:
+    """Settings that make learning a matter of seconds."""
+    if re.match(r"mbcal (fit|simulator|diagnose)", line):
+        return " --epochs 1"
+    if not line.startswith("mbcal experiment newsfeed"):
+        return ""
+    sizes = "log_sessions=400 test_sessions=60 epochs=1 rounds=1 round_sessions=60 futures=4 future_states=4 hidden=8"
+    return "".join(f" --set {size}" for size in [*sizes.split(), "simulator.training.epochs=1"])
 
 
 def run(commands: list[str], workshop: Path) -> None:

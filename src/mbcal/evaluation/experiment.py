@@ -162,9 +162,8 @@ class Run:
             return Store.open(self.settings.data)
         path = self.folder / "data"
         if not (path / "manifest.json").is_file():
-            prepare_newsfeed(
-                path, NewsfeedLog(self.settings.log_sessions or 20_000, self.settings.items), Cut(), progress=progress
-            )
+            log = NewsfeedLog(self.settings.log_sessions or 20_000, self.settings.items)
+            prepare_newsfeed(path, log, Cut(), progress=progress)
         return Store.open(path)
 
     @property

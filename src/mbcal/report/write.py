@@ -66,8 +66,8 @@ def _table(table: Table) -> str:
     body = "".join(f"<tr>{''.join(cell('td', k, shown(row[k])) for k in kept)}</tr>" for row in table.rows)
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
     return (
-        f'<section id="table-{table.name}"><h2>{escape(table.title)}</h2><div class=scroll><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}</section>"
+        f'<section id="table-{table.name}"><h2>{escape(table.title)}</h2><div class=scroll><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}</section>"
     )
 
 
