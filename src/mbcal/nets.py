@@ -15,6 +15,7 @@ tables, and labels can branch from any hidden state.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
@@ -66,10 +67,7 @@ class ItemEmbedding(nn.Module):
 
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
-        for name in config.features:
-            if name not in catalog.features:
-                known = ", ".join(catalog.features) or "none"
-                raise OptionError(f"features: no {name!r}; the catalogue has {known}.{nearest(name, catalog.features)}")
+        require_features(catalog, config.features)
         self.id = nn.Embedding(catalog.rows, config.embedding)
         self.features = nn.ModuleList(_Values(catalog.features[name], config.embedding) for name in config.features)
         self.size = config.embedding * (1 + len(config.features))
@@ -105,6 +103,14 @@ class ItemEmbedding(nn.Module):
             return nn.functional.embedding(items, self.table)
         ids = torch.where(self.seen[items], items, UNKNOWN)
         return torch.cat([self.id(ids), *(feature(items) for feature in self.features)], -1)
+
+
+def require_features(catalog: Catalog, names: Sequence[str]) -> None:
+    """Refuse features the catalogue does not have."""
+    for name in names:
+        if name not in catalog.features:
+            known = ", ".join(catalog.features) or "none"
+            raise OptionError(f"features: no {name!r}; the catalogue has {known}.{nearest(name, catalog.features)}")
 
 
 class _Values(nn.Module):

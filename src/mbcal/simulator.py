@@ -49,6 +49,7 @@ class SimulatorConfig:
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
             raise OptionError(f"family: {self.family!r} is unknown; known are {', '.join(get_args(Family))}")
+        NetConfig(self.family, self.hidden, self.embedding)  # refuses sizes it cannot have
 
 
 @dataclass(frozen=True)

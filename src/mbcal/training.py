@@ -206,13 +206,17 @@ def train(
     name: str,
     seed: int,
     optimiser: torch.optim.Adam,
+    unit: float = 1.0,
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
 ) -> list[dict[str, float]]:
-    """Fit `net` on rows, stopping by the loss on the rows held out (if any); returns the curve, an entry an epoch."""
+    """Fit `net` on rows, stopping by the loss on the rows held out (if any).
+
+    Returns the curve, an entry an epoch, in multiples of `unit`: what one of the objective's loss is worth to people.
+    """
     if not len(rows):
         raise TrainingError(f"{name}: no sessions to learn from")
-    run = _Run(net, objective, how, name, seed, optimiser, progress, checkpoints)
+    run = _Run(net, objective, how, name, seed, optimiser, unit, progress, checkpoints)
     return run.to_the_end(torch.from_numpy(rows).to(run.device), torch.from_numpy(held).to(run.device))
 
 
@@ -225,11 +229,12 @@ class _Run:
         name: str,
         seed: int,
         optimiser: torch.optim.Adam,
+        unit: float,
         progress: Progress,
         checkpoints: Checkpoints | None,
     ) -> None:
         self.net, self.objective, self.how, self.name, self.seed = net, objective, how, name, seed
-        self.optimiser, self.progress, self.checkpoints = optimiser, progress, checkpoints
+        self.optimiser, self.unit, self.progress, self.checkpoints = optimiser, unit, progress, checkpoints
         self.device = next(net.parameters()).device
         self.noise = torch.Generator(self.device)
         self.at = Position()
@@ -312,7 +317,7 @@ class _Run:
             if entry["held_out"] < at.best:
                 at.best, at.waited = entry["held_out"], 0
                 self.best = state_arrays(self.net, self.optimiser)
-        at.curve.append(entry)
+        at.curve.append({name: value * self.unit for name, value in entry.items()})
         at.epoch, at.batch, at.total, at.count = at.epoch + 1, 0, 0.0, 0.0
         at.done = at.epoch >= self.how.epochs or at.waited >= self.how.patience
         if at.done and self.best:

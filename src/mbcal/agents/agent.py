@@ -115,7 +115,7 @@ class Lesson:
         held: NDArray[np.int64] | None = None,
     ) -> None:
         """Fit the network of this name; on other rows, or with others held out, where the objective asks for it."""
-        curve = train(
+        self.curves[name] = train(
             self.nets[name],
             objective,
             self.rows if rows is None else rows,
@@ -124,11 +124,10 @@ class Lesson:
             name=name,
             seed=self.seed,
             optimiser=self.optimisers[name],
+            unit=_loss_unit(self.nets[name]),
             progress=self.progress,
             checkpoints=self.checkpoints,
         )
-        unit = _loss_unit(self.nets[name])
-        self.curves[name] = [{key: value * unit for key, value in epoch.items()} for epoch in curve]
 
 
 class Agent(ABC):

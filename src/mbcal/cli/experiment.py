@@ -38,7 +38,7 @@ def run_experiment(
         list[str] | None, typer.Option("--set", help="Any setting, 'rounds=3' or 'simulator.hidden=64'.", show_default=False)
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run instead.", show_default=False)] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes, one thread each.", show_default="cores")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes, one thread each.", min=1, show_default="cores")] = None,
     track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
     device: DeviceOption = "auto",
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Out, Overwrite, about, checkpoint_folder, features_of
+from mbcal.cli.options import DataDir, DeviceOption, Out, Overwrite, about, checkpoint_folder, features_of, quoted
 from mbcal.data import Store
 from mbcal.errors import OptionError
 
@@ -17,7 +17,7 @@ from mbcal.errors import OptionError
 def fit_agent(
     data: DataDir,
     out: Out,
-    agent: Annotated[str, typer.Option(help="The method; a wrong name lists them all.")] = "mbcal",
+    agent: Annotated[str, typer.Option(help="The method: mbcal, gru4rec, dqn, …; see docs/methods.")] = "mbcal",
     epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users tell when to stop.")] = 20,
     patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
     validation: Annotated[float, typer.Option(help="Share of users held out for that; 0 runs every epoch.")] = 0.1,
@@ -98,4 +98,5 @@ def fit_agent(
         typer.echo(
             f"  {name}: {which} {best.get('held_out', best['loss']):.4f}, epoch {curve.index(best) + 1} of {len(curve)}"
         )
-    typer.echo(f"Next: mbcal evaluate {out} --data {data} --simulator SIM   (SIM: mbcal simulator {data} --out SIM)")
+    simulate = f"mbcal simulator {quoted(data)} --out SIM"
+    typer.echo(f"Next: mbcal evaluate {quoted(out)} --data {quoted(data)} --simulator SIM   ({simulate})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,11 @@ def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
     if wanted is None:
         return store.agent_features
     return () if wanted.strip() in ("", "none") else tuple(name.strip() for name in wanted.split(","))
+
+
+def quoted(path: Path) -> str:
+    """A path one can paste into a shell."""
+    return shlex.quote(str(path))
 
 
 def checkpoint_folder(out: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mbcal.cli.console import progress
+from mbcal.cli.options import quoted
 from mbcal.data import Cut, Items, KuaiRand, Levels, MovieLens, Netflix, Store, Table, kuairand, movielens, netflix
 from mbcal.data import prepare as prepare_log
 from mbcal.data.ingest import Source
@@ -96,7 +97,7 @@ def _summarise(store: Store) -> None:
         f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
         + (f"; {rejected:,} rows set aside in rejected.parquet" if rejected else "")
     )
-    typer.echo(f"Next: mbcal describe {store.path}")
+    typer.echo(f"Next: mbcal describe {quoted(store.path)}")
 
 
 def _fetched(paths: list[Path] | None, where: str) -> list[Path]:

@@ -11,7 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, about, checkpoint_folder, features_of
+from mbcal.cli.options import (
+    DataDir,
+    DeviceOption,
+    Json,
+    Out,
+    Overwrite,
+    Seed,
+    about,
+    checkpoint_folder,
+    features_of,
+    quoted,
+)
 from mbcal.data import Store
 
 
@@ -81,4 +92,4 @@ def fit_simulator(
         table.add_row(name, value, meaning)
     Console(highlight=False).print(table)
     typer.echo(f"{out}: {family} simulator, judged on {card.sessions:,} sessions of users it never saw")
-    typer.echo(f"See {out}/report-card.png. Next: mbcal fit {data} --out MODEL, then mbcal evaluate")
+    typer.echo(f"See {out}/report-card.png. Next: mbcal fit {quoted(data)} --out MODEL, then mbcal evaluate")

@@ -42,6 +42,7 @@ from mbcal.evaluation.bench import Bench
 from mbcal.evaluation.growing_batch import growing_batch
 from mbcal.evaluation.settings import Judge, Settings
 from mbcal.folder import Kind, output_error
+from mbcal.nets import require_features
 from mbcal.progress import SILENT, Progress
 from mbcal.rollout import candidates_of
 from mbcal.simulator import Simulator
@@ -86,13 +87,14 @@ class Run:
     def create(cls, folder: str | Path, settings: Settings, device: str = "auto") -> Self:
         """A new run; the folder must be empty or absent."""
         folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise OutputError(f"{folder}: already exists; resume it with --resume {folder}, or choose another --out")
         for name in _agents(settings):
             agent_named(name)
-        if settings.data != "newsfeed":
-            Store.open(settings.data)
         place = str(device_named(device))
+        catalog = Newsfeed(1, 100).catalog if settings.data == "newsfeed" else Store.open(settings.data).catalog
+        for features in (settings.features, settings.simulator.features):
+            require_features(catalog, features or ())
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OutputError(f"{folder}: already exists; resume it with --resume {folder}, or choose another --out")
         run = cls(folder, settings, place)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +164,7 @@ class Run:
             return Store.open(self.settings.data)
         path = self.folder / "data"
         if not (path / "manifest.json").is_file():
-            log = NewsfeedLog(self.settings.log_sessions or 20_000, self.settings.items)
+            log = NewsfeedLog(self.settings.log_sessions, self.settings.items)
             prepare_newsfeed(path, log, Cut(), progress=progress)
         return Store.open(path)
 

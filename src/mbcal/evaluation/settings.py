@@ -35,7 +35,7 @@ class Settings:
     items: int = 300
     """Items of the generated newsfeed."""
     test_sessions: int = 1_500
-    """Sessions served in every test."""
+    """Sessions served in every test; all there are if fewer."""
     epochs: int = 8
     """Batch-RL: passes over the log, the same for every network of every method."""
     rounds: int = 4
@@ -45,7 +45,7 @@ class Settings:
     round_epochs: int = 1
     """Passes over a round's sessions."""
     replay: int = 1
-    """Rounds whose sessions are learned from: 1 is the last alone."""
+    """Rounds whose sessions are learned from: 1 is the last alone; more than there are rounds keeps all."""
     epsilon: float = 0.1
     """Share of choices made at random when collecting."""
     gamma: float = 0.95
@@ -72,8 +72,14 @@ class Settings:
                 raise OptionError(f"{name}: must be at least {least}, got {getattr(self, name)}")
         if not 0 <= self.epsilon <= 1:
             raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
+        for name in ("protocols", "agents", "judges"):
+            given = getattr(self, name)
+            if len(set(given)) != len(given):
+                raise OptionError(f"{name}: something is there twice; name each once, and use seeds to repeat")
         if not self.protocols or not self.agents:
             raise OptionError("protocols and agents: name at least one of each")
+        if self.data == "newsfeed" and self.log_sessions < 10:
+            raise OptionError(f"log_sessions: the newsfeed needs at least 10, got {self.log_sessions}")
         NetConfig(hidden=self.hidden, embedding=self.embedding)
         self.training(1)
 

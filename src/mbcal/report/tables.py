@@ -107,15 +107,31 @@ class Findings:
         judge = self.judges[0]
         rewards = {name: values for name, values in self.rewards(protocol, judge).items() if name != oracle.NAME}
         if not rewards:
-            return "Nothing is done yet."
+            return "No method is done yet."
         best, mean, _ = next(entry for entry in self.ranked(protocol, judge) if entry[0] in rewards)
         said = f"{best} earns most: {mean.mean:.2f} per session [{mean.low:.2f}, {mean.high:.2f}] in {_PROTOCOL[protocol]}"
         base = "gru4rec" if best != "gru4rec" else "mbcal"
         if base in rewards:
             gap = against(base, {name: rewards[name] for name in (base, best)}, self.users)[best].gap
-            sure = "" if gap.low <= 0 <= gap.high else ", a difference that is no accident"
-            said += f", {100 * gap.mean / abs(self.mean(rewards[base]).mean):+.1f}% against {base}{sure}"
-        return f"{said} (judged by {_JUDGE[judge]}, {len(self.users):,} test sessions)."
+            earned = abs(self.mean(rewards[base]).mean) / 100
+            percent, low, high = (value / earned for value in (gap.mean, gap.low, gap.high))
+            said += f", {percent:+.1f}% against {base} [{low:+.1f}, {high:+.1f}]"
+        seeds = max(len(values) for values in rewards.values())
+        trained = "one training of each" if seeds == 1 else f"{seeds} trainings of each"
+        return f"{said} (judged by {_JUDGE[judge]}, {len(self.users):,} test sessions, {trained})."
+
+    def warnings(self) -> list[str]:
+        """What should keep a reader from believing too much."""
+        said = []
+        for judge in self.judges:
+            if judge != "truth":
+                card = Bundle.open(self.run.folder / "simulators" / judge, SIMULATOR).manifest["report_card"]
+                if card["nll"] >= card["baseline_nll"]:
+                    said.append(
+                        f"The {judge} simulator knows no more than how often each behaviour occurs (NLL {card['nll']:.3f} "
+                        f"against {card['baseline_nll']:.3f}): do not believe its ranking; train it longer or on more."
+                    )
+        return said
 
     def tables(self) -> list[Table]:
         made = [self._data(), self._simulators()]

@@ -33,6 +33,8 @@ def show(run: Run) -> None:
             console.print(f"\n{title}, judged by {judge}", style="bold")
             console.print(grid)
     console.print(f"\n{findings.headline()}")
+    for warning in findings.warnings():
+        console.print(f"Warning: {warning}")
 
 
 def _bar(mean: Mean, low: float, high: float) -> str:

@@ -42,6 +42,7 @@ def render(findings: Findings, tables: list[Table]) -> str:
     filled = {
         "STYLE": parts["page.css"],
         "HEADLINE": escape(findings.headline()),
+        "WARNINGS": "".join(f"<p class=warning>{escape(warning)}</p>" for warning in findings.warnings()),
         "SOURCE": escape(run.settings.data),
         "TABLES": "".join(_table(table) for table in tables),
         "SETTINGS": escape(json.dumps(to_dict(run.settings), indent=2)),
