@@ -41,6 +41,7 @@ format: $(STAMP) ## format and fix what can be fixed
 bench: $(STAMP) ## run the benchmarks (minutes, gigabytes of disk)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/experiment.py
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) build dist src/*.egg-info src/mbcal/native/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
