@@ -188,6 +188,8 @@ class Checkpoints:
         for old in self.folder.glob("[0-9]" * 6):
             if old != kept and files_listed(old, CHECKPOINT.noun) is not None:
                 shutil.rmtree(old, ignore_errors=True)
+        for torn in self.folder.glob(f".{'[0-9]' * 6}.partial-*"):  # what a kill in the middle of writing leaves
+            shutil.rmtree(torn, ignore_errors=True)
 
     def remove(self) -> None:
         """The fit is over and its result is safe elsewhere."""

@@ -255,6 +255,7 @@ def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert kills >= 5
     assert tables(run.folder) == tables(finished)
+    assert not list(run.folder.rglob(".*.partial-*"))
     alive = subprocess.run(["pgrep", "-f", str(run.folder)], capture_output=True, text=True, check=False).stdout
     assert not alive.strip()
 

@@ -142,7 +142,9 @@ class Run:
         return [cell for cell in self.cells if not (self.path(cell) / "manifest.json").is_file()]
 
     def prepare(self, progress: Progress = SILENT) -> None:
-        """Make what cells need: the generated log, the simulators."""
+        """Make what cells need: the generated log, the simulators. What a killed process half wrote is removed first."""
+        for torn in self.folder.rglob(".*.partial-*"):
+            shutil.rmtree(torn, ignore_errors=True)
         store = self.store(progress)
         for judge in self.judge_names:
             path = self.folder / "simulators" / judge
