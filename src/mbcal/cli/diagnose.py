@@ -52,7 +52,11 @@ def diagnose_store(
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value, meaning in (
-        ("future moved by the item", f"{found.share:.2%}", f"of its variance; {found.chance_share:.2%} by chance"),
+        (
+            "future moved by the item",
+            f"{found.share:.2%}",
+            f"of its variance; {found.chance_share:.2%} by chance",
+        ),
         ("myopic policy", str(found.myopic), "reward per session, simulated"),
         ("far-sighted policy", str(found.far_sighted), ""),
         ("difference", str(found.gap), "paired: same users, candidates, luck"),

@@ -6,7 +6,6 @@ earns above a myopic one with simulated users, and whether the log covers the ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,9 +37,9 @@ class Diagnosis:
     """What was found; shares are of variances."""
 
     share: float
-    """Variance of the counterfactual future advantage against that of the future reward the model expects."""
+    """Of the variance of the reward still to come, what the item shown now explains (see `dependence`)."""
     chance_share: float
-    """The same when items are dealt out anew among sessions, so that nothing is left to find; the largest of some deals."""
+    """The same when advantages are dealt out anew among sessions, so that nothing is left to find; the most of 20 deals."""
     myopic: Mean
     far_sighted: Mean
     gap: Mean
@@ -119,46 +118,51 @@ def diagnose(
 
 
 def dependence(agent: MBCAL, sessions: Sessions, seed: int, progress: Progress = SILENT) -> tuple[float, float]:
-    """Var(CFA) / Var(SFR) on these sessions, and the largest such share over deals of the items among the sessions.
+    """Share of the variance of the reward still to come that the item shown now explains, and what chance would find.
 
-    A deal keeps every session's behaviours and how often each item occurs, and gives each step the item of another session
-    at the same step: what the model then finds is its own noise.
+    What came of the rest of each session, minus what the model expects of it without knowing the item, is correlated with
+    the counterfactual future advantage, around the mean of each step; the share is the correlation squared (0 where it is
+    negative). Chance is the largest such share when advantages are dealt out anew among the sessions.
     """
-    found = _share(agent, sessions)
+    advantage, surprise = _advantage_and_surprise(agent, sessions)
+    inner = np.arange(sessions.horizon) < sessions.length[:, None] - 1  # the last step has no future
+    found = _explained(advantage, surprise, inner)
     progress.advance(1)
     draw, dealt = np.random.default_rng(seed), []
     for _ in range(PERMUTATIONS):
-        items = sessions.items.copy()
+        other = advantage.copy()
         for step in range(sessions.horizon):
-            rows = np.flatnonzero(sessions.length > step)
-            items[rows, step] = items[draw.permutation(rows), step]
-        dealt.append(_share(agent, replace(sessions, items=items)))
+            rows = np.flatnonzero(inner[:, step])
+            other[rows, step] = advantage[draw.permutation(rows), step]
+        dealt.append(_explained(other, surprise, inner))
         progress.advance(1)
     return found, max(dealt)
 
 
 @torch.no_grad()
-def _share(agent: MBCAL, sessions: Sessions) -> float:
-    rewards = torch.tensor(agent.domain.behaviours.rewards, device=agent.device)
-    kept: Mapping[str, list[NDArray[np.float64]]] = {"advantage": [], "future": []}
+def _advantage_and_surprise(agent: MBCAL, sessions: Sessions) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(N, T) CFA, and the future reward that came minus what was expected of it with the item masked (SFR - CFA)."""
+    table = torch.tensor(agent.domain.behaviours.rewards, device=agent.device)
+    kept: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
     for begin in range(0, len(sessions), AT_ONCE):
         part = sessions[begin : begin + AT_ONCE]
         batch = part.tensors(agent.device, without=("candidates", "propensities", "timestamps"))
-        predicted = expected_reward(agent.nets["environment"].run(batch), rewards)
-        future = simulated_future_reward(predicted, batch.mask, agent.config.gamma)
-        for name, values in (("advantage", agent.label(batch)), ("future", future)):
-            kept[name].append(values.cpu().numpy().astype(np.float64))
-    advantage, future_reward = (np.concatenate(kept[name]) for name in ("advantage", "future"))
-    mask = sessions.mask
-    inner = mask & (np.arange(sessions.horizon) < sessions.length[:, None] - 1)  # the last step has no future
-    return _within(advantage, inner) / max(_within(future_reward, inner), 1e-12)
+        expected = expected_reward(agent.nets["environment"].run(batch), table)
+        earned = torch.where(batch.mask, table[batch.behaviours.long()], 0)
+        advantage, gamma = agent.label(batch), agent.config.gamma
+        masked = simulated_future_reward(expected, batch.mask, gamma) - advantage
+        surprise = simulated_future_reward(earned, batch.mask, gamma) - masked
+        for values, place in ((advantage, kept[0]), (surprise, kept[1])):
+            place.append(values.cpu().numpy().astype(np.float64))
+    return np.concatenate(kept[0]), np.concatenate(kept[1])
 
 
-def _within(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> float:
-    """Variance around the mean of each step: how late it is in a session is not the item's doing."""
+def _explained(first: NDArray[np.float64], second: NDArray[np.float64], mask: NDArray[np.bool_]) -> float:
+    """Squared correlation around the mean of each step; 0 where it is negative."""
     count = np.maximum(mask.sum(0), 1)
-    mean = np.where(mask, values, 0).sum(0) / count
-    return float((np.where(mask, values - mean, 0) ** 2).sum() / max(int(mask.sum()), 1))
+    a, b = (np.where(mask, values - np.where(mask, values, 0).sum(0) / count, 0) for values in (first, second))
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return max(float((a * b).sum()) / scale, 0.0) ** 2 if scale else 0.0
 
 
 def _effective(sessions: Sessions) -> float | None:

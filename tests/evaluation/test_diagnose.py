@@ -1,0 +1,72 @@
+"""Does it pay here? The verdict, and the share of the future that the present item moves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedLog, Training, prepare_newsfeed
+from mbcal.data.sessions import Cut
+from mbcal.errors import OptionError
+from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose
+from mbcal.metrics import Mean
+from tests.toys import logged
+
+
+def mean(value: float, width: float = 0.1) -> Mean:
+    return Mean(value, value - width, value + width, 100, width / 2)
+
+
+FOUND = Diagnosis(0.3, 0.1, mean(50.0), mean(52.0), mean(2.0), 0.99, 40.0, None)
+
+
+def test_the_verdict_in_words() -> None:
+    assert FOUND.pays
+    assert FOUND.verdict == "Long-term optimisation is worth trying: +4.0% [+3.8, +4.2] in simulation."
+    for changes, said in (
+        ({"gap": mean(0.0)}, "The present item hardly moves the future here"),
+        ({"gap": mean(-1.0)}, "Do not: a far-sighted policy earns less"),
+        ({"share": 0.05}, "Undecided"),
+        ({"coverage": 0.5}, "Only 50% of what is shown is well covered"),
+    ):
+        other = dataclasses.replace(FOUND, **changes)  # type: ignore[arg-type]
+        assert said in other.verdict
+        assert other.pays == (list(changes) == ["coverage"])
+
+
+def test_dependence_is_found_where_it_is_and_not_where_it_is_not() -> None:
+    training = Training(epochs=20, batch=64, learning_rate=3e-3)
+    config = MBCALConfig(net=NetConfig(hidden=16, embedding=16), training=training)
+    for noise in (False, True):
+        agent = MBCAL(config, "cpu").fit(logged(1200, noise=noise))
+        found, chance = dependence(agent, logged(1200, seed=9, noise=noise), seed=0)
+        if noise:
+            assert found < 0.005
+        else:
+            assert found > 0.9
+            assert chance < 0.01
+
+
+def test_the_whole_of_it_on_a_small_store(tmp_path: object) -> None:
+    from pathlib import Path
+
+    assert isinstance(tmp_path, Path)
+    store = prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=300, items=100), Cut(horizon=5, history=5))
+    found = diagnose(store, training=Training(epochs=1), sessions=40, device="cpu")
+    assert 0 < found.coverage <= 1
+    assert found.effective is not None
+    assert 0 < found.effective <= 1
+    assert found.gap.mean == pytest.approx(found.far_sighted.mean - found.myopic.mean, abs=1e-4)
+
+
+def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:
+    from mbcal.evaluation.experiment import Run
+    from mbcal.evaluation.settings import Settings
+    from mbcal.evaluation.tracking import track
+
+    run = Run.create(f"{tmp_path}/run", Settings(), "cpu")
+    with pytest.raises(OptionError, match="track: 'foo' is unknown; known are mlflow, wandb"):
+        track(run, "foo")
+    with pytest.raises(OptionError, match=r"mlflow is not installed; run pip install 'mbcal\[track\]'"):
+        track(run, "mlflow")
