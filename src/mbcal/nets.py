@@ -222,8 +222,7 @@ class SequenceNet(Net):
         if items.shape[1] == 0:
             return torch.zeros(len(items), self.config.hidden, device=items.device)
         hidden: Tensor = self.history(self.inputs(items, behaviours))[0]
-        last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
-        return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
+        return last_hidden(hidden, length)
 
     def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
         """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
@@ -284,6 +283,12 @@ class SequenceNet(Net):
         take, forget, cell, out = (gates + hidden).chunk(4, -1)
         memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(take) * torch.tanh(cell)
         return torch.sigmoid(out) * torch.tanh(memory), memory
+
+
+def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
+    """(B, H) of hidden states (B, T, H): that of each row's last step, zero where there is none."""
+    last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+    return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
 
 
 def _cell_tables(layer: nn.RNNBase, behaviours: Tensor, items: Tensor) -> CellTables:

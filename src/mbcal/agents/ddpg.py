@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson
-from mbcal.agents.dqn import DQNConfig
+from mbcal.agents.dqn import DQNConfig, WithCopy
 from mbcal.agents.mcpe import session_returns, step_rewards
 from mbcal.labels import temporal_difference_targets
-from mbcal.nets import ItemEmbedding, SequenceNet
+from mbcal.nets import ItemEmbedding, SequenceNet, last_hidden
 from mbcal.scorers import NearestScorer
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK, SessionTensors
@@ -88,31 +88,21 @@ class _Pair(nn.Module):
             return torch.zeros(size, self.cell.hidden_size, device=batch.items.device)
         past = torch.cat([self.behaviours(batch.history_behaviours.int()), self.points(batch.history_items)], -1)
         hidden: Tensor = self.history(past)[0]
-        last = (batch.history_length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
-        return hidden.gather(1, last).squeeze(1) * (batch.history_length > 0).unsqueeze(1)
+        return last_hidden(hidden, batch.history_length)
 
 
-class ActorCritic(nn.Module):
-    """The pair that learns, its slower copy, the scale of values, and the count of updates."""
+class ActorCritic(WithCopy):
+    """The pair that learns, its slower copy, and the scale of values."""
 
-    updates: Tensor
+    online: _Pair
+    target: _Pair
     shift: Tensor
     scale: Tensor
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
-        super().__init__()
-        self.online, self.target = _Pair(domain, config), _Pair(domain, config)
-        self.target.requires_grad_(False)
-        self.every = config.copy_every
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        super().__init__(_Pair(domain, config), _Pair(domain, config), config.copy_every)
         self.register_buffer("shift", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
-
-    def begin_update(self) -> None:
-        """Once an update: now and then the copy is renewed."""
-        if int(self.updates) % self.every == 0:
-            self.target.load_state_dict(self.online.state_dict())
-        self.updates += 1
 
 
 class DDPG(Agent):

@@ -49,24 +49,33 @@ class DQNConfig(ValueConfig):
             raise OptionError(f"copy_every: must be at least 1, got {self.copy_every}")
 
 
-class QNetwork(nn.Module):
-    """Q, its slower copy Q', and how many updates there have been: all that a checkpoint must hold."""
+class WithCopy(nn.Module):
+    """A network, its slower copy, and how many updates there have been: all that a checkpoint must hold."""
 
     updates: Tensor
 
-    def __init__(self, domain: Domain, config: DQNConfig) -> None:
+    def __init__(self, online: nn.Module, target: nn.Module, every: int) -> None:
         super().__init__()
-        self.online, self.target = (ValueNet(domain.catalog, domain.behaviours, config.net, domain.users) for _ in range(2))
-        self.target.requires_grad_(False)
+        self.online, self.target, self.every = online, target.requires_grad_(False), every
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self.every = config.copy_every
-        self._tables: tuple[int, Tables] | None = None
 
     def begin_update(self) -> None:
         """Once an update: now and then the copy is renewed."""
         if int(self.updates) % self.every == 0:
             self.target.load_state_dict(self.online.state_dict())
         self.updates += 1
+
+
+class QNetwork(WithCopy):
+    """Q and Q'."""
+
+    online: ValueNet
+    target: ValueNet
+
+    def __init__(self, domain: Domain, config: DQNConfig) -> None:
+        known = (domain.catalog, domain.behaviours, config.net, domain.users)
+        super().__init__(ValueNet(*known), ValueNet(*known), config.copy_every)
+        self._tables: tuple[int, Tables] | None = None
 
     def target_tables(self) -> Tables:
         """Tables of Q', made once a copy."""
