@@ -89,6 +89,18 @@ class NewFolder:
         return self.out
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """One file, whole or not at all: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise output_error(str(path), error) from error
+
+
 def write_manifest(folder: Path, said: Mapping[str, Any]) -> None:
     """The manifest, last: what is said, and a hash over all of it."""
     whole = {**said, "content_hash": _content_hash(said)}

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbcal import agents
+from mbcal import agents, load
 from mbcal.agents import GRU4Rec
 from mbcal.errors import OptionError, OutputError, StoreError
+from mbcal.evaluation import evaluate
 from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
 from mbcal.evaluation.bench import Bench, summary
 from mbcal.evaluation.experiment import Cell, Run
@@ -44,7 +45,7 @@ def bench(**more: Any) -> Bench:
 def test_batch_rl_finds_the_delayed_prize_where_it_should() -> None:
     shared = bench()
     for name, low, high in (("mbcal", 0.85 * BEST, BEST), ("gru4rec", 5.0, 7.5)):
-        record, rewards = batch_rl(shared, name, 0)
+        record, rewards, _ = batch_rl(shared, name, 0)
         assert low <= record["judges"]["toy"]["mean"] <= high
         assert rewards["toy"].shape == (200,)
         assert rewards["toy"].mean() == pytest.approx(record["judges"]["toy"]["mean"])
@@ -52,7 +53,7 @@ def test_batch_rl_finds_the_delayed_prize_where_it_should() -> None:
 
 
 def test_growing_batch_learns_round_by_round() -> None:
-    record, _ = growing_batch(bench(rounds=3, round_epochs=15, round_sessions=1200), "mcpe", 0)
+    record, _, _ = growing_batch(bench(rounds=3, round_epochs=15, round_sessions=1200), "mcpe", 0)
     curve = [entry["mean"] for entry in record["rounds"]]
     assert [entry["round"] for entry in record["rounds"]] == [1, 2, 3]
     assert 0.6 * BEST < curve[0] < curve[-1]
@@ -64,13 +65,13 @@ def test_growing_batch_learns_round_by_round() -> None:
 def test_a_round_is_resumed_exactly(tmp_path: Path) -> None:
     for replay in (1, 2):
         shared = bench(rounds=3, replay=replay)
-        straight, rewards = growing_batch(shared, "gru4rec", 0)
+        straight, rewards, _ = growing_batch(shared, "gru4rec", 0)
         kept = tmp_path / str(replay)
         kept.mkdir()
         two = bench(rounds=2, replay=replay)
         growing_batch(two, "gru4rec", 0, kept)
         assert len(list(kept.glob("agent-*"))) == 1
-        again, rewards_again = growing_batch(shared, "gru4rec", 0, kept)
+        again, rewards_again, _ = growing_batch(shared, "gru4rec", 0, kept)
         assert again == straight
         assert np.array_equal(rewards["toy"], rewards_again["toy"])
 
@@ -135,8 +136,6 @@ def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
     """In a world without luck the label of a (state, action) is the same however often its future is resampled."""
     shared = bench(epochs=2)
     agent = shared.agent("mcpe", 0, 2).fit(shared.train)
-    from mbcal.evaluation import evaluate
-
     for noise, low, high in ((False, 0.0, 1e-9), (True, 0.5, 50.0)):
         users = DelayedPrize(noise=noise)
         served = evaluate(agent, users, shared.test, seed=1).served
@@ -288,7 +287,106 @@ def test_mistakes(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"agent: 'mbcall' is unknown.*Did you mean 'mbcal'"):
         Run.create(tmp_path / "new", settings_from({"agents": ["mbcall"]}))
     assert not (tmp_path / "new").exists()
+    with pytest.raises(OptionError, match="features: no 'kategory'"):
+        Run.create(tmp_path / "new", settings_from({"features": ["kategory"]}))
+    with pytest.raises(OptionError, match="hidden: must be at least 1"):
+        settings_from({"simulator": {"hidden": 0}})
+    with pytest.raises(OptionError, match="agents: something is there twice"):
+        settings_from({"agents": ["mbcal", "mbcal"]})
+    assert not (tmp_path / "new").exists()
     assert Cell("batch", "mbcal", 0) in Run.open(finished, "cpu").cells
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    from mbcal import NewsfeedLog, prepare_newsfeed
+    from mbcal.data.sessions import Cut
+
+    how = Cut(horizon=4, history=4)
+    prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=300, items=100), how)
+    told = {**TINY, "data": str(tmp_path / "feed"), "judges": ["truth"], "protocols": ["batch"], "agents": ["random"]}
+    run = Run.create(tmp_path / "run", settings_from(told), "cpu")
+    run.prepare()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"] == run.store().manifest["content_hash"]
+    prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=320, items=100), how, overwrite=True)
+    with pytest.raises(StoreError, match="is not the data this run began with"):
+        Run.open(tmp_path / "run", "cpu").prepare()
+
+
+def test_the_agents_that_were_tested_are_kept(finished: Path) -> None:
+    agent = load(finished / "models" / "batch" / "mbcal" / "seed-1", "cpu")
+    run = Run.open(finished, "cpu")
+    served = evaluate(agent, run.bench.judges["truth"], run.bench.test, seed=TEST_SEED)
+    kept = next(result for result in run.results() if result.cell == Cell("batch", "mbcal", 1))
+    assert np.array_equal(served.rewards, kept.rewards["truth"])
+    assert agent.about["data"] == run.store().manifest["content_hash"]
+    assert not (finished / "models" / "batch" / "oracle").exists()
+
+
+def test_compare_puts_two_runs_side_by_side(finished: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mbcal", "compare", str(finished)]
+    same = subprocess.run([*command, str(finished)], capture_output=True, text=True, check=True).stdout
+    assert "batch, judged by truth" in same
+    assert "+0.000 [+0.000, +0.000]" in same
+    told = {**TINY, "seeds": 1, "protocols": ["batch"], "agents": ["gru4rec"], "log_sessions": 300}
+    other = Run.create(tmp_path / "other", settings_from(told), "cpu")
+    missing = subprocess.run([*command, str(other.folder)], capture_output=True, text=True, check=False)
+    assert missing.returncode == 2
+    assert "no method is done in both" in missing.stderr or "not a run" in missing.stderr
+    other.prepare()
+    for cell in other.missing:
+        other.execute(cell)
+    said = subprocess.run([*command, str(other.folder)], capture_output=True, text=True, check=True).stdout
+    assert "gru4rec" in said
+    assert "other data or test sessions" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
+def test_a_worker_that_dies_is_one_sentence(tmp_path: Path) -> None:
+    told = {**TINY, "protocols": ["growing"], "agents": ["mbcal", "gru4rec"], "rounds": 60}
+    run = Run.create(tmp_path / "run", settings_from(told), "cpu")
+    run.prepare()
+    resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
+    running = subprocess.Popen(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list(run.folder.glob("partial/*/agent-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = subprocess.run(
+        ["pgrep", "-P", str(running.pid), "-f", "spawn_main"], capture_output=True, text=True, check=True
+    )
+    os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+    _, error = running.communicate(timeout=120)
+    assert running.returncode == 2
+    assert "a worker died (exit code -9" in error
+    assert "resume the run" in error
+    assert "Traceback" not in error
+
+
+def test_the_x_ray_adds_up_to_the_label() -> None:
+    """What an item is said to change in each later step, discounted, is the counterfactual advantage itself."""
+    shared = bench(epochs=3)
+    played = batch_rl(shared, "mbcal", 0)
+    seen = played.record["xray"]
+    agent, gamma = played.agent, shared.settings.gamma
+    assert agent is not None
+    served = evaluate(agent, DelayedPrize(), shared.test, seed=TEST_SEED).served[:2]
+    label = agent.label(served.tensors())  # type: ignore[attr-defined]
+    scorer, batch = agent.ranks_by, served.tensors()
+    state = scorer.begin(*batch.history)
+    assert len(seen) == 2
+    for step in range(6):
+        parts = scorer.parts(state, batch.items[:, step : step + 1])
+        for row, session in enumerate(seen):
+            told = session["steps"][step]
+            assert told["item"] == served.catalog.title(int(served.items[row, step]))
+            assert told["reward"] == served.rewards[row, step]
+            assert told["instant"] == pytest.approx(float(parts["instant"][row, 0]), abs=1e-4)
+            assert told["future"] == pytest.approx(float(parts["future"][row, 0]), abs=1e-4)
+            assert len(told["changed"]) == 5 - step
+            total = sum(value * gamma ** (k + 1) for k, value in enumerate(told["changed"]))
+            assert total == pytest.approx(float(label[row, step]), abs=2e-3)
+            gone = {one["item"] for one in session["steps"][:step]} | {told["item"]}
+            assert not gone & {rival["item"] for rival in told["rivals"]}
+        state = scorer.observe(state, batch.items[:, step], batch.behaviours[:, step])
 
 
 def test_an_agent_of_ones_own(tmp_path: Path) -> None:
@@ -305,7 +403,7 @@ def test_an_agent_of_ones_own(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=said):
             agents.agent_named(name)
     shared = bench(rounds=1)
-    record, _ = growing_batch(shared, f"{tmp_path}/mine.py:Mine", 0)
+    record, _, _ = growing_batch(shared, f"{tmp_path}/mine.py:Mine", 0)
     assert record["rounds"][0]["mean"] > 0
 
 

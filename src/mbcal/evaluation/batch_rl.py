@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import cast
 
 from mbcal.evaluation import evaluate, oracle
-from mbcal.evaluation.bench import Bench, summary
+from mbcal.evaluation.bench import Bench, Played, summary
 from mbcal.evaluation.variance import analyse
 from mbcal.evaluation.xray import xray
 from mbcal.progress import SILENT, Progress
@@ -22,8 +19,8 @@ TEST_SEED = 1_000_003
 
 def batch_rl(
     bench: Bench, name: str, seed: int, progress: Progress = SILENT, checkpoints: Checkpoints | None = None
-) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """One cell: what is recorded, and the reward of every test session by judge."""
+) -> Played:
+    """One cell."""
     settings = bench.settings
     if name == oracle.NAME:
         return _oracle(bench, progress)
@@ -39,13 +36,13 @@ def batch_rl(
             regression = None if found is None else {**asdict(found), "explained": found.explained}
             seen = xray(agent, outcome.served[: settings.xray]) if seed == 0 else None
     record = {"judges": judged, "regression": regression, "curves": agent.curves, "xray": seen}
-    return record, rewards
+    return Played(record, rewards, agent)
 
 
-def _oracle(bench: Bench, progress: Progress) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+def _oracle(bench: Bench, progress: Progress) -> Played:
     """The most that is known to be had, in the world whose truth is known."""
     world = bench.judges["truth"]
     policy = oracle.OraclePolicy(cast(Newsfeed, world), bench.test.horizon)
     outcome = evaluate(policy, world, bench.test, seed=TEST_SEED, title="the oracle", progress=progress)
     record = {"judges": {"truth": summary(outcome)}, "regression": None, "curves": {}, "xray": None}
-    return record, {"truth": outcome.rewards}
+    return Played(record, {"truth": outcome.rewards}, None)

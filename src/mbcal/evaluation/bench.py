@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mbcal.agents import Agent, agent_named
 from mbcal.environment import Environment
@@ -38,6 +39,14 @@ class Bench:
             **{key: value for key, value in own.items() if key in known},
         )
         return kind(config, self.device)
+
+
+class Played(NamedTuple):
+    """What came of a cell: the record, the reward of every test session by judge, and the agent as it was tested."""
+
+    record: dict[str, Any]
+    rewards: dict[str, NDArray[np.float32]]
+    agent: Agent | None
 
 
 def summary(outcome: Outcome) -> dict[str, float]:

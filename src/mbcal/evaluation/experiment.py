@@ -3,10 +3,11 @@
 ::
 
     RUN/settings.json                     everything it was told, resolved
-    RUN/run.json                          versions, the data's hash, device
+    RUN/run.json                          versions, device, the data's hash (other data is refused when resuming)
     RUN/data, RUN/simulators/FAMILY       what had to be made first
     RUN/cells/PROTOCOL/AGENT/seed-S       one result: a manifest with the record, rewards of every test session
-    RUN/partial/…                         cells under way
+    RUN/models/PROTOCOL/AGENT/seed-S      its agent as it was tested: for `mbcal rank`, `mbcal evaluate`, a warm start
+    RUN/partial/…                         checkpoints of cells under way
     RUN/metrics.jsonl                     a line a test: protocol, agent, seed, round, judge, reward
     RUN/tables, RUN/figures, report.html  made by `mbcal report`
 
@@ -17,7 +18,6 @@ that was killed and resumed ends in the same tables.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
 from mbcal.evaluation.bench import Bench
 from mbcal.evaluation.growing_batch import growing_batch
 from mbcal.evaluation.settings import Judge, Settings
-from mbcal.folder import Kind, output_error
+from mbcal.folder import Kind, write_whole
 from mbcal.nets import require_features
 from mbcal.progress import SILENT, Progress
 from mbcal.rollout import candidates_of
@@ -90,21 +90,19 @@ class Run:
         for name in _agents(settings):
             agent_named(name)
         place = str(device_named(device))
-        catalog = Newsfeed(1, 100).catalog if settings.data == "newsfeed" else Store.open(settings.data).catalog
+        given = None if settings.data == "newsfeed" else Store.open(settings.data)
+        catalog = Newsfeed(1, 100).catalog if given is None else given.catalog
         for features in (settings.features, settings.simulator.features):
             require_features(catalog, features or ())
+        if "truth" in settings.judges and given is not None and given.manifest["source"] != "newsfeed":
+            raise OptionError("judges: only the generated newsfeed knows its truth; name lstm or transformer")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise OutputError(f"{folder}: already exists; resume it with --resume {folder}, or choose another --out")
-        run = cls(folder, settings, place)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_json(folder / "settings.json", to_dict(settings))
-            versions = {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors")}
-            said = {"schema": SCHEMA, "mbcal": __version__, "python": platform.python_version(), "device": place}
-            _write_json(folder / "run.json", {**said, "versions": versions})
-        except OSError as error:
-            raise output_error(str(folder), error) from error
-        return run
+        _write_json(folder / "settings.json", to_dict(settings))
+        versions = {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors")}
+        said = {"schema": SCHEMA, "mbcal": __version__, "python": platform.python_version(), "device": place}
+        _write_json(folder / "run.json", {**said, "versions": versions, "data": None})
+        return cls(folder, settings, place)
 
     @classmethod
     def open(cls, folder: str | Path, device: str = "auto") -> Self:
@@ -133,8 +131,9 @@ class Run:
             for agent in _agents(settings)
         ]
 
-    def path(self, cell: Cell) -> Path:
-        return self.folder / "cells" / cell.protocol / _file_name(cell.agent) / f"seed-{cell.seed}"
+    def path(self, cell: Cell, what: str = "cells") -> Path:
+        """Where a cell's result lies, or its trained agent (`models`)."""
+        return self.folder / what / cell.protocol / _file_name(cell.agent) / f"seed-{cell.seed}"
 
     @property
     def missing(self) -> list[Cell]:
@@ -143,9 +142,13 @@ class Run:
 
     def prepare(self, progress: Progress = SILENT) -> None:
         """Make what cells need: the generated log, the simulators. What a killed process half wrote is removed first."""
-        for torn in self.folder.rglob(".*.partial-*"):
-            shutil.rmtree(torn, ignore_errors=True)
+        for torn in list(self.folder.rglob(".*.partial-*")):
+            if torn.is_dir():
+                shutil.rmtree(torn, ignore_errors=True)
+            else:
+                torn.unlink(missing_ok=True)
         store = self.store(progress)
+        self._require_data(store)
         for judge in self.judge_names:
             path = self.folder / "simulators" / judge
             if judge == "truth" or (path / "manifest.json").is_file():
@@ -159,6 +162,15 @@ class Run:
             fitted.about = {"data": store.manifest["content_hash"]}
             fitted.save(path, card=fitted.judge(self.test_sessions(store), progress=progress))
             kept.remove()
+
+    def _require_data(self, store: Store) -> None:
+        """Write down which data this is; refuse to go on with other data under the same name."""
+        said, found = json.loads((self.folder / "run.json").read_bytes()), store.manifest["content_hash"]
+        if said["data"] is None:
+            _write_json(self.folder / "run.json", {**said, "data": found})
+        elif said["data"] != found:
+            rule = f"{store.path}: is not the data this run began with"
+            raise StoreError(f"{rule} (content {found[:16]}, then {said['data'][:16]}); restore it, or start a new run")
 
     def store(self, progress: Progress = SILENT) -> Store:
         """The data; the newsfeed is generated when first asked for."""
@@ -192,8 +204,6 @@ class Run:
         judges: dict[str, Environment] = {}
         for name in self.judge_names:
             if name == "truth":
-                if store.manifest["source"] != "newsfeed":
-                    raise OptionError("judges: only the generated newsfeed knows its truth; name lstm or transformer")
                 judges[name] = Newsfeed.from_options(dict(store.manifest["options"]), self.device)
             else:
                 simulator = Simulator.load(self.folder / "simulators" / name, self.device)
@@ -207,12 +217,15 @@ class Run:
         under_way = self.folder / "partial" / f"{cell.protocol}-{_file_name(cell.agent)}-{cell.seed}"
         if cell.protocol == "batch":
             kept = Checkpoints(under_way, {"cell": list(cell)})
-            record, rewards = batch_rl(self.bench, cell.agent, cell.seed, progress, kept)
+            played = batch_rl(self.bench, cell.agent, cell.seed, progress, kept)
         else:
             under_way.mkdir(parents=True, exist_ok=True)
-            record, rewards = growing_batch(self.bench, cell.agent, cell.seed, under_way, progress)
-        said = {"cell": list(cell), "record": record}
-        bundle.write_bundle(self.path(cell), CELL, said, {"rewards": dict(rewards)}, overwrite=True)
+            played = growing_batch(self.bench, cell.agent, cell.seed, under_way, progress)
+        if played.agent is not None:
+            about = {"data": self.bench.train.origin, "part": "train", "cell": list(cell)}
+            played.agent.save(self.path(cell, "models"), overwrite=True, about=about)
+        said = {"cell": list(cell), "record": played.record}
+        bundle.write_bundle(self.path(cell), CELL, said, {"rewards": played.rewards}, overwrite=True)
         shutil.rmtree(under_way, ignore_errors=True)
 
     def results(self) -> Iterator[Result]:
@@ -229,7 +242,7 @@ class Run:
             said = {"protocol": result.cell.protocol, "agent": result.cell.agent, "seed": result.cell.seed}
             lines += [json.dumps({**said, **entry}) for entry in result.record.get("rounds", [])]
             lines += [json.dumps({**said, "judge": judge, **values}) for judge, values in result.record["judges"].items()]
-        _write(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+        write_whole(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
 def _agents(settings: Settings) -> list[str]:
@@ -251,11 +264,4 @@ def _version(name: str) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    _write(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())

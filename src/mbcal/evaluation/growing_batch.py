@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbcal import bundle
 from mbcal.agents import Agent
 from mbcal.errors import ModelError
 from mbcal.evaluation import evaluate
 from mbcal.evaluation.batch_rl import TEST_SEED
-from mbcal.evaluation.bench import Bench, mean_record, summary
+from mbcal.evaluation.bench import Bench, Played, mean_record, summary
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.randomness import seed_of
@@ -31,9 +30,7 @@ from mbcal.types import Sessions
 _REPLAYED = ("items", "behaviours", "length", "user", "history_items", "history_behaviours", "history_length", "candidates")
 
 
-def growing_batch(
-    bench: Bench, name: str, seed: int, kept: Path | None = None, progress: Progress = SILENT
-) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+def growing_batch(bench: Bench, name: str, seed: int, kept: Path | None = None, progress: Progress = SILENT) -> Played:
     """One cell: the curve, and the reward of every test session after the last round, by judge.
 
     With a folder `kept`, each finished round is on disk before the next begins; a run that was killed goes on from there.
@@ -59,7 +56,7 @@ def growing_batch(
     for judge, environment in bench.judges.items():
         outcome = evaluate(agent, environment, bench.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
         judged[judge], rewards[judge] = summary(outcome), outcome.rewards
-    return {"judges": judged, "rounds": rounds}, rewards
+    return Played({"judges": judged, "rounds": rounds}, rewards, agent)
 
 
 def collect(bench: Bench, agent: Agent, seed: int, number: int, progress: Progress = SILENT) -> Sessions:

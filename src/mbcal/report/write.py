@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment import Run
+from mbcal.folder import write_whole
 from mbcal.report.figures import colour, draw_figures
 from mbcal.report.tables import Findings, Table, shown
 from mbcal.types import Behaviours
@@ -21,12 +21,12 @@ def write_report(run: Run) -> Path:
     findings = Findings(run)
     tables = findings.tables()
     for table in tables:
-        _write(run.folder / "tables" / f"{table.name}.csv", table.csv().encode())
-    _write(run.folder / "tables" / "tables.md", "\n".join(table.markdown() for table in tables).encode())
+        write_whole(run.folder / "tables" / f"{table.name}.csv", table.csv().encode())
+    write_whole(run.folder / "tables" / "tables.md", "\n".join(table.markdown() for table in tables).encode())
     for name, content in draw_figures(findings).items():
-        _write(run.folder / "figures" / name, content)
+        write_whole(run.folder / "figures" / name, content)
     page = run.folder / "report.html"
-    _write(page, render(findings, tables).encode())
+    write_whole(page, render(findings, tables).encode())
     return page
 
 
@@ -93,11 +93,3 @@ def _data(findings: Findings) -> dict[str, Any]:
         "most": max(behaviours.rewards),
         "xray": seen or [],
     }
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
