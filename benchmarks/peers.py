@@ -42,7 +42,7 @@ def d3rlpy_dqn(log: Log, kind: str, updates: int) -> dict[str, Any]:
 
     @dataclasses.dataclass()
     class ReaderFactory(EncoderFactory):
-        def create(self, observation_shape: Any) -> nn.Module:  # noqa: ARG002
+        def create(self, observation_shape: Any) -> nn.Module:  # noqa: ARG002 - as d3rlpy calls it
             return Reader(int(log["items"]), int(log["behaviours"]))
 
         @staticmethod
@@ -78,7 +78,7 @@ def tianshou_dqn(log: Log, kind: str, updates: int) -> dict[str, Any]:
             super().__init__()
             self.reader, self.out = Reader(int(log["items"]), int(log["behaviours"])), nn.Linear(HIDDEN, actions)
 
-        def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:  # noqa: ARG002
+        def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:  # noqa: ARG002 - as tianshou calls it
             return self.out(self.reader(torch.as_tensor(obs))), state
 
     flat = Net(state_shape=(log[kind].shape[1],), action_shape=(actions,), hidden_sizes=[HIDDEN, HIDDEN])

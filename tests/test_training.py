@@ -41,7 +41,7 @@ def line(rows: int = 40) -> tuple[nn.Linear, Any]:
 
 
 def fit(model: nn.Module, objective: Any, how: Training, rows: int = 40, held: Any = NOBODY, **more: Any) -> Any:
-    optimiser = more.pop("optimiser", None) or how.optimiser(model)
+    optimiser = more.pop("optimiser", None) or how.optimiser(model.parameters())
     return train(model, objective, np.arange(rows), held, how, name="line", seed=0, optimiser=optimiser, **more)
 
 
@@ -235,14 +235,14 @@ def test_the_first_checkpoint_may_be_torn(tmp_path: Path) -> None:
 def test_optimiser_state_goes_to_arrays_and_back() -> None:
     model, objective = line()
     how = Training(epochs=3, batch=8)
-    optimiser = how.optimiser(model)
+    optimiser = how.optimiser(model.parameters())
     fit(model, objective, how, optimiser=optimiser)
     arrays = state_arrays(model, optimiser)
     assert {name for name in arrays if name.startswith("adam/weight/")} == {
         "adam/weight/step", "adam/weight/exp_avg", "adam/weight/exp_avg_sq",
     }  # fmt: skip
     again, objective_again = line()
-    optimiser_again = how.optimiser(again)
+    optimiser_again = how.optimiser(again.parameters())
     put_state(again, optimiser_again, arrays)
     fit(model, objective, how, optimiser=optimiser)
     fit(again, objective_again, how, optimiser=optimiser_again)

@@ -285,6 +285,15 @@ class SequenceNet(Net):
         return torch.sigmoid(out) * torch.tanh(memory), memory
 
 
+def shift_and_scale(labels: Tensor, mask: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of the labels that count; a scale of 1 where they do not vary."""
+    counted = labels[mask].double()
+    if not len(counted):
+        return 0.0, 1.0
+    spread = float(counted.std(correction=0))
+    return float(counted.mean()), spread if spread > 1e-8 else 1.0
+
+
 def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
     """(B, H) of hidden states (B, T, H): that of each row's last step, zero where there is none."""
     last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
@@ -319,10 +328,9 @@ class ValueNet(SequenceNet):
 
     def standardise(self, labels: Tensor, mask: Tensor) -> None:
         """Take shift and scale from the labels (B, T) that count."""
-        counted = labels[mask].double()
-        spread = float(counted.std(correction=0)) if len(counted) else 0.0
-        self.shift.fill_(float(counted.mean()) if len(counted) else 0.0)
-        self.scale.fill_(spread if spread > 1e-8 else 1.0)
+        shift, scale = shift_and_scale(labels, mask)
+        self.shift.fill_(shift)
+        self.scale.fill_(scale)
 
     def values(self, batch: SessionTensors) -> Tensor:
         """(B, T) in the labels' own unit."""

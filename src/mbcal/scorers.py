@@ -101,7 +101,7 @@ class ItemScorer:
     def parts(self, state: None, candidates: Array) -> dict[str, Array]:
         return {"instant": self.score(state, candidates)}
 
-    def score(self, state: None, candidates: Array) -> Array:  # noqa: ARG002
+    def score(self, state: None, candidates: Array) -> Array:  # noqa: ARG002 - a scorer without state
         return self.values[candidates]
 
     def observe(self, state: None, item: Array, behaviour: Array) -> None:
@@ -201,7 +201,7 @@ class LinearScorer:
         parts = self.parts(state, candidates)
         return parts["instant"] + parts["bonus"]
 
-    def observe(self, state: Record, item: Array, behaviour: Array) -> Record:  # noqa: ARG002
+    def observe(self, state: Record, item: Array, behaviour: Array) -> Record:  # noqa: ARG002 - which item it was does not matter here
         reward = self.rewards[as_index(behaviour)]
         return Record(state.total + reward, state.count + 1, reward)
 

@@ -134,7 +134,7 @@ class Simulator(ModelEnvironment):
             config.training,
             name="simulator",
             seed=seed_of(config.seed, "simulator"),
-            optimiser=config.training.optimiser(net),
+            optimiser=config.training.optimiser(net.parameters()),
             progress=progress,
             checkpoints=checkpoints,
         )

@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -78,9 +78,9 @@ class Training:
         for group in optimiser.param_groups:
             group.update(lr=self.learning_rate * group.get("share", 1.0), betas=self.betas, eps=self.eps)
 
-    def optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        """A fresh Adam over what can be learned."""
-        parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    def optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
+        """A fresh Adam over those of the parameters that can be learned."""
+        parameters = [parameter for parameter in parameters if parameter.requires_grad]
         return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, fused=True)
 
 

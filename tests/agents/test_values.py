@@ -160,6 +160,29 @@ def test_ddpg_shows_the_candidate_nearest_to_its_point() -> None:
     assert [group["lr"] for group in groups] == pytest.approx([1e-3, 1e-4])
 
 
+@torch.no_grad()
+def test_ddpgs_targets_judge_the_next_point_of_the_slower_actor() -> None:
+    known = sessions(count=10)
+    agent = DDPG(DDPG.Config(net=SMALL, training=QUICK, gamma=0.9), "cpu").fit(sessions(count=100, seed=2))
+    net, batch = agent.nets["value"], known.tensors()
+    for parameter in net.target.parameters():
+        parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    label = agent.label(batch)
+    points = net.target.act(batch)
+    for row in range(len(known)):
+        length = int(known.length[row])
+        one = known[row : row + 1].tensors()
+        for step in range(length):
+            target = float(known.rewards[row, step])
+            if step + 1 < length:  # a session whose next item is the point itself, run from its start
+                inside = torch.cat([net.target.behaviours(net.target.actor.previous(one.behaviours).int()),
+                                    net.target.points(one.items)], -1)  # fmt: skip
+                inside[0, step + 1, -4:] = points[row, step + 1]
+                hidden = net.target.cell(inside[:, : step + 2], net.target._read(one).unsqueeze(0))[0][:, -1]
+                target += 0.9 * float(net.target.head(hidden) * net.scale + net.shift)
+            assert float(label[row, step]) == pytest.approx(target, abs=1e-3)
+
+
 def test_ddpgs_actor_does_not_move_its_critic() -> None:
     agent = DDPG(DDPG.Config(net=SMALL, training=QUICK), "cpu").fit(sessions(count=100, seed=2))
     net, batch = agent.nets["value"], sessions(count=10).tensors()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedLog, Training, prepare_newsfeed
 from mbcal.data.sessions import Cut
 from mbcal.errors import OptionError
-from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose
+from mbcal.evaluation.diagnose import Diagnosis, _effective, dependence, diagnose
 from mbcal.metrics import Mean
 from tests.toys import logged
 
@@ -58,6 +59,18 @@ def test_the_whole_of_it_on_a_small_store(tmp_path: object) -> None:
     assert found.effective is not None
     assert 0 < found.effective <= 1
     assert found.gap.mean == pytest.approx(found.far_sighted.mean - found.myopic.mean, abs=1e-4)
+
+
+def test_effective_sample_size_by_hand() -> None:
+    known = logged(2)
+    assert known.propensities is not None
+    assert _effective(known) == pytest.approx(1)  # logged by chance: every weight is 1
+    chances = known.propensities.copy()
+    chances[0] /= 2
+    weights = np.concatenate([np.full(6, 2.0), np.ones(6)])
+    other = dataclasses.replace(known, propensities=chances)
+    assert _effective(other) == pytest.approx(weights.sum() ** 2 / (12 * (weights**2).sum()))
+    assert _effective(dataclasses.replace(known, propensities=None)) is None
 
 
 def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:

@@ -243,7 +243,7 @@ class Agent(ABC):
 
     def optimiser(self, net: nn.Module) -> torch.optim.Adam:
         """A fresh optimiser for one of its networks."""
-        return self.config.training.optimiser(net)
+        return self.config.training.optimiser(net.parameters())
 
     def adopt(self, catalog: Catalog) -> None:
         """Take an equal catalogue for its own, so that sessions over it need no comparing; others are refused."""
@@ -265,7 +265,7 @@ class Agent(ABC):
             raise ModelError(f"this {self.name} agent has not been fitted; call fit(sessions) first")
         return self._scorer
 
-    def regression(self, batch: SessionTensors) -> tuple[torch.Tensor, torch.Tensor] | None:  # noqa: ARG002
+    def regression(self, batch: SessionTensors) -> tuple[torch.Tensor, torch.Tensor] | None:  # noqa: ARG002 - for those who override it
         """Labels and predictions (B, T) of its value network on these sessions, in reward units; None if it has none."""
         return None
 

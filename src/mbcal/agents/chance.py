@@ -14,7 +14,7 @@ class Random(Agent):
 
     name = "random"
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
         return {}
 
     def learn(self, lesson: Lesson) -> None:

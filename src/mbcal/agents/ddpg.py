@@ -25,7 +25,7 @@ from mbcal.agents.agent import Agent, Domain, Lesson
 from mbcal.agents.dqn import DQNConfig, WithCopy
 from mbcal.agents.mcpe import session_returns, step_rewards
 from mbcal.labels import temporal_difference_targets
-from mbcal.nets import ItemEmbedding, SequenceNet, last_hidden
+from mbcal.nets import ItemEmbedding, SequenceNet, last_hidden, shift_and_scale
 from mbcal.scorers import NearestScorer
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK, SessionTensors
@@ -116,11 +116,11 @@ class DDPG(Agent):
         return {"value": ActorCritic(domain, self.config)}
 
     def optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        made = self.config.training.optimiser(net)
-        actor = {id(parameter) for parameter in net.online.actor.parameters()}  # type: ignore[union-attr]
-        slow = [parameter for parameter in made.param_groups[0]["params"] if id(parameter) in actor]
-        made.param_groups[0]["params"] = [one for one in made.param_groups[0]["params"] if id(one) not in actor]
-        made.add_param_group({"params": slow, "share": self.config.actor_share})
+        learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+        critic = [parameter for name, parameter in learned if not name.startswith("online.actor.")]
+        actor = [parameter for name, parameter in learned if name.startswith("online.actor.")]
+        made = self.config.training.optimiser(critic)
+        made.add_param_group({"params": actor, "share": self.config.actor_share})
         self.config.training.steer(made)
         return made
 
@@ -128,9 +128,9 @@ class DDPG(Agent):
         net: ActorCritic = self.nets["value"]
         if lesson.first:
             returns = session_returns(lesson, self.domain.behaviours, self.config.gamma)
-            counted = returns[torch.from_numpy(lesson.sessions.mask).to(returns.device)]
-            net.shift.fill_(float(counted.mean()))
-            net.scale.fill_(float(counted.std(correction=0)) or 1.0)
+            shift, scale = shift_and_scale(returns, torch.from_numpy(lesson.sessions.mask).to(returns.device))
+            net.shift.fill_(shift)
+            net.scale.fill_(scale)
         lesson.train("value", self._objective(net, lesson.data), held=np.zeros(0, np.int64))
 
     def _objective(self, net: ActorCritic, data: Resident) -> Objective:
@@ -156,9 +156,8 @@ class DDPG(Agent):
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
-        return self.label(batch), self.nets["value"].online.judge(batch) * self.nets["value"].scale + self.nets[
-            "value"
-        ].shift
+        net: ActorCritic = self.nets["value"]
+        return self.label(batch), net.online.judge(batch) * net.scale + net.shift
 
     @torch.no_grad()
     def scorer(self) -> NearestScorer:

@@ -62,7 +62,7 @@ class LinUCB(Agent):
     config: LinUCBConfig
     explores = False  # the bonus does
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002
+    def networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
         return {"regression": _Regression(self.config.size + CONTEXT, self.config.ridge)}
 
     def learn(self, lesson: Lesson) -> None:

@@ -98,13 +98,9 @@ def evaluate_models(
         console.width = 160
     for judge_name in judges:
         table = Table(box=None, pad_edge=False, title=None)
-        for column, side in (
-            ("model", "left"),
-            ("reward per session", "right"),
-            ("95% interval", "right"),
-            ("to the first", "right"),
-        ):
-            table.add_column(column, justify=side)  # type: ignore[arg-type]
+        table.add_column("model")
+        for column in ("reward per session", "95% interval", "to the first"):
+            table.add_column(column, justify="right")
         for place, row in enumerate(row for row in rows if row["judge"] == judge_name):
             to_first = f"{row['gap']:+.3f} {_shown(row['gap_interval'], '+.3f')}" if place else ""
             table.add_row(row["model"], f"{row['mean']:.3f}", _shown(row["interval"], ".3f"), to_first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mbcal.config import from_dict
 from mbcal.errors import OptionError, nearest
@@ -154,6 +154,3 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, A
             place = place.setdefault(part, {})
         place[path[-1]] = value
     return values
-
-
-JUDGES: tuple[Judge, ...] = get_args(Judge)

@@ -25,11 +25,6 @@ class Comparison:
     adjusted: float
     """The same after Holm's correction over the family of questions asked together."""
 
-    @property
-    def significant(self) -> bool:
-        """At 5%, corrected."""
-        return self.adjusted < 0.05
-
 
 def paired(first: Rewards, second: Rewards, users: NDArray[Any]) -> tuple[Mean, float]:
     """first - second over sessions that share user, candidates and luck: the mean with its interval, and p of no difference.
@@ -61,18 +56,6 @@ def against(base: str, rewards: Mapping[str, Rewards], users: NDArray[Any]) -> d
     tests = [paired(rewards[name], rewards[base], users) for name in others]
     adjusted = holm([p for _, p in tests])
     return {name: Comparison(gap, p, q) for name, (gap, p), q in zip(others, tests, adjusted, strict=True)}
-
-
-def bootstrap_interval(
-    values: Rewards, users: NDArray[Any], seed: int = 0, draws: int = 2000, level: float = 0.95
-) -> tuple[float, float]:
-    """Percentile interval of the mean by resampling users with their sessions."""
-    _, index = np.unique(users, return_inverse=True)
-    totals, counts = np.bincount(index, values), np.bincount(index)
-    picked = np.random.default_rng(seed).integers(0, len(totals), (draws, len(totals)))
-    means = totals[picked].sum(1) / counts[picked].sum(1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
