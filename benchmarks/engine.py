@@ -48,6 +48,8 @@ def random_batch(size: int, device: str) -> SessionTensors:
 
     full = torch.full((size,), HORIZON, dtype=torch.int32, device=device)
     return SessionTensors(
+        catalog=Catalog(tuple(map(str, range(ITEMS)))),
+        behaviour_set=LABELS,
         items=items(size, HORIZON),
         behaviours=behaviours(size, HORIZON),
         length=full,

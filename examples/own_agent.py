@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
-from mbcal.agents.mcpe import step_rewards
 from mbcal.losses import behaviour_likelihood, value_error
 from mbcal.nets import SequenceNet, ValueNet, expected_reward
 from mbcal.scorers import NetScorer
@@ -50,7 +49,7 @@ class Cautious(Agent):
         lesson.train("behaviour", behaviour_likelihood(self.nets["behaviour"], lesson.data))
         labels = torch.cat([self.label(lesson.data[rows]) for rows in blocks(lesson.data)])
         if lesson.first:
-            self.nets["shortfall"].standardise(labels, torch.from_numpy(lesson.sessions.mask).to(labels.device))
+            self.nets["shortfall"].standardise(labels, lesson.data.mask)
         lesson.train("shortfall", value_error(self.nets["shortfall"], lesson.data, labels))
 
     @torch.no_grad()
@@ -58,7 +57,7 @@ class Cautious(Agent):
         """-caution x how far the reward fell short, at every step."""
         rewards = torch.tensor(self.domain.behaviours.rewards, device=self.device)
         expected = expected_reward(self.nets["behaviour"].run(batch), rewards)
-        short = (expected - step_rewards(batch, self.domain.behaviours)).clamp(min=0)
+        short = (expected - batch.rewards).clamp(min=0)
         return torch.where(batch.mask, -self.config.caution * short, 0)
 
     def scorer(self) -> NetScorer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from scipy import stats
 from mbcal.attention import AttentionNet
 from mbcal.environment import ModelEnvironment
 from mbcal.nets import Net, NetConfig
-from mbcal.types import SessionTensors
 from tests.batches import CATALOG, LABELS, net, sessions
 
 FAMILIES = ["gru", "lstm", "transformer"]
@@ -71,10 +71,11 @@ def test_the_padding_of_a_history_is_not_read(family: str) -> None:
     known = sessions(count=20).tensors()
     model = network(family)
     wide = torch.nn.functional.pad
-    padded = SessionTensors(
-        known.items, known.behaviours, known.length, known.user, wide(known.history_items, (0, 3)),
-        wide(known.history_behaviours, (0, 3)), known.history_length,
-    )  # fmt: skip
+    padded = dataclasses.replace(
+        known,
+        history_items=wide(known.history_items, (0, 3)),
+        history_behaviours=wide(known.history_behaviours, (0, 3)),
+    )
     assert torch.allclose(model.run(known), model.run(padded), atol=1e-5)
 
 

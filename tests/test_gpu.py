@@ -11,9 +11,15 @@ import torch
 from mbcal import NetConfig, Newsfeed, Simulator, SimulatorConfig, Training, load
 from mbcal.agents import AGENTS
 from mbcal.data.sessions import Cut
+from mbcal.environment import ModelEnvironment
 from mbcal.evaluation import evaluate
+from mbcal.evaluation.experiment import Cell, Run
+from mbcal.evaluation.settings import settings_from
+from mbcal.evaluation.workers import execute_all
+from mbcal.graphs import Recorded
 from mbcal.labels import counterfactual_future_advantage
-from mbcal.rollout import rollout
+from mbcal.randomness import shuffled, uniform
+from mbcal.rollout import draw_candidates, rollout
 from mbcal.training import Resident
 from mbcal.worlds.logs import generate_sessions
 from tests import batches
@@ -62,6 +68,86 @@ def test_labels_are_the_same() -> None:
     near = counterfactual_future_advantage(model, batches.REWARDS, batch, 0.9)
     far = counterfactual_future_advantage(model.to(GPU), batches.REWARDS.to(GPU), batch.to(GPU), 0.9)
     assert torch.allclose(near, far.cpu(), atol=1e-3)  # cuDNN reads histories in TF32
+
+
+def weights_of(name: str, device: str, epochs: int = 1) -> dict[str, torch.Tensor]:
+    kind = AGENTS[name]
+    config = kind.Config(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=epochs, batch=64, validation=0.0))
+    agent = kind(config, device).fit(logged(1000))
+    return {f"{net}.{key}": value.cpu() for net, made in agent.nets.items() for key, value in made.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_recorded_fit_equals_the_plain_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = weights_of(name, "cuda", epochs=2)
+    monkeypatch.setattr(Recorded, "__call__", lambda self: self._step())
+    plain = weights_of(name, "cuda", epochs=2)
+    for key, value in plain.items():
+        assert torch.allclose(recorded[key].float(), value.float(), atol=2e-4), key
+
+
+@pytest.mark.parametrize("name", ["mbcal", "mbcal-no-vr", "gru4rec", "dqn", "ddqn", "mcpe", "popular", "linucb"])
+def test_a_fit_sees_the_same_batches_and_noise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    far, near = weights_of(name, "cuda"), weights_of(name, "cpu")
+    for key, value in near.items():
+        assert torch.allclose(far[key].float(), value.float(), atol=2e-3), key
+
+
+def test_a_recording_replays_the_step_it_was_given() -> None:
+    number, seen = torch.zeros(1, dtype=torch.int64, device=GPU), torch.zeros(10, device=GPU)
+
+    def step() -> None:
+        seen.index_copy_(0, number, number.float() ** 2)
+        number.add_(1)
+
+    recorded = Recorded(step, GPU)
+    for _ in range(10):
+        recorded()
+    assert seen.tolist() == [float(n * n) for n in range(10)]
+
+
+@pytest.mark.parametrize("cell", ["lstm"])
+def test_roll_outs_with_and_without_kernels(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = batches.sessions(count=300)
+    config = AGENTS["mbcal"].Config(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=2, batch=64))
+    agent = AGENTS["mbcal"](config, "cuda").fit(known)
+    users = ModelEnvironment(batches.net(cell=cell, hidden=32).to(GPU), batches.CATALOG, batches.LABELS)
+    fast = rollout(agent, users, known, epsilon=0.2, seed=3)
+    monkeypatch.setenv("MBCAL_FUSED", "0")
+    slow = rollout(agent, users, known, epsilon=0.2, seed=3)
+    assert (fast.items == slow.items).mean() > 0.99
+    assert (fast.behaviours == slow.behaviours).mean() > 0.99
+
+
+def test_candidates_and_luck_are_the_same() -> None:
+    known = batches.sessions(count=200)
+    assert torch.equal(draw_candidates(known.tensors(GPU), 3).cpu(), torch.from_numpy(draw_candidates(known, 3)))
+    assert torch.equal(uniform(7, (50, 3), GPU, 5).cpu(), uniform(7, (50, 3), "cpu", 5))
+    assert torch.equal(shuffled(7, 1000, GPU).cpu(), shuffled(7, 1000))
+
+
+def test_cells_side_by_side_end_as_one_after_another(tmp_path: Path) -> None:
+    tiny = {"agents": ["mbcal", "dqn"], "seeds": 2, "log_sessions": 400, "items": 120, "test_sessions": 60, "epochs": 2}
+    tiny |= {"rounds": 2, "round_sessions": 100, "hidden": 16, "embedding": 16, "futures": 4, "future_states": 4}
+    means = []
+    for workers in (1, 3):
+        run = Run.create(
+            tmp_path / str(workers), settings_from({**tiny, "simulator": {"hidden": 16, "embedding": 16}}), "cuda"
+        )
+        run.prepare()
+        execute_all(run, run.missing, workers, Nobody())
+        means.append({result.cell: result.record["judges"]["truth"]["mean"] for result in run.results()})
+    assert len(means[0]) == 9  # with the oracle
+    assert means[0] == pytest.approx(means[1], rel=0.02)
+
+
+class Nobody:
+    def phase(self, cell: Cell, title: str, total: int | None) -> None: ...
+
+    def advance(self, cell: Cell, amount: int) -> None: ...
+
+    def done(self, cell: Cell) -> None: ...
 
 
 def test_data_that_does_not_fit_is_sent_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mbcal.errors import OptionError, TrainingError
 from mbcal.losses import behaviour_likelihood, value_error
 from mbcal.nets import NetConfig, ValueNet
+from mbcal.randomness import uniform
 from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import MASK
 from tests.batches import CATALOG, LABELS, net, sessions
@@ -33,8 +34,8 @@ def line(rows: int = 40) -> tuple[nn.Linear, Any]:
         model = nn.Linear(1, 1)
     x = torch.linspace(-1, 1, rows).unsqueeze(1)
 
-    def objective(batch: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
-        jitter = 0.01 * torch.randn(len(batch), 1, generator=noise)
+    def objective(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        jitter = 0.02 * uniform(noise, (len(batch), 1)) - 0.01
         return (model(x[batch]) - 2 * x[batch] + jitter).square().sum(), torch.tensor(len(batch))
 
     return model, objective
@@ -57,7 +58,7 @@ def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
     model, _ = line()
     held = np.arange(40, 42)
 
-    def objective(batch: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
+    def objective(batch: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         aim = 1.0 if int(batch.min()) >= 40 else 3.0  # training pulls past what is held out
         return (model.weight - aim).square().sum() * len(batch), torch.tensor(len(batch))
 
@@ -82,7 +83,7 @@ def test_masking_hides_the_share_of_items_it_says() -> None:
     data = Resident(sessions(count=400), torch.device("cpu"))
     forward = model.forward
     model.forward = lambda state, items, behaviours: (seen.append(items), forward(state, items, behaviours))[1]  # type: ignore[method-assign]
-    objective, noise = behaviour_likelihood(model, data, 0.2), torch.Generator().manual_seed(0)
+    objective, noise = behaviour_likelihood(model, data, 0.2), torch.tensor(0)
     objective(torch.arange(400), noise)
     counted = data[slice(None)].mask
     hidden = (seen[0][counted] == MASK).float()
@@ -95,10 +96,10 @@ def test_padding_never_enters_a_loss() -> None:
     model, values = net(), ValueNet(CATALOG, LABELS, NetConfig(hidden=8, embedding=5))
     data = Resident(known, torch.device("cpu"))
     labels = torch.where(data[slice(None)].mask, 1.0, torch.nan)
-    total, count = value_error(values, data, torch.nan_to_num(labels, nan=1e9))(torch.arange(30), torch.Generator())
+    total, count = value_error(values, data, torch.nan_to_num(labels, nan=1e9))(torch.arange(30), torch.tensor(0))
     assert float(count) == known.length.sum()
     assert float(total.detach()) < 1e3
-    total, count = behaviour_likelihood(model, data)(torch.arange(30), torch.Generator())
+    total, count = behaviour_likelihood(model, data)(torch.arange(30), torch.tensor(0))
     assert float(count) == known.length.sum()
 
 
@@ -121,7 +122,7 @@ def test_labels_are_standardised_within_and_restored_without() -> None:
 def test_a_loss_that_is_no_number_is_named_with_step_and_batch() -> None:
     model, objective = line()
 
-    def poisoned(batch: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    def poisoned(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         total, count = objective(batch, noise)
         return total + (torch.nan if 17 in batch.tolist() else 0.0), count
 
@@ -135,7 +136,7 @@ def test_the_guard_names_the_last_good_checkpoint(tmp_path: Path) -> None:
     model, objective = line()
     calls = []
 
-    def late(batch: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    def late(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         calls.append(batch)
         total, count = objective(batch, noise)
         return total * (torch.inf if len(calls) > 12 else 1.0), count
@@ -160,7 +161,7 @@ def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path)
     model, objective = line()
     calls = []
 
-    def killed(batch: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    def killed(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         calls.append(batch)
         if len(calls) == at + 1:
             raise KilledError
@@ -189,7 +190,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
     fit(model, objective, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
     again, _ = line()
 
-    def never(batch: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    def never(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         raise AssertionError("it was done")
 
     fit(again, never, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
@@ -251,13 +252,13 @@ def test_optimiser_state_goes_to_arrays_and_back() -> None:
 
 def test_no_user_is_both_trained_on_and_held_out() -> None:
     known = sessions(count=9)
-    rows, held = split_users(known, 0.34, seed=0)
+    rows, held = split_users(known.user, 0.34, seed=0)
     assert sorted([*rows, *held]) == list(range(9))
     assert len(held) == 3
     assert not set(known.user[rows]) & set(known.user[held])
-    assert len({tuple(split_users(known, 0.34, seed)[1].tolist()) for seed in range(20)}) > 10
-    assert len(split_users(known, 0.0, seed=0)[1]) == 0
-    assert len(split_users(known[:1], 0.5, seed=0)[1]) == 0  # one user alone cannot be held out
+    assert len({tuple(split_users(known.user, 0.34, seed)[1].tolist()) for seed in range(20)}) > 10
+    assert len(split_users(known.user, 0.0, seed=0)[1]) == 0
+    assert len(split_users(known.user[:1], 0.5, seed=0)[1]) == 0  # one user alone cannot be held out
 
 
 def test_settings_are_checked() -> None:
@@ -293,6 +294,7 @@ import mbcal.training
 mbcal.training.CHECK_EVERY = 1
 from mbcal.agents import MBCAL, MBCALConfig
 from mbcal.nets import NetConfig
+from mbcal.randomness import uniform
 from mbcal.training import Checkpoints, Training
 config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=4, batch=64))
 agent = MBCAL(config, "cpu")

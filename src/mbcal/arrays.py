@@ -84,3 +84,15 @@ def to_numpy(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{field.name: to_numpy(getattr(value, field.name)) for field in fields(value)})
     return value.detach().cpu().numpy()
+
+
+def copy_into(kept: Any, fresh: Any) -> None:
+    """Overwrite the tensors within tables and terms by those of another of the same shape, in their own memory."""
+    if isinstance(kept, tuple):
+        for mine, new in zip(kept, fresh, strict=True):
+            copy_into(mine, new)
+    elif is_dataclass(kept) and not isinstance(kept, type):
+        for field in fields(kept):
+            copy_into(getattr(kept, field.name), getattr(fresh, field.name))
+    elif kept is not None:
+        kept.copy_(fresh)

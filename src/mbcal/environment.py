@@ -12,7 +12,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from mbcal.nets import Net, State
+from mbcal import fused
+from mbcal.nets import Net, SequenceNet, State
+from mbcal.scoring import Tables
 from mbcal.types import Behaviours, Catalog
 
 
@@ -59,13 +61,20 @@ class ModelEnvironment:
         self.catalog, self.behaviours = catalog, behaviours
         self._net = net.snapshot()
         self.device = net.behaviours.weight.device
-        self.rewards = torch.tensor(behaviours.rewards, device=self.device)
+        self.rewards = behaviours.reward_table(self.device)
+        # on a GPU the network in tables, for one kernel a step
+        self._tables: Tables | None = None
+        if isinstance(self._net, SequenceNet) and fused.runs_on(self.rewards):
+            self._tables = self._net.folded()
 
     @torch.no_grad()
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> ModelState:
         """See `Environment`."""
         previous = torch.full_like(user, self.behaviours.start)
-        return ModelState(self._net.begin(user, history_items, history_behaviours, history_length), previous)
+        known = (user, history_items, history_behaviours, history_length)
+        if self._tables is not None and isinstance(self._net, SequenceNet):
+            return ModelState(self._net.started(self._tables.begin(*known)), previous)
+        return ModelState(self._net.begin(*known), previous)
 
     @torch.no_grad()
     def probabilities(self, state: ModelState, items: Tensor) -> Tensor:
@@ -86,6 +95,10 @@ class ModelEnvironment:
     @torch.no_grad()
     def answer(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
         """See `Environment`."""
+        if self._tables is not None:
+            made = fused.answer(self._tables, state.hidden, item, state.previous, uniform)
+            if made is not None:
+                return made[0], ModelState(made[1], made[0].to(state.previous.dtype))
         logits, hidden = self._net.advance(state.hidden, item, state.previous)
         reach = torch.softmax(logits, -1).cumsum(1)
         # the first behaviour whose cumulated chance exceeds the draw

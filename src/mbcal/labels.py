@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mbcal import fused
 from mbcal.nets import SequenceNet, State, expected_reward
 from mbcal.types import MASK, SessionTensors
 
@@ -60,11 +61,14 @@ def counterfactual_future_advantage(net: SequenceNet, rewards: Tensor, batch: Se
     is the reward of each behaviour; the result is (B, T), zero at a session's last step and in the padding.
     """
     size, horizon = batch.items.shape
-    mask = torch.arange(horizon, device=batch.items.device) < batch.length.unsqueeze(1)
-    previous = net.previous(batch.behaviours)
+    state = net.begin(*batch.history)
+    if net.config.cell == "gru" and fused.runs_on(rewards):
+        made: Tensor | None = fused.advantage(net.tables(), rewards, state[0], batch, gamma)
+        if made is not None:
+            return made
+    mask, previous = batch.mask, net.previous(batch.behaviours)
     logged = net.gates(batch.items, previous)  # (B, T, G)
     masked = net.gates(torch.full_like(batch.items, MASK), previous)
-    state = net.begin(batch.user, batch.history_items, batch.history_behaviours, batch.history_length)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)
     advantage = logged.new_zeros(size, horizon)
     for step in range(horizon):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from mbcal.nets import Net, ValueNet
+from mbcal.randomness import uniform
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK
 
@@ -16,11 +16,11 @@ def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Ob
     Behaviours are never masked, so the model learns what a step is like whose item is not told.
     """
 
-    def objective(rows: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    def objective(rows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         items, counted = batch.items, batch.mask
         if mask_rate:
-            items = items.masked_fill(torch.rand(items.shape, generator=noise, device=items.device) < mask_rate, MASK)
+            items = items.masked_fill(uniform(noise, items.shape, items.device) < mask_rate, MASK)
         logits = net(net.begin(*batch.history), items, batch.behaviours)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
         return (nll * counted.flatten()).sum(), counted.sum()
@@ -34,7 +34,7 @@ def value_error(net: ValueNet, data: Resident, labels: Tensor) -> Objective:
     Labels (N, T) belong to the rows of `data`.
     """
 
-    def objective(rows: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
+    def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         counted = batch.mask
         error = net.run(batch).squeeze(-1) - (labels[rows] - net.shift) / net.scale

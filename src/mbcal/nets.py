@@ -17,15 +17,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mbcal import fused
 from mbcal.errors import OptionError, nearest
 from mbcal.scoring import CellTables, Tables
-from mbcal.types import MASK, SPECIAL, UNKNOWN, Behaviours, Catalog, Feature, Sessions, SessionTensors
+from mbcal.types import MASK, SPECIAL, UNKNOWN, Behaviours, Catalog, Feature, SessionTensors
 
 Cell = Literal["gru", "lstm", "transformer"]
 """The family of a network; the transformer lives in `attention.py`."""
@@ -56,6 +57,37 @@ class NetConfig:
                 raise OptionError(f"{name}: {value!r} is unknown; known are {', '.join(known)}.{nearest(value, known)}")
 
 
+class Embedding(nn.Embedding):
+    """torch's, with a gradient that needs no sorting on a GPU: rows are added where they belong, or counted by a product."""
+
+    FEW = 64
+    """Rows up to which a product is faster than many additions to one place."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.weight.is_cuda or not torch.is_grad_enabled():
+            return super().forward(rows)
+        found: Tensor = LookUp.apply(self.weight, rows)  # type: ignore[no-untyped-call]
+        return found
+
+
+class LookUp(torch.autograd.Function):
+    """Rows of a table, with that gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.count = len(weight)
+        return nn.functional.embedding(rows, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        rows, grad = ctx.saved_tensors[0].flatten(), grads[0].flatten(0, -2)
+        if ctx.count <= Embedding.FEW:
+            places = torch.arange(ctx.count, device=rows.device).unsqueeze(1) == rows
+            return places.to(grad.dtype) @ grad, None
+        return grad.new_zeros(ctx.count, grad.shape[1]).index_add_(0, rows, grad), None
+
+
 class ItemEmbedding(nn.Module):
     """Emb(a): embeddings of the item's id and features, concatenated; several values of a feature are averaged.
 
@@ -68,7 +100,7 @@ class ItemEmbedding(nn.Module):
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
         require_features(catalog, config.features)
-        self.id = nn.Embedding(catalog.rows, config.embedding)
+        self.id = Embedding(catalog.rows, config.embedding)
         self.features = nn.ModuleList(_Values(catalog.features[name], config.embedding) for name in config.features)
         self.size = config.embedding * (1 + len(config.features))
         self.register_buffer("table", None, persistent=False)
@@ -121,7 +153,7 @@ class _Values(nn.Module):
 
     def __init__(self, feature: Feature, size: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(feature.cardinality, size)
+        self.embedding = Embedding(feature.cardinality, size)
         self.single = feature.offsets is None
         offsets = np.arange(feature.rows + 1) if feature.offsets is None else feature.offsets
         # derived from the catalogue, so no part of the weights on disk
@@ -147,7 +179,7 @@ class Net(nn.Module):
         super().__init__()
         self.config, self.start = config, behaviours.start
         self.items = ItemEmbedding(catalog, config)
-        self.behaviours = nn.Embedding(len(behaviours) + 1, config.embedding)  # and the start symbol b_s
+        self.behaviours = Embedding(len(behaviours) + 1, config.embedding)  # and the start symbol b_s
 
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> State:
         """The state before the first step of users (B,) with histories (B, H)."""
@@ -215,14 +247,18 @@ class SequenceNet(Net):
             hidden = self.user(user.clamp(max=self.user.num_embeddings - 1))
         else:
             hidden = torch.zeros(len(user), self.config.hidden, device=user.device)
+        return self.started(hidden)
+
+    def started(self, hidden: Tensor) -> State:
+        """The state of a cell that begins with h_0."""
         return (hidden,) if self.config.cell == "gru" else (hidden, torch.zeros_like(hidden))
 
     def _read(self, items: Tensor, behaviours: Tensor, length: Tensor) -> Tensor:
         """Hidden state after the last step of each history; zero where there is none."""
         if items.shape[1] == 0:
             return torch.zeros(len(items), self.config.hidden, device=items.device)
-        hidden: Tensor = self.history(self.inputs(items, behaviours))[0]
-        return last_hidden(hidden, length)
+        nothing = torch.zeros(len(items), self.config.hidden, device=items.device)
+        return last_hidden(run_gru(self.history, self.inputs(items, behaviours), nothing), length)
 
     def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
         """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
@@ -231,8 +267,10 @@ class SequenceNet(Net):
 
     def _hidden(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
         """h_t (B, T, H) after every step."""
-        begin = tuple(part.unsqueeze(0) for part in state)
-        hidden: Tensor = self.cell(self.inputs(items, self.previous(behaviours)), begin[0] if len(begin) == 1 else begin)[0]
+        inputs = self.inputs(items, self.previous(behaviours))
+        if len(state) == 1:
+            return run_gru(self.cell, inputs, state[0])
+        hidden: Tensor = self.cell(inputs, tuple(part.unsqueeze(0) for part in state))[0]
         return hidden
 
     def standing(self, batch: SessionTensors) -> Tensor:
@@ -255,16 +293,28 @@ class SequenceNet(Net):
         """The network for scoring; make them anew after every update."""
         if self.config.cell != "gru":
             raise OptionError("cell: only a GRU can be folded into tables")
-        items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
-        behaviours = self.behaviours.weight
-        weights = [
-            layer.get_parameter(part).clone() for layer in (self.head[0], self.head[2]) for part in ("weight", "bias")
-        ]
+        return self.folded()
+
+    @torch.no_grad()
+    def folded(self) -> Tables:
+        """With a cell of either kind; what scores by tables knows a GRU's alone."""
+        first, second = self.head[0], self.head[2]
+        weights = [layer.get_parameter(part).clone() for layer in (first, second) for part in ("weight", "bias")]
         return Tables(
-            cell=_cell_tables(self.cell, behaviours, items),
+            cell=self._cell_tables(self.cell),
             head=(weights[0], weights[1], weights[2], weights[3]),
-            history=_cell_tables(self.history, behaviours, items) if self.config.user == "history" else None,
+            history=self._cell_tables(self.history) if self.config.user == "history" else None,
             users=self.user.weight.clone() if self.config.user == "id" else None,
+        )
+
+    def _cell_tables(self, layer: nn.RNNBase) -> CellTables:
+        items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
+        weight, size = layer.get_parameter("weight_ih_l0"), self.config.embedding
+        return CellTables(
+            items=items @ weight[:, size:].T + layer.get_parameter("bias_ih_l0"),
+            behaviours=self.behaviours.weight @ weight[:, :size].T,
+            weight=layer.get_parameter("weight_hh_l0").clone(),
+            bias=layer.get_parameter("bias_hh_l0").clone(),
         )
 
     def _weights(self, part: Literal["ih", "hh"]) -> tuple[Tensor, Tensor]:
@@ -294,21 +344,21 @@ def shift_and_scale(labels: Tensor, mask: Tensor) -> tuple[float, float]:
     return float(counted.mean()), spread if spread > 1e-8 else 1.0
 
 
+def run_gru(layer: nn.RNNBase, inputs: Tensor, begin: Tensor) -> Tensor:
+    """h_t (B, T, H) of inputs (B, T, X) after h_0 (B, H)."""
+    if fused.runs_on(inputs):
+        weights = [getattr(layer, f"{name}_l0") for name in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")]
+        made: Tensor | None = fused.gru(nn.functional.linear(inputs, *weights[:2]), begin, *weights[2:])
+        if made is not None:
+            return made
+    hidden: Tensor = layer(inputs, begin.unsqueeze(0))[0]
+    return hidden
+
+
 def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
     """(B, H) of hidden states (B, T, H): that of each row's last step, zero where there is none."""
     last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
     return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
-
-
-def _cell_tables(layer: nn.RNNBase, behaviours: Tensor, items: Tensor) -> CellTables:
-    """A GRU layer over [behaviour, item] with both inputs folded in."""
-    weight, size = layer.get_parameter("weight_ih_l0"), behaviours.shape[1]
-    return CellTables(
-        items=items @ weight[:, size:].T + layer.get_parameter("bias_ih_l0"),
-        behaviours=behaviours @ weight[:, :size].T,
-        weight=layer.get_parameter("weight_hh_l0").clone(),
-        bias=layer.get_parameter("bias_hh_l0").clone(),
-    )
 
 
 class ValueNet(SequenceNet):
@@ -344,14 +394,15 @@ class ValueNet(SequenceNet):
         return replace(tables, head=(first_weight, first_bias, weight * self.scale, bias * self.scale + self.shift))
 
 
-def meet_items(net: nn.Module, sessions: Sessions, first: bool) -> None:
+def meet_items(net: nn.Module, sessions: SessionTensors, first: bool) -> None:
     """Tell every item embedding within which items these sessions show."""
-    shown = np.zeros(sessions.catalog.rows, bool)
-    shown[sessions.items[sessions.mask]] = True
-    shown[sessions.history_items[sessions.history_mask]] = True
+    shown = torch.zeros(sessions.catalog.rows, dtype=torch.bool, device=sessions.device)
+    shown[sessions.items.flatten().long()] = True
+    shown[sessions.history_items.flatten().long()] = True
+    shown[MASK] = False  # the padding
     for module in net.modules():
         if isinstance(module, ItemEmbedding):
-            module.meet(torch.from_numpy(shown).to(module.seen.device), first)
+            module.meet(shown.to(module.seen.device), first)
 
 
 def settle_items(net: nn.Module) -> None:

@@ -1,16 +1,20 @@
-"""Randomness is an argument: every draw comes from a generator named by what it is for, and nothing seeds globally."""
+"""Randomness is an argument: every draw is named by what it is for, and nothing seeds globally."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+import math
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Key = int | str
+_weights = threading.Lock()
 
 
 def seed_of(*key: Key) -> int:
@@ -18,20 +22,57 @@ def seed_of(*key: Key) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=7).digest(), "little")
 
 
-def generator(device: str | torch.device, *key: Key) -> torch.Generator:
-    """A generator on a device for one purpose: `generator("cpu", seed, "masking", epoch)`."""
-    return torch.Generator(device).manual_seed(seed_of(*key))
+def uniform(seed: int | Tensor, shape: Sequence[int], device: str | torch.device = "cpu", begin: int = 0) -> Tensor:
+    """Numbers in [0, 1), float32: the `begin`-th and following of the sequence that the seed names.
+
+    Each number is a function of the seed and its place alone, in integers, so every device draws the same ones and any part
+    of a sequence can be had by itself. A seed in a tensor stays on its device.
+    """
+    places = torch.arange(begin, begin + math.prod(shape), device=device)
+    return (_scattered(seed, places) >> 40 & 0xFFFFFF).float().mul_(2.0**-24).view(*shape)
+
+
+def integers(seed: int | Tensor, places: Tensor, below: int) -> Tensor:
+    """A number in 0 … below - 1 for each place (int64) of the sequence that the seed names."""
+    return (_scattered(seed, places) & 0x3FFFFFFFFFFFFFFF).remainder_(below)
+
+
+def shuffled(seed: int, count: int, device: str | torch.device = "cpu") -> Tensor:
+    """0 … count - 1 in the order that the seed names, the same on every device."""
+    return _scattered(seed, torch.arange(count, device=device)).argsort(stable=True)
+
+
+def _scattered(seed: int | Tensor, places: Tensor) -> Tensor:
+    """64 well mixed bits for each place: splitmix64, whose products wrap round as they should."""
+    key = _mixed(seed.clone() if isinstance(seed, Tensor) else torch.tensor(seed, device=places.device))
+    return _mixed((places * _signed(0x9E3779B97F4A7C15)).add_(key))
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """In the memory of the bits."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits.bitwise_xor_(_unsigned_shift(bits, shift)).mul_(_signed(factor))
+    return bits.bitwise_xor_(_unsigned_shift(bits, 31))
+
+
+def _unsigned_shift(bits: Tensor, by: int) -> Tensor:
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 @contextlib.contextmanager
 def initial_weights(*key: Key) -> Iterator[None]:
     """Within, networks are made with weights drawn for this purpose, on the CPU; nobody else's luck is touched."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed_of(*key))
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)
+    with _weights:  # torch draws weights from one generator for all threads
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed_of(*key))
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
 
 
 def hashed_order(numbers: NDArray[np.int32], *key: Key) -> NDArray[np.int64]:

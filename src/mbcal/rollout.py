@@ -11,9 +11,8 @@ size of blocks changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,14 +22,18 @@ from torch import Tensor
 from mbcal.environment import Environment
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import generator, seed_of
+from mbcal.randomness import integers, seed_of, uniform
 from mbcal.scoring import epsilon_greedy, softmax
-from mbcal.types import MASK, Sessions
+from mbcal.types import MASK, Sessions, SessionTensors
 
-CPU_BLOCK, GPU_BLOCK = 1024, 32_768
+Rows = TypeVar("Rows", Sessions, SessionTensors)
+
+CPU_BLOCK, GPU_BLOCK = 1024, 262_144
 """Sessions at a time: on a CPU what stays in its cache, on a GPU what keeps it busy."""
 DRAWS = 64
 """Rounds of drawing other items before a session makes do with fewer."""
+PADDING = np.iinfo(np.int32).max
+"""While candidates are drawn: comes after every item."""
 
 
 class Policy(Protocol):
@@ -49,23 +52,24 @@ class Policy(Protocol):
 def rollout(
     policy: Policy,
     environment: Environment,
-    sessions: Sessions,
+    sessions: Rows,
     *,
     epsilon: float = 0.0,
     temperature: float = 0.0,
     seed: int = 0,
-    candidates: NDArray[np.int32] | None = None,
+    candidates: NDArray[np.int32] | Tensor | None = None,
     fixed: NDArray[np.int64] | None = None,
     block: int | None = None,
     title: str = "roll-outs",
     progress: Progress = SILENT,
-) -> Sessions:
+) -> Rows:
     """Serve the users of `sessions` anew: same users, histories and lengths, items chosen by the policy.
 
     Greedy by default; with `epsilon` now and then any candidate, with `temperature` by chances exp(score / temperature).
     Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again
     before every candidate has been.
     With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
+    Sessions come back as they were given: in arrays, or in tensors on the device where they lie.
     """
     if not 0 <= epsilon <= 1:
         raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
@@ -73,55 +77,42 @@ def rollout(
         raise OptionError("temperature: must be 0 or more, and not together with epsilon")
     if block is not None and block < 1:
         raise OptionError(f"block: must be at least 1, got {block}")
-    if candidates is None:
-        candidates = candidates_of(sessions, seed)
-    _require_candidates(sessions, candidates)
     device = environment.device
     mine = getattr(policy, "device", device)
     if mine.type != device.type or (None not in (mine.index, device.index) and mine.index != device.index):
         raise OptionError(f"device: the policy is on {mine}, its users on {device}; make both on one device")
+    given: SessionTensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
+    if candidates is None:
+        candidates = candidates_of(given, seed)
+    offered = torch.from_numpy(candidates) if isinstance(candidates, np.ndarray) else candidates
+    _require_candidates(given, offered)
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
-    progress.phase(title, len(sessions))
-    items, behaviours = np.zeros_like(sessions.items), np.zeros_like(sessions.behaviours)
-    propensities = np.zeros(sessions.items.shape, np.float32)
-    luck = _Luck(len(sessions), sessions.horizon, seed, device)
-    for begin in range(0, len(sessions), size):
+    luck, horizon, served = seed_of(seed, "roll-out"), given.horizon, []
+    progress.phase(title, len(given))
+    for begin in range(0, len(given), size):
         rows = slice(begin, begin + size)
-        part, offered = sessions[rows], torch.from_numpy(candidates[rows]).to(device)
+        part = replace(given[rows].without("propensities", "timestamps"), candidates=offered[rows]).to(device)
+        # two numbers to choose by and one to answer by, a step
+        uniforms = uniform(luck, (len(part), horizon, 3), device, begin * horizon * 3)
         kept = None if fixed is None else torch.from_numpy(fixed[rows]).to(device)
-        served = _serve(policy, environment, part, offered, luck.rows(rows), epsilon, temperature, kept)
-        items[rows], behaviours[rows], propensities[rows] = (steps.cpu().numpy() for steps in served)
+        served.append(_serve(policy, environment, part, uniforms, epsilon, temperature, kept).to(given.device))
         progress.advance(len(part))
-    return replace(
-        sessions, items=items, behaviours=behaviours, candidates=candidates, propensities=propensities, timestamps=None
-    )
-
-
-class _Luck:
-    """Every uniform number of a roll-out: two to choose by and one to answer by, a step."""
-
-    def __init__(self, count: int, horizon: int, seed: int, device: torch.device) -> None:
-        # drawn on the CPU, so that a GPU meets the same luck
-        draw = generator("cpu", seed, "roll-out")
-        self._all, self._device = torch.rand(count, horizon, 3, generator=draw), device
-
-    def rows(self, rows: slice) -> Tensor:
-        return self._all[rows].to(self._device)
+    done = served[0] if len(served) == 1 else SessionTensors.concat(served)
+    return done.sessions() if isinstance(sessions, Sessions) else done
 
 
 @torch.no_grad()
 def _serve(
     policy: Policy,
     environment: Environment,
-    sessions: Sessions,
-    candidates: Tensor,
+    batch: SessionTensors,
     luck: Tensor,
     epsilon: float,
     temperature: float,
     fixed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One block: items, behaviours and propensities (B, T), zero after a session's end."""
-    batch = sessions.tensors(environment.device, without=("candidates", "propensities", "timestamps"))
+) -> SessionTensors:
+    """One block, on the device where its users are."""
+    candidates = batch.offered
     standing, user = policy.begin(*batch.history), environment.begin(*batch.history)
     available = candidates != MASK
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -145,55 +136,55 @@ def _serve(
         available = available & (candidates != item.unsqueeze(1))
         steps.append((item, behaviour, propensity.float()))
     items, behaviours, propensities = (torch.stack(part, 1) * batch.mask for part in zip(*steps, strict=True))
-    return items, behaviours, propensities
+    return replace(batch, items=items, behaviours=behaviours, propensities=propensities)
 
 
-def candidates_of(sessions: Sessions, seed: int, others_from: Sessions | None = None) -> NDArray[np.int32]:
-    """Those logged with the sessions where each session had one set, else drawn."""
+def candidates_of(sessions: Rows, seed: int, others_from: Rows | None = None) -> Any:
+    """Those logged with the sessions where each session had one set, else drawn; an array or a tensor, as the sessions."""
     logged = sessions.candidates
     return logged if logged is not None and logged.ndim == 2 else draw_candidates(sessions, seed, others_from)
 
 
-def draw_candidates(sessions: Sessions, seed: int, others_from: Sessions | None = None) -> NDArray[np.int32]:
+def draw_candidates(sessions: Rows, seed: int, others_from: Rows | None = None) -> Any:
     """A session's own items and as many from other sessions: (N, 2T) distinct rows, rising, padded with 0 at the end.
 
     Others are drawn by how often they occur in `others_from` (these sessions themselves unless given). The order carries no
     hint of which were the session's own.
     """
-    count, horizon = sessions.items.shape
-    source = others_from or sessions
-    draw, pool = np.random.default_rng(seed_of(seed, "candidates")), source.items[source.mask]
-    others = np.arange(horizon) < sessions.length[:, None]
-    drawn = np.where(others, pool[draw.integers(0, len(pool), (count, horizon))], MASK)
-    candidates = np.concatenate([sessions.items, drawn.astype(np.int32)], 1)
-    for twice in _repeats(candidates):
-        candidates[twice] = pool[draw.integers(0, len(pool), int(twice.sum()))]
-    candidates[candidates == MASK] = np.iinfo(np.int32).max  # padding last
-    candidates.sort(1)
-    candidates[candidates == np.iinfo(np.int32).max] = MASK
-    return candidates
-
-
-def _repeats(candidates: NDArray[np.int32]) -> Iterator[NDArray[np.bool_]]:
-    """Where sorted rows hold an item again, as long as any does and patience lasts; what then remains is dropped."""
+    if isinstance(sessions, Sessions):
+        others = None if others_from is None else others_from.tensors()
+        return draw_candidates(sessions.tensors(), seed, others).numpy()
+    source = sessions if others_from is None else others_from
+    pool, mask = source.items[source.mask], sessions.mask
+    draw = seed_of(seed, "candidates")
+    places = torch.arange(mask.numel(), device=mask.device)
+    drawn = pool[integers(draw, places, len(pool))].view(mask.shape)
+    candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, drawn)], 1)
     for attempt in range(DRAWS):
-        candidates.sort(1)
-        twice = np.zeros(candidates.shape, bool)
-        twice[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != MASK)
-        if not twice.any():
-            return
-        if attempt == DRAWS - 1:
-            candidates[twice] = MASK
-            return
-        yield twice
+        candidates = _sorted_rows(candidates)
+        twice = torch.zeros_like(candidates, dtype=torch.bool)
+        twice[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != PADDING)
+        again = twice.flatten().nonzero().squeeze(1)
+        if not len(again):
+            break
+        other = pool[integers(seed_of(draw, attempt), again, len(pool))] if attempt < DRAWS - 1 else PADDING
+        candidates.view(-1)[again] = other
+    candidates = _sorted_rows(candidates)
+    return torch.where(candidates == PADDING, MASK, candidates)
 
 
-def _require_candidates(sessions: Sessions, candidates: NDArray[np.int32]) -> None:
+def _sorted_rows(rows: Tensor) -> Tensor:
+    """Each row rising; numpy sorts small rows on a CPU several times faster than torch."""
+    return torch.from_numpy(np.sort(rows.numpy(), 1)) if rows.device.type == "cpu" else rows.sort(1).values
+
+
+def _require_candidates(sessions: SessionTensors, candidates: Tensor) -> None:
     if candidates.ndim != 2 or len(candidates) != len(sessions):
-        raise InputError(f"candidates: must be ({len(sessions)}, C), got {candidates.shape}")
+        raise InputError(f"candidates: must be ({len(sessions)}, C), got {tuple(candidates.shape)}")
     if not len(sessions):
         raise InputError("roll-out: there are no sessions to serve")
     if not 0 <= int(candidates.min()) <= int(candidates.max()) < sessions.catalog.rows:
         raise InputError(f"candidates: must lie in 0..{sessions.catalog.rows - 1}")
-    if not (candidates != MASK).any(1).all():
-        raise InputError(f"candidates: session {int(np.argmin((candidates != MASK).any(1)))} has none; give at least one")
+    some = (candidates != MASK).any(1)
+    if not bool(some.all()):
+        raise InputError(f"candidates: session {int(some.int().argmin())} has none; give at least one")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from mbcal import fused
 from mbcal.arrays import Array, as_float, as_index, exp, largest, sqrt, stack, tanh_, where
 from mbcal.scoring import Tables
 from mbcal.types import MASK
@@ -41,6 +42,11 @@ class Term:
     tables: Tables
     rewards: Array | None  # (behaviours,); None for a network of values
 
+    def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
+        """(B, C) for candidates (B, C) after hidden states (B, H) and previous behaviours (B,)."""
+        made = fused.score(self.tables, self.rewards, hidden, previous, candidates)
+        return self.value(self.tables.score(hidden, previous, candidates)) if made is None else made
+
     def value(self, outputs: Array) -> Array:
         """Outputs (B, C, outputs) -> (B, C)."""
         if self.rewards is None:
@@ -71,7 +77,7 @@ class NetScorer:
 
     def parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
         return {
-            name: term.value(term.tables.score(hidden, state.previous, candidates))
+            name: term.score(hidden, state.previous, candidates)
             for (name, term), hidden in zip(self.terms.items(), state.hidden, strict=True)
         }
 

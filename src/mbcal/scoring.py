@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mbcal import native
+from mbcal import fused, native
 from mbcal.arrays import Array, as_index, exp, sigmoid_, tanh_, where, zeros
 
 
@@ -57,6 +57,9 @@ class CellTables:
         made = native.score(self.arrays, None, hidden, as_index(behaviour), item[:, None])
         if made is not None:
             return made[:, 0]
+        made = fused.read(self, hidden, item[:, None], behaviour[:, None], None)
+        if made is not None:
+            return made
         return self.step(self.items[item] + self.behaviours[as_index(behaviour)], self.hidden_gates(hidden), hidden)
 
 
@@ -75,6 +78,9 @@ class Tables:
             return self.users[user.clip(0, len(self.users) - 1)]
         hidden = zeros(self.cell.weight, len(user))
         if self.history is not None:
+            made = fused.read(self.history, hidden, history_items, history_behaviours, history_length)
+            if made is not None:
+                return made
             for step in range(history_items.shape[1]):
                 moved = self.history.observe(hidden, history_items[:, step], history_behaviours[:, step])
                 hidden = where((history_length > step)[:, None], moved, hidden)
@@ -108,6 +114,9 @@ def epsilon_greedy(scores: Array, available: Array, epsilon: float, uniform: Arr
 
     The best may also be drawn by the way, so its propensity is 1 - epsilon + epsilon / n, that of the others epsilon / n.
     """
+    made = fused.epsilon_greedy(scores, available, epsilon, uniform)
+    if made is not None:
+        return made
     best = greedy(scores, available)
     count = available.sum(1)
     drawn = _nth_available(available, uniform[:, 1])

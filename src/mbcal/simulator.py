@@ -25,7 +25,7 @@ from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.losses import behaviour_likelihood
 from mbcal.nets import Net, NetConfig, SequenceNet, meet_items, settle_items
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import generator, initial_weights, seed_of
+from mbcal.randomness import initial_weights, seed_of, uniform
 from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import Behaviours, Catalog, Sessions
 
@@ -123,9 +123,9 @@ class Simulator(ModelEnvironment):
         config = config or SimulatorConfig()
         place = device_named(device)
         net = _network(config, sessions.catalog, sessions.behaviour_set).to(place)
-        meet_items(net, sessions, first=True)
+        meet_items(net, sessions.tensors(), first=True)
         data = Resident(sessions, place)
-        rows, held = split_users(sessions, config.training.validation, config.seed)
+        rows, held = split_users(sessions.user, config.training.validation, config.seed)
         curve = train(
             net,
             behaviour_likelihood(net, data),
@@ -164,7 +164,7 @@ class Simulator(ModelEnvironment):
         classes = len(self.behaviours)
         tally, table = _Tally(), np.zeros((classes, classes), np.int64)
         steps: list[NDArray[np.float32]] = []  # simulated reward (N, T)
-        luck = torch.rand(len(sessions), sessions.horizon, generator=generator("cpu", seed, "drift"))
+        luck = uniform(seed_of(seed, "drift"), (len(sessions), sessions.horizon), self.device)
         for begin in range(0, len(sessions), JUDGED_AT_ONCE):
             part = sessions[begin : begin + JUDGED_AT_ONCE]
             batch = part.tensors(self.device, without=("candidates", "propensities", "timestamps"))
@@ -179,7 +179,6 @@ class Simulator(ModelEnvironment):
     def _replay(self, sessions: Sessions, luck: Tensor) -> NDArray[np.float32]:
         """Rewards (B, T) when the logged items are shown but each behaviour is the simulator's own."""
         batch = sessions.tensors(self.device, without=("candidates", "propensities", "timestamps"))
-        luck = luck.to(self.device)
         state = self.begin(*batch.history)
         drawn = []
         for step in range(sessions.horizon):

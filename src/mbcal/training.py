@@ -24,15 +24,20 @@ from mbcal.bundle import CHECKPOINT, Bundle, write_bundle
 from mbcal.config import Device
 from mbcal.errors import ModelError, OptionError, TrainingError, nearest
 from mbcal.folder import files_listed
+from mbcal.graphs import Recorded
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import generator, hashed_order, seed_of
+from mbcal.randomness import Key, hashed_order, seed_of, shuffled
 from mbcal.types import Sessions, SessionTensors
 
-CHECK_EVERY = 50
+CHECK_EVERY = 100
 """Losses are looked at this often: a look makes a GPU wait."""
 
-Objective = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
-"""Rows (B,) of the training data, and where noise comes from -> summed loss and the number of steps it was summed over."""
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Rows (B,) of the training data and a seed for noise () -> summed loss and the number of steps it was summed over.
+
+On a GPU it is recorded once and replayed for every batch, so it must not look at values (`int(x)`, `if x > 0`) nor make
+tensors from lists; what has to happen outside, such as copying a target network now and then, goes into `before`.
+"""
 
 
 def device_named(name: str) -> torch.device:
@@ -81,18 +86,25 @@ class Training:
     def optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
         """A fresh Adam over those of the parameters that can be learned."""
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, fused=True)
+        recorded = any(parameter.is_cuda for parameter in parameters)
+        return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, fused=True, capturable=recorded)
 
 
 class Resident:
     """Sessions within the network's reach: whole on its device where they fit, else sent there batch by batch."""
 
-    def __init__(self, sessions: Sessions, device: torch.device, candidates: bool = False) -> None:
+    def __init__(self, sessions: Sessions | SessionTensors, device: torch.device, candidates: bool = False) -> None:
         self.device = device
-        unused = {"propensities", "timestamps"} | (set() if candidates else {"candidates"})
-        taken = sum(array.nbytes for name, array in sessions.arrays() if name not in unused)
-        fits = device.type == "cpu" or taken < 0.5 * torch.cuda.mem_get_info(device)[0]
-        self.tensors = sessions.tensors(device if fits else "cpu", unused)
+        given = sessions.tensors() if isinstance(sessions, Sessions) else sessions
+        given = given.without("propensities", "timestamps", *(() if candidates else ("candidates",)))
+        taken = sum(tensor.nbytes for _, tensor in given.tensors())
+        fits = given.device == device or device.type == "cpu" or taken < 0.5 * torch.cuda.mem_get_info(device)[0]
+        self.tensors = given.to(device) if fits else given
+
+    @property
+    def mask(self) -> Tensor:
+        """(N, T), true where a step counts."""
+        return self.tensors.mask.to(self.device)
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -109,14 +121,16 @@ def blocks(data: Resident) -> list[slice]:
     return [slice(begin, begin + size) for begin in range(0, len(data), size)]
 
 
-def split_users(sessions: Sessions, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows held out, no user in both.
+def split_users(users_of: NDArray[np.int32], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on and rows held out, no user in both, given the user of every session.
 
     Who is held out depends on seed and user alone, so that whoever was held out once is held out again.
     """
-    users = np.unique(sessions.user)
-    held = min(max(round(share * len(users)), 1), len(users) - 1) if share else 0  # of one user alone nobody
-    out = np.isin(sessions.user, users[hashed_order(users, seed, "held-out users")[:held]])
+    if not share:
+        return np.arange(len(users_of)), np.zeros(0, np.int64)
+    users = np.unique(users_of)
+    held = min(max(round(share * len(users)), 1), len(users) - 1)  # of one user alone nobody
+    out = np.isin(users_of, users[hashed_order(users, seed, "held-out users")[:held]])
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
@@ -208,17 +222,18 @@ def train(
     name: str,
     seed: int,
     optimiser: torch.optim.Adam,
+    before: Callable[[], None] | None = None,
     unit: float = 1.0,
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
 ) -> list[dict[str, float]]:
-    """Fit `net` on rows, stopping by the loss on the rows held out (if any).
+    """Fit `net` on rows, stopping by the loss on the rows held out (if any); `before` is called before every update.
 
     Returns the curve, an entry an epoch, in multiples of `unit`: what one of the objective's loss is worth to people.
     """
     if not len(rows):
         raise TrainingError(f"{name}: no sessions to learn from")
-    run = _Run(net, objective, how, name, seed, optimiser, unit, progress, checkpoints)
+    run = _Run(net, objective, how, name, seed, optimiser, before, unit, progress, checkpoints)
     return run.to_the_end(torch.from_numpy(rows).to(run.device), torch.from_numpy(held).to(run.device))
 
 
@@ -231,14 +246,15 @@ class _Run:
         name: str,
         seed: int,
         optimiser: torch.optim.Adam,
+        before: Callable[[], None] | None,
         unit: float,
         progress: Progress,
         checkpoints: Checkpoints | None,
     ) -> None:
         self.net, self.objective, self.how, self.name, self.seed = net, objective, how, name, seed
-        self.optimiser, self.unit, self.progress, self.checkpoints = optimiser, unit, progress, checkpoints
+        self.optimiser, self.before, self.unit = optimiser, before, unit
+        self.progress, self.checkpoints = progress, checkpoints
         self.device = next(net.parameters()).device
-        self.noise = torch.Generator(self.device)
         self.at = Position()
         self.best: dict[str, NDArray[Any]] = {}
         self._restore()
@@ -266,41 +282,50 @@ class _Run:
 
     @torch.enable_grad()
     def _epoch(self, rows: Tensor) -> None:
-        at, draw = self.at, generator(self.device, self.seed, self.name, "order", self.at.epoch)
-        batches = torch.split(rows[torch.randperm(len(rows), generator=draw, device=self.device)], self.how.batch)
+        at, size = self.at, self.how.batch
+        order = rows[shuffled(seed_of(self.seed, self.name, "order", at.epoch), len(rows), self.device)]
         known = f", held-out loss {at.curve[-1]['held_out']:.4f}" if at.curve and "held_out" in at.curve[-1] else ""
         self.progress.phase(f"{self.name}: epoch {at.epoch + 1} of at most {self.how.epochs}{known}", len(rows))
-        self.progress.advance(at.batch * self.how.batch)
-        pending: list[tuple[Tensor, Tensor]] = []
+        self.progress.advance(at.batch * size)
         self.net.train()
-        for number in range(at.batch, len(batches)):
-            self.noise.manual_seed(seed_of(self.seed, self.name, "noise", at.epoch, number))
-            total, count = self.objective(batches[number], self.noise)
-            self.optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(total / count.clamp(min=1))
-            self.optimiser.step()
-            pending.append((total.detach(), count))
-            self.progress.advance(len(batches[number]))
-            at.batch = number + 1
-            if len(pending) == CHECK_EVERY or at.batch == len(batches):
-                self._look(pending, batches)
-                if self.checkpoints and self.checkpoints.due() and at.batch < len(batches):
-                    self._save()
+        updates = _Updates(self, order)
+        try:
+            self._run_all(updates)
+        finally:
+            updates.release()
 
-    def _look(self, pending: list[tuple[Tensor, Tensor]], batches: tuple[Tensor, ...]) -> None:
+    def _run_all(self, updates: _Updates) -> None:
+        at, size = self.at, self.how.batch
+        while at.batch < updates.count:
+            begin, end = at.batch, min(at.batch + CHECK_EVERY, updates.count)
+            for number in range(begin, end):
+                if self.before:
+                    self.before()
+                updates.run(number)
+            at.batch = end
+            self._look(updates, begin)
+            self.progress.advance(min(end * size, updates.sessions) - begin * size)
+            if self.checkpoints and self.checkpoints.due() and end < updates.count:
+                self._save()
+
+    def seeds(self, count: int, *purpose: Key) -> Tensor:
+        """One for the noise of each batch."""
+        made = [seed_of(self.seed, self.name, *purpose, number) for number in range(count)]
+        return torch.tensor(made, device=self.device)
+
+    def _look(self, updates: _Updates, begin: int) -> None:
         """Add up what was learned at; a loss that is no number stops the fit here."""
-        totals, counts = (torch.stack(part).double().cpu() for part in zip(*pending, strict=True))
+        totals, counts = updates.losses[begin : self.at.batch].double().cpu().unbind(1)
         bad = (~totals.isfinite()).nonzero()
         if len(bad):
-            number = self.at.batch - len(pending) + int(bad[0])
-            some = ", ".join(str(row) for row in batches[number][:5].tolist())
+            number = begin + int(bad[0])
+            some = ", ".join(str(row) for row in updates.rows(number)[:5].tolist())
             raise TrainingError(
                 f"{self.name}: the loss became {float(totals[bad[0]])} at epoch {self.at.epoch + 1}, step {number + 1}, "
                 f"batch of sessions {some}, …; {self._last_good()}; try a smaller learning rate, or look at these sessions"
             )
         self.at.total += float(totals.sum())
         self.at.count += float(counts.sum())
-        pending.clear()
 
     def _last_good(self) -> str:
         kept = self.checkpoints.latest if self.checkpoints else None
@@ -330,11 +355,60 @@ class _Run:
     def _held_out_loss(self, held: Tensor) -> float:
         self.net.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for number, batch in enumerate(torch.split(held, 4 * self.how.batch)):
-            self.noise.manual_seed(seed_of(self.seed, self.name, "held-out noise", number))
-            total, count = self.objective(batch, self.noise)
+        batches = torch.split(held, 4 * self.how.batch)
+        for batch, noise in zip(batches, self.seeds(len(batches), "held-out noise"), strict=True):
+            total, count = self.objective(batch, noise)
             sums += torch.stack([total.double(), count.double()])
         return float(sums[0] / sums[1].clamp(min=1))
+
+
+class _Updates:
+    """The updates of one epoch. All full batches run the same recorded step; a last, shorter one runs by itself."""
+
+    def __init__(self, run: _Run, order: Tensor) -> None:
+        self._run, self._order, self._size = run, order, run.how.batch
+        self.count = -(-len(order) // self._size)
+        self._full = len(order) // self._size
+        self._batches = order[: self._full * self._size].view(self._full, self._size)
+        self._noise = run.seeds(self.count, "noise", run.at.epoch)
+        self._next = torch.full((1,), run.at.batch, device=run.device)
+        self.losses = torch.zeros(self.count, 2, device=run.device)
+        self._step = Recorded(self._full_batch, run.device)
+
+    @property
+    def sessions(self) -> int:
+        return len(self._order)
+
+    def release(self) -> None:
+        """The epoch is over."""
+        self._step.release()
+
+    def rows(self, number: int) -> Tensor:
+        """Of one batch."""
+        return self._order[number * self._size : (number + 1) * self._size]
+
+    def run(self, number: int) -> None:
+        """Batches come one after another, from where the epoch stands."""
+        if number < self._full:
+            self._step()
+        else:
+            self.losses[number] = self._update(self.rows(number), self._noise[number])
+
+    def _full_batch(self) -> None:
+        """The next one. Which it is stands in a tensor, so that a recording serves them all."""
+        rows = self._batches.index_select(0, self._next).squeeze(0)
+        noise = self._noise.index_select(0, self._next).squeeze(0)
+        self.losses.index_copy_(0, self._next, self._update(rows, noise).unsqueeze(0))
+        self._next += 1
+
+    def _update(self, rows: Tensor, noise: Tensor) -> Tensor:
+        """Summed loss and its count (2,), after a step of the optimiser."""
+        run = self._run
+        total, count = run.objective(rows, noise)
+        run.optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(total / count.clamp(min=1))
+        run.optimiser.step()
+        return torch.stack([total.detach(), count.to(total.dtype)])
 
 
 def state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ torch tensors. Padding sits at the end of a row, holds zeros and is told by the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,6 +79,10 @@ class Behaviours:
         """Index of b_s, the behaviour before the first step: one row after the last real behaviour."""
         return len(self.names)
 
+    def reward_table(self, device: str | torch.device) -> torch.Tensor:
+        """(behaviours,) rewards on a device, made once: not to be changed."""
+        return _reward_table(self.rewards, str(device))
+
     def index(self, name: str) -> int:
         """Index of a behaviour by name."""
         try:
@@ -91,6 +96,13 @@ class Behaviours:
         if not self.cuts:
             raise OptionError("behaviours: these are labels, not levels of a number")
         return np.searchsorted(np.asarray(self.cuts), values, side="right").astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=64)
+def _reward_table(rewards: tuple[float, ...], device: str) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(rewards, device=device)
 
 
 @dataclass(frozen=True)
@@ -214,8 +226,25 @@ _FIELDS: Mapping[str, tuple[type[np.generic], str]] = {
 }
 
 
+class _Rows:
+    """What sessions in arrays and sessions in tensors have in common."""
+
+    catalog: Catalog
+    behaviour_set: Behaviours
+
+    def require_like(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
+        """Refuse these sessions where their rows would mean something else to a model of this catalogue and behaviours."""
+        if self.behaviour_set != behaviours:
+            mine, theirs = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
+            rule = f"{whose} knows the behaviours {mine}, the data has {theirs} (or other rewards)"
+            raise ModelError(f"{rule}; fit one on this data")
+        if self.catalog is not catalog and self.catalog.items != catalog.items:
+            rule = f"{whose} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
+            raise ModelError(f"{rule}; fit one on this data")
+
+
 @dataclass(frozen=True, eq=False)
-class Sessions:
+class Sessions(_Rows):
     """N sessions of up to T steps (the paper's trajectories o), one a row.
 
     ::
@@ -302,20 +331,14 @@ class Sessions:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: Index) -> Self:
+    def __getitem__(self, index: Index) -> Sessions:
         if isinstance(index, int | np.integer):
             raise TypeError(f"sessions[{index}] would lose the first axis; write sessions[{index}:{index + 1}]")
         return self._with({name: array[index] for name, array in self.arrays()})
 
-    def _with(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def _with(self, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
         """The same catalogue with rows already known to be valid: not checked again."""
-        other = object.__new__(type(self))
-        for field in dataclasses.fields(self):
-            object.__setattr__(other, field.name, arrays.get(field.name))
-        object.__setattr__(other, "catalog", self.catalog)
-        object.__setattr__(other, "behaviour_set", self.behaviour_set)
-        object.__setattr__(other, "origin", self.origin)
-        return other
+        return _unchecked(self, arrays)
 
     def like(self, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
         """Other arrays, checked, over the same catalogue and behaviours and of the same origin."""
@@ -333,16 +356,6 @@ class Sessions:
             if [name for name, _ in other.arrays()] != names:
                 raise InputError("sessions: only sessions that carry the same arrays can be joined")
         return first._with({name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-    def require_like(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
-        """Refuse these sessions where their rows would mean something else to a model of this catalogue and behaviours."""
-        if self.behaviour_set != behaviours:
-            mine, theirs = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
-            rule = f"{whose} knows the behaviours {mine}, the data has {theirs} (or other rewards)"
-            raise ModelError(f"{rule}; fit one on this data")
-        if self.catalog is not catalog and self.catalog.items != catalog.items:
-            rule = f"{whose} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
-            raise ModelError(f"{rule}; fit one on this data")
 
     @property
     def horizon(self) -> int:
@@ -377,9 +390,8 @@ class Sessions:
         import torch
 
         taken = {name: array for name, array in self.arrays() if name not in without}
-        return SessionTensors(
-            **{name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in taken.items()}
-        )
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in taken.items()}
+        return SessionTensors(self.catalog, self.behaviour_set, **tensors, origin=self.origin)
 
 
 class History(NamedTuple):
@@ -392,9 +404,11 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SessionTensors:
-    """The arrays of `Sessions` as tensors on one device; see there for shapes."""
+class SessionTensors(_Rows):
+    """`Sessions` as tensors on one device; see there for shapes. What is made of valid sessions is taken to be valid."""
 
+    catalog: Catalog
+    behaviour_set: Behaviours
     items: torch.Tensor
     behaviours: torch.Tensor
     length: torch.Tensor
@@ -405,6 +419,7 @@ class SessionTensors:
     candidates: torch.Tensor | None = None
     propensities: torch.Tensor | None = None
     timestamps: torch.Tensor | None = None
+    origin: str = ""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -417,13 +432,54 @@ class SessionTensors:
         """The same sessions on another device."""
         return self._map(lambda tensor: tensor.to(device))
 
+    def without(self, *names: str) -> Self:
+        """The same sessions lacking these optional tensors."""
+        nothing: dict[str, Any] = dict.fromkeys(names)
+        return dataclasses.replace(self, **nothing)
+
+    def sessions(self) -> Sessions:
+        """The same sessions as arrays."""
+        return _unchecked(self, {name: tensor.cpu().numpy() for name, tensor in self.tensors()})
+
+    @classmethod
+    def concat(cls, parts: Sequence[SessionTensors]) -> SessionTensors:
+        """One after another; all over one catalogue, with the same optional tensors."""
+        import torch
+
+        names = [name for name, _ in parts[0].tensors()]
+        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return dataclasses.replace(parts[0], **joined)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor that is present, by name."""
+        for name in _FIELDS:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        tensors = {name: getattr(self, name) for name in _FIELDS}
-        return type(self)(**{name: change(tensor) for name, tensor in tensors.items() if tensor is not None})
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
+        return dataclasses.replace(self, **changed)
+
+    @property
+    def horizon(self) -> int:
+        """T: the most steps a session can have."""
+        return self.items.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.items.device
 
     @property
     def history(self) -> History:
         return History(self.user, self.history_items, self.history_behaviours, self.history_length)
+
+    @property
+    def offered(self) -> torch.Tensor:
+        """(B, C): the candidates, for whom they cannot be missing."""
+        if self.candidates is None:
+            raise InputError("sessions: these have no candidates; draw them first")
+        return self.candidates
 
     @property
     def mask(self) -> torch.Tensor:
@@ -431,6 +487,24 @@ class SessionTensors:
         import torch
 
         return torch.arange(self.items.shape[1], device=self.items.device) < self.length.unsqueeze(1)
+
+    @property
+    def rewards(self) -> torch.Tensor:
+        """(B, T) reward of each step, 0 in the padding."""
+        import torch
+
+        table = self.behaviour_set.reward_table(self.items.device)
+        return torch.where(self.mask, table[self.behaviours.long()], 0)
+
+
+def _unchecked(like: Sessions | SessionTensors, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
+    """Sessions of the same origin, of arrays that come from valid ones."""
+    made = object.__new__(Sessions)
+    for field in dataclasses.fields(Sessions):
+        object.__setattr__(made, field.name, arrays.get(field.name))
+    for name in ("catalog", "behaviour_set", "origin"):
+        object.__setattr__(made, name, getattr(like, name))
+    return made
 
 
 def _require_range(name: str, array: NDArray[Any], size: int) -> None:

@@ -95,9 +95,9 @@ def test_a_failed_fit_leaves_the_agent_as_it_was() -> None:
 
 def test_who_is_held_out_once_is_held_out_again() -> None:
     known = sessions(count=200, seed=2)
-    first = set(known.user[split_users(known, 0.1, seed=0)[1]].tolist())
+    first = set(known.user[split_users(known.user, 0.1, seed=0)[1]].tolist())
     half = known[known.user % 2 == 0]
-    again = set(half.user[split_users(half, 0.1, seed=0)[1]].tolist())
+    again = set(half.user[split_users(half.user, 0.1, seed=0)[1]].tolist())
     assert len(first) == 20
     assert len(again & first) >= 6  # of 10: the same order of users, another number of them
 
@@ -134,7 +134,7 @@ def test_strangers_have_a_row_that_was_learned() -> None:
     before = agent.nets["behaviour"].user.weight.detach().clone()
     agent.fit(known)
     moved = (agent.nets["behaviour"].user.weight.detach() - before).abs().sum(1) > 0
-    held = set(known.user[split_users(known, 0.2, 0)[1]].tolist())
+    held = set(known.user[split_users(known.user, 0.2, 0)[1]].tolist())
     assert bool(moved[-1])
     assert not any(bool(moved[user]) for user in held)  # whoever is held out is served as a stranger
 

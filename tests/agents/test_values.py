@@ -11,7 +11,7 @@ import torch
 
 from mbcal import NetConfig, Sessions, Training
 from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
-from mbcal.agents.agent import Lesson
+from mbcal.agents.agent import Lesson, value_term
 from mbcal.agents.dqn import DQNConfig, candidate_values, still_available
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
 from mbcal.agents.mcpe import ValueConfig
@@ -67,7 +67,7 @@ def test_what_is_still_available_by_brute_force() -> None:
 def test_values_of_candidates_equal_one_pass_each() -> None:
     agent, batch = fitted(DQN), offered(8).tensors()
     net = agent.nets["value"].online
-    fast = candidate_values(net, net.tables(), batch)
+    fast = candidate_values(net, value_term(net), batch)
     assert batch.candidates is not None
     for step in range(batch.items.shape[1]):
         for place in range(batch.candidates.shape[1]):
@@ -86,10 +86,10 @@ def test_targets_bootstrap_over_the_remaining_candidates(kind: Any) -> None:
     net = agent.nets["value"]
     for parameter in net.target.parameters():  # far enough apart that choosing by one or the other differs
         parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    net._tables = None
+    net._judge = None
     label = agent.label(batch)
-    slow = candidate_values(net.target, net.target.tables(), batch)
-    chooses = candidate_values(net.online, net.online.tables(), batch) if kind is DDQN else slow
+    slow = candidate_values(net.target, value_term(net.target), batch)
+    chooses = candidate_values(net.online, value_term(net.online), batch) if kind is DDQN else slow
     available = still_available(batch)
     for row in range(len(known)):
         for step in range(int(known.length[row])):
@@ -111,7 +111,7 @@ def test_double_dqn_differs_in_the_target_alone() -> None:
         for parameter in double_net.target.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     plain_net.load_state_dict(double_net.state_dict())
-    plain_net._tables = double_net._tables = None
+    plain_net._tables = double_net._judge = None
     assert bool((double.label(batch) <= plain.label(batch) + 1e-5).all())  # the maximum is never below another choice
     assert not torch.allclose(double.label(batch), plain.label(batch))
 
@@ -119,10 +119,10 @@ def test_double_dqn_differs_in_the_target_alone() -> None:
 def test_the_target_network_is_copied_every_twenty_updates() -> None:
     agent = fitted(DQN)
     net = agent.nets["value"]
-    updates = int(net.updates)
+    updates = net.updates
     assert updates == 2 * -(-120 // 32)
     weight = net.target.head[2].weight.clone()
-    while int(net.updates) % 20:
+    while net.updates % 20:
         net.begin_update()
     assert torch.equal(net.target.head[2].weight, weight)
     with torch.no_grad():
@@ -135,9 +135,9 @@ def test_dyna_q_learns_from_as_many_imagined_as_real_sessions(monkeypatch: pytes
     taught: dict[str, int] = {}
     train = Lesson.train
 
-    def spy(self: Lesson, name: str, objective: Any, rows: Any = None, held: Any = None) -> None:
+    def spy(self: Lesson, name: str, objective: Any, rows: Any = None, *more: Any) -> None:
         taught[name] = len(self.rows if rows is None else rows)
-        train(self, name, objective, rows, held)
+        train(self, name, objective, rows, *more)
 
     monkeypatch.setattr(Lesson, "train", spy)
     fitted(DynaQ)

@@ -62,7 +62,8 @@ def test_growing_batch_learns_round_by_round() -> None:
     assert record["rounds"][2]["collected"] > 0.8 * BEST  # by the policy of the round before
 
 
-def test_a_round_is_resumed_exactly(tmp_path: Path) -> None:
+def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.evaluation.growing_batch.KEEP_EVERY", 0.0)
     for replay in (1, 2):
         shared = bench(rounds=3, replay=replay)
         straight, rewards, _ = growing_batch(shared, "gru4rec", 0)
@@ -82,7 +83,7 @@ def test_who_explores_collects_with_epsilon() -> None:
         agent = shared.agent(kind.name, 0, 1).fit(logged(300))
         served = collect(shared, agent, 0, 1)
         assert served.propensities is not None
-        off = (served.propensities[:, 0] < 0.5).mean()  # of twelve candidates one is the best anyhow
+        off = (served.propensities[:, 0] < 0.5).float().mean().item()  # of twelve candidates one is the best anyhow
         assert off == pytest.approx(share * 11 / 12, abs=0.04)
 
 
@@ -261,7 +262,10 @@ def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_pa
 
 def progress_of(folder: Path) -> int:
     """Changes whenever anything new is on disk."""
-    return hash(tuple(sorted(str(path) for path in folder.rglob("manifest.json"))))
+    try:
+        return hash(tuple(sorted(str(path) for path in folder.rglob("manifest.json"))))
+    except FileNotFoundError:  # a folder was renamed under our eyes
+        return 0
 
 
 def test_in_one_process_or_two_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:

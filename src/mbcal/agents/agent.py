@@ -7,7 +7,7 @@ what it ranks by (`scorer`). Masks, epsilon, ties and propensities are no busine
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -22,7 +22,7 @@ from mbcal.config import from_dict, to_dict
 from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nets import ItemEmbedding, NetConfig, SequenceNet, ValueNet, meet_items, settle_items
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import initial_weights, seed_of
+from mbcal.randomness import initial_weights, seed_of, uniform
 from mbcal.rollout import candidates_of
 from mbcal.scorers import Scorer, Term
 from mbcal.training import (
@@ -79,11 +79,11 @@ class Domain:
     users: int
 
     @classmethod
-    def of(cls, sessions: Sessions) -> Self:
+    def of(cls, sessions: Sessions | SessionTensors) -> Self:
         users = int(sessions.user.max()) + 1
         return cls(sessions.catalog, sessions.behaviour_set, sessions.horizon, sessions.history_items.shape[1], users)
 
-    def require(self, sessions: Sessions, whose: str) -> None:
+    def require(self, sessions: Sessions | SessionTensors, whose: str) -> None:
         """Refuse sessions whose rows would mean something else."""
         sessions.require_like(self.catalog, self.behaviours, whose)
 
@@ -92,9 +92,8 @@ class Domain:
 class Lesson:
     """One fit: the sessions within reach, who is held out, and how to run the loop over them."""
 
-    sessions: Sessions
     data: Resident
-    """The same, where the networks are."""
+    """The sessions, where the networks are."""
     rows: NDArray[np.int64]
     held: NDArray[np.int64]
     how: Training
@@ -113,8 +112,12 @@ class Lesson:
         objective: Objective,
         rows: NDArray[np.int64] | None = None,
         held: NDArray[np.int64] | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
-        """Fit the network of this name; on other rows, or with others held out, where the objective asks for it."""
+        """Fit the network of this name; on other rows, or with others held out, where the objective asks for it.
+
+        `before` is called before every update.
+        """
         self.curves[name] = train(
             self.nets[name],
             objective,
@@ -124,6 +127,7 @@ class Lesson:
             name=name,
             seed=self.seed,
             optimiser=self.optimisers[name],
+            before=before,
             unit=_loss_unit(self.nets[name]),
             progress=self.progress,
             checkpoints=self.checkpoints,
@@ -169,7 +173,7 @@ class Agent(ABC):
 
     def fit(
         self,
-        sessions: Sessions,
+        sessions: Sessions | SessionTensors,
         *,
         training: Training | None = None,
         progress: Progress = SILENT,
@@ -196,20 +200,22 @@ class Agent(ABC):
     def _state(self, name: str) -> dict[str, NDArray[Any]]:
         return state_arrays(self.nets[name], self.optimisers.get(name))
 
-    def _learn(self, sessions: Sessions, how: Training, progress: Progress, checkpoints: Checkpoints | None) -> None:
+    def _learn(
+        self, sessions: Sessions | SessionTensors, how: Training, progress: Progress, checkpoints: Checkpoints | None
+    ) -> None:
         seed = seed_of(self.config.seed, self.name, "fit", self.fits)
-        rows, held = split_users(sessions, how.validation, self.config.seed)
+        given = Resident(sessions, self.device, self.needs_candidates).tensors
+        rows, held = split_users(given.user.cpu().numpy(), how.validation, self.config.seed)
         if self.config.net.user == "id":
-            sessions = replace(sessions, user=self._strangers(sessions.user, held, seed))
+            given = replace(given, user=self._strangers(given.user, held, seed))
         if self.needs_candidates:
-            sessions = replace(sessions, candidates=candidates_of(sessions, seed))
+            given = replace(given, candidates=candidates_of(given, seed))
         for name, net in self.nets.items():
-            meet_items(net, sessions, self.fits == 0)
+            meet_items(net, given, self.fits == 0)
             if name in self.optimisers:
                 how.steer(self.optimisers[name])
         lesson = Lesson(
-            sessions,
-            Resident(sessions, self.device, self.needs_candidates),
+            Resident(given, self.device, self.needs_candidates),
             rows,
             held,
             how,
@@ -227,12 +233,12 @@ class Agent(ABC):
         self.fits += 1
         self._scorer = self.scorer()
 
-    def _strangers(self, users: NDArray[np.int32], held: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
+    def _strangers(self, users: torch.Tensor, held: NDArray[np.int64], seed: int) -> torch.Tensor:
         """User numbers with all held-out users, and some sessions of the others, as strangers: so that a row is learned for
         users never seen, and judged."""
-        strange = np.random.default_rng(seed).random(len(users)) < STRANGERS
-        strange[held] = True
-        return np.where(strange, np.int32(NOBODY), users)
+        strange = uniform(seed_of(seed, "strangers"), (len(users),), users.device) < STRANGERS
+        strange[torch.from_numpy(held).to(users.device)] = True
+        return torch.where(strange, NOBODY, users)
 
     def _begin_with(self, domain: Domain) -> None:
         self._domain = domain
@@ -381,7 +387,7 @@ class Agent(ABC):
 
 def instant_term(net: SequenceNet, behaviours: Behaviours) -> Term:
     """The reward a network of behaviours expects of the next step."""
-    return Term(net.tables(), torch.tensor(behaviours.rewards, device=net.behaviours.weight.device))
+    return Term(net.tables(), behaviours.reward_table(net.behaviours.weight.device))
 
 
 def value_term(net: ValueNet) -> Term:

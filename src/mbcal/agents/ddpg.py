@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson
-from mbcal.agents.dqn import DQNConfig, WithCopy
-from mbcal.agents.mcpe import session_returns, step_rewards
+from mbcal.agents.dqn import NOBODY, DQNConfig, WithCopy
+from mbcal.agents.mcpe import session_returns
 from mbcal.labels import temporal_difference_targets
-from mbcal.nets import ItemEmbedding, SequenceNet, last_hidden, shift_and_scale
+from mbcal.nets import Embedding, ItemEmbedding, SequenceNet, last_hidden, run_gru, shift_and_scale
 from mbcal.scorers import NearestScorer
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK, SessionTensors
@@ -50,7 +49,7 @@ class _Pair(nn.Module):
         self.actor = SequenceNet(*known, config.action, domain.users)
         self.items = ItemEmbedding(domain.catalog, config.net)
         self.point = nn.Linear(self.items.size, config.action)
-        self.behaviours = nn.Embedding(domain.behaviours.start + 1, config.net.embedding)
+        self.behaviours = Embedding(domain.behaviours.start + 1, config.net.embedding)
         width, hidden = config.net.embedding + config.action, config.net.hidden
         self.history, self.cell = (nn.GRU(width, hidden, batch_first=True) for _ in range(2))
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -74,11 +73,11 @@ class _Pair(nn.Module):
         """Q (B, T) of the logged items, or of other points (B, T, 4) shown in their place, one step at a time."""
         inside = torch.cat([self.behaviours(self.actor.previous(batch.behaviours).int()), self.points(batch.items)], -1)
         begin = self._read(batch)
-        hidden: Tensor = self.cell(inside, begin.unsqueeze(0))[0]
+        hidden = run_gru(self.cell, inside, begin)
         if points is not None:
             before = torch.cat([begin.unsqueeze(1), hidden[:, :-1]], 1)  # h_{t-1}
             other = torch.cat([inside[..., : -points.shape[-1]], points], -1)
-            hidden = self.cell(other.flatten(0, 1).unsqueeze(1), before.flatten(0, 1).unsqueeze(0))[0].view_as(hidden)
+            hidden = run_gru(self.cell, other.flatten(0, 1).unsqueeze(1), before.flatten(0, 1)).view_as(hidden)
         value: Tensor = self.head(hidden).squeeze(-1)
         return value
 
@@ -87,8 +86,8 @@ class _Pair(nn.Module):
         if span == 0 or self.actor.config.user != "history":
             return torch.zeros(size, self.cell.hidden_size, device=batch.items.device)
         past = torch.cat([self.behaviours(batch.history_behaviours.int()), self.points(batch.history_items)], -1)
-        hidden: Tensor = self.history(past)[0]
-        return last_hidden(hidden, batch.history_length)
+        nothing = torch.zeros(size, self.cell.hidden_size, device=past.device)
+        return last_hidden(run_gru(self.history, past, nothing), batch.history_length)
 
 
 class ActorCritic(WithCopy):
@@ -127,15 +126,14 @@ class DDPG(Agent):
     def learn(self, lesson: Lesson) -> None:
         net: ActorCritic = self.nets["value"]
         if lesson.first:
-            returns = session_returns(lesson, self.domain.behaviours, self.config.gamma)
-            shift, scale = shift_and_scale(returns, torch.from_numpy(lesson.sessions.mask).to(returns.device))
+            returns = session_returns(lesson.data, self.config.gamma)
+            shift, scale = shift_and_scale(returns, lesson.data.mask)
             net.shift.fill_(shift)
             net.scale.fill_(scale)
-        lesson.train("value", self._objective(net, lesson.data), held=np.zeros(0, np.int64))
+        lesson.train("value", self._objective(net, lesson.data), held=NOBODY, before=net.begin_update)
 
     def _objective(self, net: ActorCritic, data: Resident) -> Objective:
-        def objective(rows: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
-            net.begin_update()
+        def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted = batch.mask
             error = net.online.judge(batch) - (self.label(batch) - net.shift) / net.scale
@@ -151,8 +149,7 @@ class DDPG(Agent):
         """y_t (B, T)."""
         net: ActorCritic = self.nets["value"]
         value = net.target(batch) * net.scale + net.shift
-        rewards = step_rewards(batch, self.domain.behaviours)
-        return temporal_difference_targets(rewards, value, batch.mask, self.config.gamma)
+        return temporal_difference_targets(batch.rewards, value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:

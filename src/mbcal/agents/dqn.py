@@ -23,15 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson, value_term
-from mbcal.agents.mcpe import ValueConfig, session_returns, step_rewards
+from mbcal.agents.mcpe import ValueConfig, session_returns
+from mbcal.arrays import copy_into
 from mbcal.errors import OptionError
 from mbcal.labels import temporal_difference_targets
 from mbcal.nets import ValueNet
-from mbcal.scorers import NetScorer
-from mbcal.scoring import Tables
+from mbcal.scorers import NetScorer, Term
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK, SessionTensors
 
+NOBODY = np.zeros(0, np.int64)
+"""To hold out: a target moves with the network, so that a held-out error tells nothing about when to stop."""
 ROWS_AT_ONCE = 512
 """Steps scored together on a CPU, so that the work stays in its cache."""
 
@@ -52,18 +54,28 @@ class DQNConfig(ValueConfig):
 class WithCopy(nn.Module):
     """A network, its slower copy, and how many updates there have been: all that a checkpoint must hold."""
 
-    updates: Tensor
-
     def __init__(self, online: nn.Module, target: nn.Module, every: int) -> None:
         super().__init__()
         self.online, self.target, self.every = online, target.requires_grad_(False), every
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.updates = 0
 
     def begin_update(self) -> None:
         """Once an update: now and then the copy is renewed."""
-        if int(self.updates) % self.every == 0:
-            self.target.load_state_dict(self.online.state_dict())
+        if self.updates % self.every == 0:
+            self.renew()
         self.updates += 1
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """In the copy's own memory, which a recorded step goes on reading."""
+        for mine, new in zip(self.target.state_dict().values(), self.online.state_dict().values(), strict=True):
+            mine.copy_(new)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.updates)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.updates = int(state)
 
 
 class QNetwork(WithCopy):
@@ -75,14 +87,22 @@ class QNetwork(WithCopy):
     def __init__(self, domain: Domain, config: DQNConfig) -> None:
         known = (domain.catalog, domain.behaviours, config.net, domain.users)
         super().__init__(ValueNet(*known), ValueNet(*known), config.copy_every)
-        self._tables: tuple[int, Tables] | None = None
+        self._judge: Term | None = None
 
-    def target_tables(self) -> Tables:
-        """Tables of Q', made once a copy."""
-        age = (int(self.updates) - 1) // self.every
-        if self._tables is None or self._tables[0] != age:
-            self._tables = (age, self.target.tables())
-        return self._tables[1]
+    def judge(self) -> Term:
+        """Q' in tables, made once a copy."""
+        if self._judge is None:
+            self._judge = value_term(self.target)
+        return self._judge
+
+    def renew(self) -> None:
+        super().renew()
+        if self._judge is not None:
+            copy_into(self._judge, value_term(self.target))
+
+    def set_extra_state(self, state: Tensor) -> None:
+        super().set_extra_state(state)
+        self._judge = None
 
 
 class DQN(Agent):
@@ -101,20 +121,14 @@ class DQN(Agent):
         self.learn_values(lesson, lesson.data, lesson.rows)
 
     def learn_values(self, lesson: Lesson, data: Resident, rows: NDArray[np.int64]) -> None:
-        """Fit Q to the temporal differences of these sessions.
-
-        Nobody is held out: the target moves with the network, so that a held-out error tells nothing about when to stop.
-        """
+        """Fit Q to the temporal differences of these sessions."""
         net: QNetwork = self.nets["value"]
         if lesson.first:
-            returns = session_returns(lesson, self.domain.behaviours, self.config.gamma)
-            net.online.standardise(returns, torch.from_numpy(lesson.sessions.mask).to(returns.device))
-        lesson.train("value", self._objective(net, data), rows, np.zeros(0, np.int64))
+            net.online.standardise(session_returns(lesson.data, self.config.gamma), lesson.data.mask)
+        lesson.train("value", self._objective(net, data), rows, NOBODY, net.begin_update)
 
     def _objective(self, net: QNetwork, data: Resident) -> Objective:
-        def objective(rows: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor]:
-            if torch.is_grad_enabled():
-                net.begin_update()
+        def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted, target = batch.mask, self.label(batch)
             error = net.online.run(batch).squeeze(-1) - (target - net.online.shift) / net.online.scale
@@ -127,16 +141,15 @@ class DQN(Agent):
         """y_t (B, T)."""
         net: QNetwork = self.nets["value"]
         available = still_available(batch)
-        values = candidate_values(net.target, net.target_tables(), batch)
+        values = candidate_values(net.target, net.judge(), batch)
         if self.double:
-            chosen = candidate_values(net.online, net.online.tables(), batch)
+            chosen = candidate_values(net.online, value_term(net.online), batch)
             best = chosen.masked_fill(~available, -torch.inf).argmax(2, keepdim=True)
             value = values.gather(2, best).squeeze(2)
         else:
             value = values.masked_fill(~available, -torch.inf).amax(2)
         value = torch.where(available.any(2), value, 0)  # nothing is left to show: nothing more is earned
-        rewards = step_rewards(batch, self.domain.behaviours)
-        return temporal_difference_targets(rewards, value, batch.mask, self.config.gamma)
+        return temporal_difference_targets(batch.rewards, value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
@@ -155,7 +168,7 @@ class DDQN(DQN):
 
 def still_available(batch: SessionTensors) -> Tensor:
     """(B, T, C): which candidates have not been shown before each step."""
-    candidates, items = _candidates(batch), batch.items
+    candidates, items = batch.offered, batch.items
     horizon = items.shape[1]
     shown = (candidates.unsqueeze(2) == items.unsqueeze(1)) & batch.mask.unsqueeze(1)  # (B, C, T)
     first = torch.where(shown.any(2), shown.int().argmax(2), horizon)  # the step at which each was shown
@@ -164,21 +177,16 @@ def still_available(batch: SessionTensors) -> Tensor:
 
 
 @torch.no_grad()
-def candidate_values(net: ValueNet, tables: Tables, batch: SessionTensors) -> Tensor:
+def candidate_values(net: ValueNet, term: Term, batch: SessionTensors) -> Tensor:
     """(B, T, C): the value of every candidate at every logged step."""
-    candidates = _candidates(batch)
+    candidates = batch.offered
     size, horizon = batch.items.shape
     standing = net.standing(batch).flatten(0, 1)  # (B·T, H)
     previous = net.previous(batch.behaviours).flatten()
     spread = candidates.unsqueeze(1).expand(-1, horizon, -1).flatten(0, 1)  # (B·T, C)
     rows = ROWS_AT_ONCE if standing.device.type == "cpu" else len(standing)
     parts = [
-        tables.score(standing[begin : begin + rows], previous[begin : begin + rows], spread[begin : begin + rows])
+        term.score(standing[begin : begin + rows], previous[begin : begin + rows], spread[begin : begin + rows])
         for begin in range(0, len(standing), rows)
     ]
     return torch.cat(parts).view(size, horizon, -1)
-
-
-def _candidates(batch: SessionTensors) -> Tensor:
-    assert batch.candidates is not None  # noqa: S101 - Agent.fit draws them where the log has none
-    return batch.candidates

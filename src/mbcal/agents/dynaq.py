@@ -10,8 +10,6 @@ users and candidates, items chosen by the present Q with epsilon 0.1; in the fir
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from torch import nn
 
@@ -22,7 +20,7 @@ from mbcal.losses import behaviour_likelihood
 from mbcal.nets import SequenceNet
 from mbcal.rollout import rollout
 from mbcal.training import Resident
-from mbcal.types import Sessions
+from mbcal.types import SessionTensors
 
 EPSILON = 0.1
 
@@ -38,21 +36,19 @@ class DynaQ(DQN):
 
     def learn(self, lesson: Lesson) -> None:
         lesson.train("environment", behaviour_likelihood(self.nets["environment"], lesson.data))
-        real = dataclasses.replace(lesson.sessions, propensities=None, timestamps=None)
-        imagined = dataclasses.replace(self.imagine(lesson), propensities=None)
-        both = Resident(Sessions.concat([real, imagined]), self.device, candidates=True)
+        real = lesson.data.tensors
+        both = Resident(SessionTensors.concat([real, self.imagine(lesson)]), self.device, candidates=True)
         self.learn_values(lesson, both, np.concatenate([lesson.rows, lesson.rows + len(real)]))
 
-    def imagine(self, lesson: Lesson) -> Sessions:
+    def imagine(self, lesson: Lesson) -> SessionTensors:
         """As many sessions as there are real ones, from the environment model."""
         environment = ModelEnvironment(self.nets["environment"], self.domain.catalog, self.domain.behaviours)
-        epsilon = 1.0 if lesson.first else EPSILON
         return rollout(
             self.scorer(),
             environment,
-            lesson.sessions,
-            epsilon=epsilon,
+            lesson.data.tensors,
+            epsilon=1.0 if lesson.first else EPSILON,
             seed=lesson.seed,
             title="imagining",
             progress=lesson.progress,
-        )
+        ).without("propensities")

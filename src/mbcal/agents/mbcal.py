@@ -77,7 +77,7 @@ class MBCAL(Agent):
             lesson.progress.advance(len(labels[-1]))
         label = torch.cat(labels)
         if lesson.first:
-            advantage.standardise(label, torch.from_numpy(lesson.sessions.mask).to(label.device))
+            advantage.standardise(label, lesson.data.mask)
         lesson.train("advantage", value_error(advantage, lesson.data, label))
 
     def label(self, batch: SessionTensors) -> Tensor:
@@ -85,7 +85,7 @@ class MBCAL(Agent):
         return counterfactual_future_advantage(self.nets["environment"], self._rewards(), batch, self.config.gamma)
 
     def _rewards(self) -> Tensor:
-        return torch.tensor(self.domain.behaviours.rewards, device=self.device)
+        return self.domain.behaviours.reward_table(self.device)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:

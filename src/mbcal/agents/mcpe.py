@@ -21,8 +21,8 @@ from mbcal.labels import discounted_returns
 from mbcal.losses import value_error
 from mbcal.nets import ValueNet
 from mbcal.scorers import NetScorer
-from mbcal.training import blocks
-from mbcal.types import Behaviours, SessionTensors
+from mbcal.training import Resident, blocks
+from mbcal.types import SessionTensors
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,10 @@ class ValueConfig(AgentConfig):
             raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
 
 
-def step_rewards(batch: SessionTensors, behaviours: Behaviours) -> Tensor:
-    """(B, T) reward of every logged step, 0 in the padding."""
-    table = torch.tensor(behaviours.rewards, device=batch.items.device)
-    return torch.where(batch.mask, table[batch.behaviours.long()], 0)
-
-
-def session_returns(lesson: Lesson, behaviours: Behaviours, gamma: float) -> Tensor:
-    """(N, T) discounted returns of a lesson's sessions, a block at a time."""
-    parts = [lesson.data[rows] for rows in blocks(lesson.data)]
-    return torch.cat([discounted_returns(step_rewards(part, behaviours), part.mask, gamma) for part in parts])
+def session_returns(data: Resident, gamma: float) -> Tensor:
+    """(N, T) discounted returns of sessions, a block at a time."""
+    parts = (data[rows] for rows in blocks(data))
+    return torch.cat([discounted_returns(part.rewards, part.mask, gamma) for part in parts])
 
 
 class MCPE(Agent):
@@ -62,14 +56,14 @@ class MCPE(Agent):
 
     def learn(self, lesson: Lesson) -> None:
         value: ValueNet = self.nets["value"]
-        labels = session_returns(lesson, self.domain.behaviours, self.config.gamma)
+        labels = session_returns(lesson.data, self.config.gamma)
         if lesson.first:
-            value.standardise(labels, torch.from_numpy(lesson.sessions.mask).to(labels.device))
+            value.standardise(labels, lesson.data.mask)
         lesson.train("value", value_error(value, lesson.data, labels))
 
     def label(self, batch: SessionTensors) -> Tensor:
         """G_t (B, T)."""
-        return discounted_returns(step_rewards(batch, self.domain.behaviours), batch.mask, self.config.gamma)
+        return discounted_returns(batch.rewards, batch.mask, self.config.gamma)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson
 from mbcal.scorers import ItemScorer
+from mbcal.training import blocks
 from mbcal.types import SPECIAL
 
 
@@ -30,9 +30,11 @@ class Popular(Agent):
         return {"counts": _Counts(domain.catalog.rows)}
 
     def learn(self, lesson: Lesson) -> None:
-        shown = lesson.sessions.items[lesson.sessions.mask]
         counts = self.nets["counts"].steps
-        counts += torch.from_numpy(np.bincount(shown[shown >= SPECIAL], minlength=len(counts))).to(counts.device)
+        for rows in blocks(lesson.data):
+            batch = lesson.data[rows]
+            counts += torch.bincount(batch.items[batch.mask], minlength=len(counts))
+        counts[:SPECIAL] = 0
 
     def scorer(self) -> ItemScorer:
         counts = self.nets["counts"].steps

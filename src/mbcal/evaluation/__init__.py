@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mbcal.agents.agent import Agent
 from mbcal.environment import Environment
@@ -13,7 +14,7 @@ from mbcal.metrics import Mean, mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.rollout import Policy, rollout
 from mbcal.simulator import Simulator
-from mbcal.types import Sessions
+from mbcal.types import Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,18 @@ class Outcome:
     @property
     def rewards(self) -> NDArray[np.float32]:
         """(N,) of each session, undiscounted."""
-        earned: NDArray[np.float32] = self.served.rewards.sum(1)
-        return earned
+        return session_rewards(self.served)
 
     @property
     def mean(self) -> Mean:
         """Mean reward per session; a user's sessions count as alike."""
         return mean_interval(self.rewards, self.served.user)
+
+
+def session_rewards(served: Sessions | SessionTensors) -> NDArray[np.float32]:
+    """(N,) what each session earned, undiscounted."""
+    earned = served.rewards.sum(1)
+    return earned.cpu().numpy() if isinstance(earned, Tensor) else earned
 
 
 def evaluate(

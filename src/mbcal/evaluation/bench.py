@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,8 @@ from mbcal.environment import Environment
 from mbcal.evaluation import Outcome
 from mbcal.evaluation.settings import Settings
 from mbcal.metrics import Mean, coverage, gini
-from mbcal.types import SPECIAL, Sessions
+from mbcal.training import device_named
+from mbcal.types import SPECIAL, Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,21 @@ class Bench:
     judges: dict[str, Environment]
     features: tuple[str, ...]
     device: str
+
+    @cached_property
+    def train_tensors(self) -> SessionTensors:
+        """The train sessions where the agents are: rounds are drawn from them without leaving the device."""
+        return self.train.tensors(device_named(self.device), without=("propensities", "timestamps"))
+
+    @cached_property
+    def test_tensors(self) -> SessionTensors:
+        """The test sessions, likewise."""
+        return self.test.tensors(device_named(self.device), without=("propensities", "timestamps"))
+
+    @cached_property
+    def users(self) -> Environment:
+        """Who answers when agents collect: the first judge."""
+        return next(iter(self.judges.values()))
 
     def agent(self, name: str, seed: int, epochs: int) -> Agent:
         """A fresh agent of the experiment's settings; it takes of them what its method knows."""

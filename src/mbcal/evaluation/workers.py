@@ -1,18 +1,27 @@
-"""Cells on several processes of this machine: each has its own interpreter, one thread, and dies with its parent."""
+"""Cells side by side on this machine.
+
+On a CPU in several processes: each has its own interpreter, one thread, and dies with its parent. On a GPU in several
+threads of one process, each with its own stream: the kernels of a small network leave most of a GPU idle, and those of
+different streams run at the same time, while processes would take turns; sessions and simulators lie there once for all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
 import queue
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from mbcal.errors import MbcalError, TrainingError
 from mbcal.evaluation.experiment import Cell, Run
@@ -55,6 +64,58 @@ def execute_all(run: Run, cells: list[Cell], workers: int, watch: Watch) -> None
             run.execute(cell, _Told(cell, tell))
             watch.done(cell)
         return
+    if run.device.startswith("cuda"):
+        _in_threads(run, cells, workers, tell)
+    else:
+        _in_processes(run, cells, workers, tell)
+
+
+class _StoppedError(Exception):
+    """Another cell failed: this one has no reason to go on."""
+
+
+def _in_threads(run: Run, cells: list[Cell], workers: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
+    bench = run.bench
+    bench.train_tensors, bench.test_tensors  # noqa: B018 - made once, before threads share them
+    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    events: queue.Queue[tuple[Any, ...]] = queue.Queue()
+    stop = threading.Event()
+    for cell in cells:
+        waiting.put(cell)
+
+    def say(event: tuple[Any, ...]) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        events.put(event)
+
+    def work() -> None:
+        try:
+            own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(own), contextlib.suppress(queue.Empty):
+                while True:
+                    cell = waiting.get_nowait()
+                    run.execute(cell, _Told(cell, say))
+                    say(("done", cell))
+        except _StoppedError:
+            pass
+        except MbcalError as error:
+            events.put(("failed", type(error), str(error), None))
+        except Exception:
+            events.put(("failed", RuntimeError, "", traceback.format_exc()))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(cells)))]
+    for thread in threads:
+        thread.start()
+    try:
+        _listen([], events, len(cells), tell)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _in_processes(run: Run, cells: list[Cell], workers: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
     context = multiprocessing.get_context("spawn")
     waiting, events = context.SimpleQueue(), context.Queue()
     for waits in [*cells, *[None] * workers]:
