@@ -33,6 +33,17 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return kind(**made)
 
 
+def dotted_names(kind: type) -> list[str]:
+    """Every setting of a dataclass by its path: `gamma`, `net`, `net.hidden`."""
+    hints, names = typing.get_type_hints(kind), []
+    for field in dataclasses.fields(kind):
+        inner = hints[field.name]
+        names.append(field.name)
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            names += [f"{field.name}.{name}" for name in dotted_names(inner)]
+    return names
+
+
 def _value(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
