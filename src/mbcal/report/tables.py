@@ -44,9 +44,14 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
-        lines = [f"## {self.title}", "", f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
-        lines += [f"| {' | '.join(shown(value).replace('|', '/') for value in row)} |" for row in self.rows]
-        return "\n".join([*lines, "", self.note, ""]) if self.note else "\n".join([*lines, ""])
+        """With its title and note."""
+        lines = [f"## {self.title}", "", self.grid(), ""]
+        return "\n".join([*lines, self.note, ""] if self.note else lines)
+
+    def grid(self) -> str:
+        """The columns and rows alone, as Markdown."""
+        lines = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
+        return "\n".join([*lines, *(f"| {' | '.join(shown(value).replace('|', '/') for value in row)} |" for row in self.rows)])
 
 
 def shown(value: Any) -> str:
