@@ -161,10 +161,10 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
             continue
         if name in SIZES:
             tables = [size_table(list(found.values()))]
-            figures = size_figures(tables[0])
+            figures = size_figures(tables[0]) if tables[0].rows else {}
         else:
             tables, figures = tables_of(name, found[1]), draw_figures(found[1])
-        for table in tables:
+        for table in (table for table in tables if table.rows):
             rows = [[rounded(value) for value in row] for row in table.rows]
             write_whole(out / f"{name}-{table.name}.csv", Table(table.name, "", table.columns, rows).csv().encode())
         for file, content in figures.items():
@@ -172,7 +172,8 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
                 write_whole(out / f"{name}-{file}", content)
         said = {folder.name: about(found[share]) for share, folder in begun.items() if share in found}
         write_whole(out / f"{name}.json", (json.dumps(said, indent=1, sort_keys=True) + "\n").encode())
-        print(f"{name}: {len(tables)} tables")
+        done, cells = (sum(one["cells"][what] for one in said.values()) for what in ("done", "all"))
+        print(f"{name}: {done} of {cells} results")
 
 
 def tables_of(name: str, found: Findings) -> list[Table]:
@@ -281,7 +282,7 @@ def about(found: Findings) -> dict[str, Any]:
         "command": (opened.folder / "command.txt").read_text("utf-8"),
         "settings": to_dict(opened.settings),
         "run": said,
-        "cells": {"done": len(opened.cells) - len(missing), "missing": missing},
+        "cells": {"all": len(opened.cells), "done": len(opened.cells) - len(missing), "missing": missing},
         "test sessions": len(found.users),
         "simulators": {
             judge: {name: rounded(value) for name, value in card.items() if isinstance(value, int | float)}
@@ -333,12 +334,12 @@ def table_of(files: Sequence[Path], options: Sequence[str]) -> Table:
     """
     asked = {name.strip(): value.strip() for name, _, value in (option.partition(":") for option in options)}
     rows = [row for file in files for row in rows_of(file, "paper" in asked)]
+    known = {column for row in rows for column in row}
     for column, _, value in (condition.partition("=") for condition in split_list(asked.get("where", "")) if condition):
         rows = [row for row in rows if str(row[column.strip()]) == value.strip()]
     used = [column for column in rows[0] if any(row.get(column) is not None for row in rows)] if rows else []
     usual = [column for column in used if column != "data" or len(files) > 1]
     taken = [column.partition(" as ") for column in (split_list(asked["columns"]) if "columns" in asked else usual)]
-    known = {column for row in rows for column in row}
     for column in [column for column, _, _ in taken if column not in known]:
         raise InputError(f"{files[0].name}: there is no column {column!r}.{nearest(column, known)}")
     titles = tuple(title or column for column, _, title in taken)

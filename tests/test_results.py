@@ -99,7 +99,7 @@ def test_kept_tables_are_the_runs_own(build: Path, kept: Path) -> None:
             assert float(copy["reward per session"]) == pytest.approx(float(row["reward per session"]), rel=1e-5)
             assert len(copy["low"].replace(".", "").lstrip("0")) <= 6
     said = json.loads((kept / "netflix-batch.json").read_text())["netflix-batch"]
-    assert said["cells"] == {"done": 12, "missing": []}
+    assert said["cells"] == {"all": 12, "done": 12, "missing": []}
     assert said["test sessions"] == 40
     assert said["command"] == "python benchmarks/results.py run netflix-batch --device cpu --small"
     assert said["run"]["data"] == json.loads((build / "data" / "newsfeed" / "manifest.json").read_text())["content_hash"]
@@ -156,6 +156,22 @@ def test_equal_runs_equal_bytes(build: Path, kept: Path, tmp_path: Path) -> None
         assert path.read_bytes() == (kept / path.name).read_bytes()
     assert {path.name for path in tmp_path.glob("*.svg")} >= {"netflix-size-size.svg", "newsfeed-growing-curves.svg"}
     assert "<dc:date>" not in (tmp_path / "netflix-size-size.svg").read_text()
+
+
+def test_a_run_under_way_is_collected(build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(build, tmp_path / "build")
+    for name, protocol, agent in (("netflix-batch", "batch", "mbcal"), ("newsfeed-growing", "growing", "gru4rec")):
+        shutil.rmtree(tmp_path / "build" / "results" / name / "cells" / protocol / agent)
+    shutil.rmtree(tmp_path / "build" / "results" / "netflix-size" / "1-4" / "cells")
+    shutil.rmtree(tmp_path / "build" / "results" / "netflix-ablation" / "cells")
+    results.main(["collect", "--build", str(tmp_path / "build"), "--out", str(tmp_path / "docs")])
+    said = capsys.readouterr().out
+    assert "netflix-batch: 11 of 12 results\n" in said
+    assert "netflix-ablation: nothing is done yet\n" in said
+    kept = json.loads((tmp_path / "docs" / "netflix-batch.json").read_text())["netflix-batch"]
+    assert kept["cells"]["missing"] == ["batch mbcal seed 0"]
+    assert not any(row["claim"].startswith("mbcal >") for row in rows(tmp_path / "docs" / "netflix-batch-claims.csv"))
+    assert len({row["log sessions"] for row in rows(tmp_path / "docs" / "netflix-size-size.csv")}) == 4
 
 
 def test_the_page_is_filled_from_the_files(kept: Path) -> None:
