@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 
 from mbcal import MBCALConfig, NetConfig, SimulatorConfig, Training
-from mbcal.config import from_dict, to_dict
+from mbcal.config import dotted_names, from_dict, to_dict
 from mbcal.errors import OptionError
 
 
@@ -55,3 +56,20 @@ def test_wrong_settings_are_named(values: dict[str, Any], said: str) -> None:
 
 def test_whole_numbers_are_numbers_too() -> None:
     assert from_dict(MBCALConfig, {"gamma": 1}).gamma == 1.0
+
+
+@dataclass(frozen=True)
+class Either:
+    share: float | Literal["auto"] | None = None
+
+
+def test_a_setting_may_be_of_two_kinds() -> None:
+    for given, meant in ((1, 1.0), (0.3, 0.3), ("auto", "auto"), (None, None)):
+        assert from_dict(Either, {"share": given}).share == meant
+    with pytest.raises(OptionError, match=r"^share: 'autom' is unknown; known are auto\. Did you mean 'auto'\?"):
+        from_dict(Either, {"share": "autom"})
+
+
+def test_settings_by_their_path() -> None:
+    assert dotted_names(MBCALConfig)[:4] == ["net", "net.cell", "net.hidden", "net.embedding"]
+    assert {"training.betas", "gamma"} <= set(dotted_names(MBCALConfig))

@@ -69,7 +69,7 @@ def test_every_command_on_experiments_runs(workshop: Path) -> None:
     prepare = "mbcal prepare newsfeed --sessions 800 --out feed"
     experiments = commands_of((ROOT / "docs/experiments.md").read_text(), 0)
     own = commands_of((ROOT / "docs/new-method.md").read_text(), 0)[:1]
-    assert len(experiments) == 4
+    assert len(experiments) == 5
     small = [re.sub("--agents all --seeds 3", "--agents mbcal,random --seeds 1", line) for line in experiments]
     run([prepare, *small, *own], workshop)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -33,6 +34,17 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return kind(**made)
 
 
+def dotted_names(kind: type) -> list[str]:
+    """Every setting of a dataclass by its path: `gamma`, `net`, `net.hidden`."""
+    hints, names = typing.get_type_hints(kind), []
+    for field in dataclasses.fields(kind):
+        inner = hints[field.name]
+        names.append(field.name)
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            names += [f"{field.name}.{name}" for name in dotted_names(inner)]
+    return names
+
+
 def _value(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
@@ -56,7 +68,11 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        return _value(next(one for one in arguments if one is not type(None)), value, where)
+        *first, last = (one for one in arguments if one is not type(None))
+        for one in first:  # `float | Literal["auto"]`: whichever fits
+            with contextlib.suppress(OptionError):
+                return _value(one, value, where)
+        return _value(last, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -20,7 +20,7 @@ from mbcal.errors import OptionError, OutputError, StoreError
 from mbcal.evaluation import evaluate
 from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
 from mbcal.evaluation.bench import Bench, summary
-from mbcal.evaluation.experiment import Cell, Run
+from mbcal.evaluation.experiment import Cell, Run, _file_name
 from mbcal.evaluation.growing_batch import collect, growing_batch
 from mbcal.evaluation.settings import PRESETS, Settings, apply_overrides, settings_from
 from mbcal.evaluation.variance import analyse
@@ -299,6 +299,69 @@ def test_mistakes(finished: Path, tmp_path: Path) -> None:
         settings_from({"agents": ["mbcal", "mbcal"]})
     assert not (tmp_path / "new").exists()
     assert Cell("batch", "mbcal", 0) in Run.open(finished, "cpu").cells
+
+
+def test_options_in_a_name_reach_the_network() -> None:
+    shared = bench(gamma=0.7, epochs=1)
+    agent = shared.agent("mbcal+net.hidden=64+mask_rate=0.4+net.user=id", 3, 2)
+    config = agent.config
+    assert (config.net.hidden, config.net.user, config.mask_rate) == (64, "id", 0.4)
+    assert (config.gamma, config.net.embedding, config.seed, config.training.epochs) == (0.7, 8, 3, 2)
+    assert agent.fit(shared.train).nets["environment"].cell.hidden_size == 64
+    assert shared.agent("mbcal", 0, 2).config.net.hidden == 8
+    assert shared.agent("dqn+copy_every=50+gamma=1", 0, 2).config.copy_every == 50
+    assert shared.agent("mbcal+net.features=[]", 0, 2).config.net.features == ()
+
+
+def test_unknown_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    for name, said in (
+        ("mbcal+gama=0.9", r"^agent mbcal\+gama=0\.9: 'gama' is unknown; known are .*\. Did you mean 'gamma'\?$"),
+        ("mbcal+hidden=64", r"'hidden' is unknown; .* Did you mean 'net\.hidden'\?$"),
+        ("mbcal+net.hiden=64", r"net\.hiden: unknown; .* Did you mean 'hidden'\?$"),
+        ("gru4rec+copy_every=50", "'copy_every' is unknown"),
+        ("mbcal+gamma", "'gamma' is not NAME=VALUE"),
+        ("mbcal+gamma=often", "gamma: must be a number, got 'often'"),
+        ("mbcal+gamma=2", r"agent mbcal\+gamma=2: gamma: must be in \[0, 1\]"),
+        ("mbcal+gamma.x=2", "gamma is a value, not a table that holds 'x'"),
+        ("mbcal+net.user=nobody", "net.user: 'nobody' is unknown; known are history, id, none"),
+        ("mbcal+net.features=kategory", "features: no 'kategory'"),
+        ("mbcal+seed=0", "seed: a run has its own"),
+        ("mbcall+gamma=0.9", r"agent: 'mbcall' is unknown.*Did you mean 'mbcal'\?"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            Run.create(tmp_path / "new", settings_from({**TINY, "agents": [name]}), "cpu")
+        assert not (tmp_path / "new").exists()
+
+
+def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from mbcal.agents import MBCAL\nclass Mine(MBCAL):\n    name = 'mine'\n")
+    names = ["gru4rec", "mbcal", "mbcal+net.hidden=6", f"{tmp_path}/mine.py:Mine+gamma=0.5", f"{tmp_path}/mine.py:Mine"]
+    sizes = [f"{name}={value}" for name, value in TINY.items() if name not in ("agents", "seeds", "simulator")]
+    command = [sys.executable, "-m", "mbcal", "experiment", "newsfeed", "--out", str(tmp_path / "run"), "--seeds", "1"]
+    command += ["--agents", ",".join([*names, 'mbcal+net.features=["category", "type"]']), "--protocols", "batch"]
+    changes = [*sizes, "judges=truth"]
+    done = subprocess.run([*command, *(part for one in changes for part in ("--set", one))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = Run.open(tmp_path / "run", "cpu")
+    assert len({run.path(cell) for cell in run.cells}) == len(run.cells) == 7
+    assert {path.name for path in (run.folder / "models" / "batch").iterdir()} >= {"mbcal", "mbcal+net.hidden=6"}
+    kept = {name: load(run.path(Cell("batch", name, 0), "models"), "cpu").config.net for name in ("mbcal", names[2])}
+    assert (kept["mbcal"].hidden, kept[names[2]].hidden) == (8, 6)
+    rows = {row[1]: row for row in Findings(run)._rewards("batch").rows}
+    assert set(rows) == {"oracle", *names, 'mbcal+net.features=["category", "type"]'}
+    rewards = Findings(run).rewards("batch", "truth")
+    gap = float(rewards[names[2]].mean(dtype=float) - rewards["mbcal"].mean(dtype=float))
+    assert rows[names[2]][8] == pytest.approx(gap, abs=1e-6)
+    page = (run.folder / "report.html").read_text()
+    assert names[2] in page
+
+
+def test_folders_of_agents_never_collide() -> None:
+    names = ["a/b.py:C", "a_b.py:C", "a_b.py_C", "mbcal", "mbcal+gamma=0.9", "mbcal+gamma=0_9", "x" * 300, "x" * 301]
+    folders = [_file_name(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert folders[3:5] == ["mbcal", "mbcal+gamma=0.9"]
+    assert all("/" not in folder and len(folder) < 200 for folder in folders)
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def test_seeds_are_averaged_session_by_session() -> None:
     first, second, users = draw.normal(size=(3, 40)), draw.normal(size=(3, 40)), np.arange(40)
     gap, _ = paired(first, second, users)
     assert gap.mean == pytest.approx((first.mean(0) - second.mean(0)).mean())
+    under_way, _ = paired(first, second[:2], users)  # one method has a seed more than the other so far
+    assert under_way.mean == pytest.approx((first.mean(0) - second[:2].mean(0)).mean())
 
 
 def test_against_asks_one_family_of_questions() -> None:

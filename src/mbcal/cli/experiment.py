@@ -30,7 +30,8 @@ def run_experiment(
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=False)] = None,
     preset: Annotated[str, typer.Option(help="Sizes: quick (minutes), laptop (an hour), paper (a GPU).")] = "quick",
     agents: Annotated[
-        str | None, typer.Option(help="'all', names, or path.py:Class, by commas.", show_default="all")
+        str | None,
+        typer.Option(help="'all', names, or path.py:Class, by commas; with options, 'mbcal+gamma=0.9'.", show_default="all"),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How often each method is trained.", show_default="3")] = None,
     protocols: Annotated[str | None, typer.Option(help="batch, growing or both.", show_default="batch,growing")] = None,
@@ -78,7 +79,7 @@ def run_experiment(
 def _settings(
     what: str, preset: str, agents: str | None, seeds: int | None, protocols: str | None, change: list[str]
 ) -> Any:
-    from mbcal.evaluation.settings import apply_overrides, settings_from
+    from mbcal.evaluation.settings import apply_overrides, settings_from, split_list
 
     values: dict[str, Any] = {"data": what}
     if what.endswith(".toml"):
@@ -91,7 +92,7 @@ def _settings(
         preset = values.pop("preset", preset)
     for name, text in (("agents", agents), ("protocols", protocols)):
         if text is not None:
-            values[name] = [part.strip() for part in text.split(",")]
+            values[name] = split_list(text)
     if seeds is not None:
         values["seeds"] = seeds
     return settings_from(apply_overrides(values, change), preset)

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.agents import Agent, agent_named
+from mbcal.agents import Agent, AgentConfig, agent_named
+from mbcal.config import from_dict, to_dict
 from mbcal.environment import Environment
+from mbcal.errors import OptionError
 from mbcal.evaluation import Outcome
-from mbcal.evaluation.settings import Settings
+from mbcal.evaluation.settings import Settings, apply_overrides
 from mbcal.metrics import Mean, coverage, gini
 from mbcal.training import device_named
 from mbcal.types import SPECIAL, Sessions, SessionTensors
@@ -45,17 +47,42 @@ class Bench:
         return next(iter(self.judges.values()))
 
     def agent(self, name: str, seed: int, epochs: int) -> Agent:
-        """A fresh agent of the experiment's settings; it takes of them what its method knows."""
-        kind, settings = agent_named(name), self.settings
-        own: dict[str, Any] = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
-        known = {field.name for field in fields(kind.Config)}
-        config = kind.Config(
-            net=settings.net(self.features),
-            training=settings.training(epochs),
-            seed=seed,
-            **{key: value for key, value in own.items() if key in known},
-        )
+        """A fresh agent of the experiment's settings, changed by the options in its name."""
+        kind, config = configured(name, self.settings, self.features, seed, epochs)
         return kind(config, self.device)
+
+
+def configured(
+    name: str, settings: Settings, features: tuple[str, ...], seed: int, epochs: int
+) -> tuple[type[Agent], AgentConfig]:
+    """A method and its config: of the experiment's settings what the method knows, then the options in its name.
+
+    `mbcal+gamma=0.9+net.hidden=64` is MBCAL with two settings of its own.
+    """
+    base, options = split_name(name)
+    kind = agent_named(base)
+    own: dict[str, Any] = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
+    known = {field.name for field in fields(kind.Config)}
+    config = kind.Config(
+        net=settings.net(features),
+        training=settings.training(epochs),
+        seed=seed,
+        **{key: value for key, value in own.items() if key in known},
+    )
+    if not options:
+        return kind, config
+    try:
+        if any(option.partition("=")[0].strip() == "seed" for option in options):
+            raise OptionError("seed: a run has its own; say how many with --seeds")
+        return kind, from_dict(kind.Config, apply_overrides(to_dict(config), options, kind.Config, where=""))
+    except OptionError as error:
+        raise OptionError(f"agent {name}: {error}") from error
+
+
+def split_name(name: str) -> tuple[str, list[str]]:
+    """`mbcal+gamma=0.9` -> the method `mbcal` and its options, `gamma=0.9`."""
+    base, *options = name.split("+")
+    return base, options
 
 
 class Played(NamedTuple):

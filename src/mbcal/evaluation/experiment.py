@@ -17,6 +17,7 @@ that was killed and resumed ends in the same tables.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal import bundle
-from mbcal.agents import AGENTS, agent_named
+from mbcal.agents import AGENTS
 from mbcal.config import from_dict, to_dict
 from mbcal.data.sessions import Cut
 from mbcal.data.store import Store
@@ -38,7 +39,7 @@ from mbcal.environment import Environment
 from mbcal.errors import ModelError, OptionError, OutputError, StoreError
 from mbcal.evaluation import oracle
 from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
-from mbcal.evaluation.bench import Bench
+from mbcal.evaluation.bench import Bench, configured
 from mbcal.evaluation.growing_batch import growing_batch
 from mbcal.evaluation.settings import Judge, Settings
 from mbcal.folder import Kind, write_whole
@@ -53,6 +54,8 @@ from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
 from mbcal.worlds.newsfeed import Newsfeed
 
 SCHEMA = 1
+LONGEST_NAME = 120
+"""Letters of an agent's name that a folder takes from it."""
 CELL = Kind("cell", SCHEMA, "an experiment writes cells", "remove it and resume the run", ModelError)
 
 
@@ -87,12 +90,11 @@ class Run:
     def create(cls, folder: str | Path, settings: Settings, device: str = "auto") -> Self:
         """A new run; the folder must be empty or absent."""
         folder = Path(folder)
-        for name in _agents(settings):
-            agent_named(name)
+        seen = [configured(name, settings, (), 0, settings.epochs)[1].net.features for name in _agents(settings)]
         place = str(device_named(device))
         given = None if settings.data == "newsfeed" else Store.open(settings.data)
         catalog = Newsfeed(1, 100).catalog if given is None else given.catalog
-        for features in (settings.features, settings.simulator.features):
+        for features in (*seen, settings.features, settings.simulator.features):
             require_features(catalog, features or ())
         if "truth" in settings.judges and given is not None and given.manifest["source"] != "newsfeed":
             raise OptionError("judges: only the generated newsfeed knows its truth; name lstm or transformer")
@@ -250,8 +252,9 @@ def _agents(settings: Settings) -> list[str]:
 
 
 def _file_name(agent: str) -> str:
-    """An agent given as path.py:Class has a name that is no file's."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in agent)
+    """The name itself where it can be a folder's; else what is left of it and a hash, so that no two share a folder."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_+=." else "_" for letter in agent)[:LONGEST_NAME]
+    return plain if plain == agent else f"{plain}-{hashlib.sha256(agent.encode()).hexdigest()[:8]}"
 
 
 def _version(name: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from mbcal.config import from_dict
+from mbcal.config import dotted_names, from_dict
 from mbcal.errors import OptionError, nearest
 from mbcal.nets import NetConfig
 from mbcal.simulator import SimulatorConfig
@@ -24,7 +25,8 @@ class Settings:
     data: str = "newsfeed"
     """`newsfeed` (generated), or the folder of a store."""
     agents: tuple[str, ...] = ("all",)
-    """Methods by name, `path.py:Class` for one's own, or `all`."""
+    """Methods by name, `path.py:Class` for one's own, or `all`; with options of their own after a plus:
+    `mbcal+gamma=0.9+net.hidden=64`."""
     seeds: int = 3
     """Each method is trained so many times, from seed 0 on."""
     protocols: tuple[Protocol, ...] = ("batch", "growing")
@@ -127,30 +129,43 @@ def settings_from(values: Mapping[str, Any], preset: str = "quick") -> Settings:
     return from_dict(Settings, {**PRESETS[preset], **values})
 
 
-def parse_override(text: str) -> tuple[list[str], Any]:
-    """`rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn` -> where and what; the value as TOML, or plain text."""
+def parse_override(text: str, kind: type = Settings, where: str = "set: ") -> tuple[list[str], Any]:
+    """`rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn` -> where and what; the value as TOML, or plain text.
+
+    `kind` is the dataclass whose settings these are, `where` what a complaint begins with.
+    """
     import tomllib
 
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise OptionError(f"set: {text!r} is not NAME=VALUE")
+        raise OptionError(f"{where}{text!r} is not NAME=VALUE")
     path = name.strip().split(".")
-    known = {one.name: one.type for one in fields(Settings)}
+    known = {one.name: one.type for one in fields(kind)}
     if path[0] not in known:
-        raise OptionError(f"set: {path[0]!r} is unknown; known are {', '.join(known)}.{nearest(path[0], known)}")
+        close = nearest(name.strip(), dotted_names(kind))
+        raise OptionError(f"{where}{path[0]!r} is unknown; known are {', '.join(known)}.{close}")
     try:
         return path, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         many = "tuple" in str(known[path[0]]) or path[-1] == "features"
-        return path, [part.strip() for part in value.split(",")] if many else value.strip()
+        return path, split_list(value) if many else value.strip()
 
 
-def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def apply_overrides(
+    values: dict[str, Any], overrides: Sequence[str], kind: type = Settings, where: str = "set: "
+) -> dict[str, Any]:
     """The values with every override put in its place."""
     for text in overrides:
-        path, value = parse_override(text)
+        path, value = parse_override(text, kind, where)
         place = values
-        for part in path[:-1]:
+        for depth, part in enumerate(path[:-1]):
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise OptionError(f"{where}{'.'.join(path[: depth + 1])} is a value, not a table that holds {path[-1]!r}")
         place[path[-1]] = value
     return values
+
+
+def split_list(text: str) -> list[str]:
+    """`a, b,c` -> its parts; what stands in brackets stays whole."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]

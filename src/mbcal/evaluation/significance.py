@@ -30,11 +30,11 @@ def paired(first: Rewards, second: Rewards, users: NDArray[Any]) -> tuple[Mean, 
     """first - second over sessions that share user, candidates and luck: the mean with its interval, and p of no difference.
 
     Sessions of one user count as alike (clustered standard error). Rewards may be (N,) or (seeds, N): then sessions are
-    averaged over seeds first, and the verdict is about these trained models; how much another seed would change is told by
-    the spread over seeds.
+    averaged over seeds first (as many as each has, in a run under way), and the verdict is about these trained models; how
+    much another seed would change is told by the spread over seeds.
     """
-    difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    gap = mean_interval(difference.mean(0) if difference.ndim == 2 else difference, users)
+    one, other = (np.atleast_2d(np.asarray(rewards, np.float64)).mean(0) for rewards in (first, second))
+    gap = mean_interval(one - other, users)
     if gap.error == 0:
         return gap, 1.0 if gap.mean == 0 else 0.0
     return gap, 2 * NormalDist().cdf(-abs(gap.mean) / gap.error) if np.isfinite(gap.error) else 1.0

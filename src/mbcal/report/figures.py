@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mbcal.report.tables import Findings
@@ -24,13 +25,14 @@ def draw_figures(findings: Findings) -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     for protocol in ("batch", "growing"):
         if findings.of(protocol):
-            made |= _files(protocol, _bars(findings, protocol))
+            made |= image_files(protocol, _bars(findings, protocol))
     if findings.of("growing"):
-        made |= _files("curves", _curves(findings))
+        made |= image_files("curves", _curves(findings))
     return made
 
 
-def _files(name: str, figure: Any) -> dict[str, bytes]:
+def image_files(name: str, figure: Any) -> dict[str, bytes]:
+    """A figure as SVG and PNG by file name: equal figures, equal bytes."""
     files = {}
     for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
         out = io.BytesIO()
@@ -64,14 +66,20 @@ def _bars(findings: Findings, protocol: str) -> Any:
 
 
 def _curves(findings: Findings) -> Any:
-    figure = _figure(8, 4.8)
-    axes = figure.subplots()
-    for place, (agent, curve) in enumerate(findings.curves().items()):
-        rounds = range(1, len(curve["mean"]) + 1)
-        axes.plot(rounds, curve["mean"], color=colour(place), label=agent)
-        axes.fill_between(rounds, curve["low"], curve["high"], color=colour(place), alpha=0.15, linewidth=0)
+    figure, axes = line_figure(findings.curves())
     axes.set(xlabel="round", ylabel="reward per session", title=f"Growing Batch-RL, judged by {findings.judges[0]}")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Any, Any]:
+    """A figure and its axes: by agent the `mean` within a band from `low` to `high`, `at` these places or at 1, 2, 3, …"""
+    figure = _figure(8, 4.8)
+    axes = figure.subplots()
+    for place, (agent, line) in enumerate(lines.items()):
+        at = line.get("at", range(1, len(line["mean"]) + 1))
+        axes.plot(at, line["mean"], color=colour(place), label=agent)
+        axes.fill_between(at, line["low"], line["high"], color=colour(place), alpha=0.15, linewidth=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+    return figure, axes

@@ -44,9 +44,15 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
-        lines = [f"## {self.title}", "", f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
+        """With its title and note."""
+        lines = [f"## {self.title}", "", self.grid(), ""]
+        return "\n".join([*lines, self.note, ""] if self.note else lines)
+
+    def grid(self) -> str:
+        """The columns and rows alone, as Markdown."""
+        lines = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
         lines += [f"| {' | '.join(shown(value).replace('|', '/') for value in row)} |" for row in self.rows]
-        return "\n".join([*lines, "", self.note, ""]) if self.note else "\n".join([*lines, ""])
+        return "\n".join(lines)
 
 
 def shown(value: Any) -> str:
@@ -167,18 +173,19 @@ class Findings:
 
     def _rewards(self, protocol: str) -> Table:
         rows: list[Cells] = []
-        best = {judge: self.rewards(protocol, judge) for judge in self.judges}
+        earned = {judge: self.rewards(protocol, judge) for judge in self.judges}
         tests = {
-            base: against(base, {name: v for name, v in best[self.judges[0]].items() if name != oracle.NAME}, self.users)
+            (judge, base): against(base, {name: v for name, v in by_agent.items() if name != oracle.NAME}, self.users)
+            for judge, by_agent in earned.items()
             for base in BASES
-            if base in best[self.judges[0]]
+            if base in by_agent
         }
         top = self.rewards("batch", "truth").get(oracle.NAME) if "truth" in self.judges else None
         for judge in self.judges:
             for agent, mean, spread in self.ranked(protocol, judge):
                 row: Cells = [judge, agent, mean.mean, spread, mean.low, mean.high]
                 for base in BASES:
-                    test = tests.get(base, {}).get(agent) if judge == self.judges[0] else None
+                    test = tests.get((judge, base), {}).get(agent)
                     row += [None, None] if test is None else [test.gap.mean, test.adjusted]
                 row.append(self.mean(top).mean - mean.mean if top is not None and judge == "truth" else None)
                 row.append(self._rounds(agent) if protocol == "growing" and judge == self.judges[0] else None)
@@ -188,7 +195,7 @@ class Findings:
         note = (
             "Mean over seeds; spread is the standard deviation over seeds; low and high bound the 95% interval, "
             "clustered by user. Gaps are paired (same users, candidates and luck); p is two-sided after Holm's "
-            "correction, for these trained models."
+            "correction over the methods under one judge, for these trained models."
         )
         title = {"batch": "Batch-RL", "growing": "Growing Batch-RL, after the last round"}[protocol]
         return Table(protocol, title, (*columns, "regret", "rounds to 99%"), rows, note)
