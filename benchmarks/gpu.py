@@ -102,6 +102,7 @@ def side_by_side(bench: Bench, name: str, count: int) -> dict[str, object]:
         with torch.cuda.stream(torch.cuda.Stream()):
             growing_batch(bench, name, seed)
 
+    bench.train_tensors, bench.test_tensors  # noqa: B018 - made once, before threads share them
     torch.cuda.synchronize()
     began = time.perf_counter()
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]

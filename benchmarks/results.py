@@ -221,7 +221,7 @@ def curves_table(found: Findings) -> Table:
 
 def options_table(found: Findings, rewards: Table) -> Table:
     """Each option of MBCAL by its values; MBCAL without options stands for the value it has anyhow."""
-    kind, config = configured("mbcal", found.run.settings, (), 0, 1)
+    kind, config = configured("mbcal", found.run.settings, (), 0, found.run.settings.training(1))
     variants: set[tuple[str, Any, str]] = set()
     for agent in found.of("batch"):
         for option in split_name(agent)[1]:

@@ -41,7 +41,7 @@ class Cautious(Agent):
         known = (domain.catalog, domain.behaviours, self.config.net)
         return {
             "behaviour": SequenceNet(*known, len(domain.behaviours), domain.users),
-            "shortfall": ValueNet(*known, domain.users),
+            "shortfall": ValueNet(*known, domain.users, domain.horizon),
         }
 
     def learn(self, lesson: Lesson) -> None:
@@ -49,7 +49,7 @@ class Cautious(Agent):
         lesson.train("behaviour", behaviour_likelihood(self.nets["behaviour"], lesson.data))
         labels = torch.cat([self.label(lesson.data[rows]) for rows in blocks(lesson.data)])
         if lesson.first:
-            self.nets["shortfall"].standardise(labels, lesson.data.mask)
+            self.nets["shortfall"].unit.fit(labels, lesson.data.mask)
         lesson.train("shortfall", value_error(self.nets["shortfall"], lesson.data, labels))
 
     @torch.no_grad()

@@ -73,8 +73,8 @@ def test_candidates_are_scored(values: bool, size: int) -> None:
     made: SequenceNet = net(hidden=size)
     if values:
         made = ValueNet(CATALOG, LABELS, NetConfig(hidden=size, embedding=5))
-        made.shift.fill_(3.0)
-        made.scale.fill_(2.0)
+        made.unit.shift.fill_(3.0)
+        made.unit.scale.fill_(2.0)
     term = Term(made.to(DEVICE).tables(), None if values else REWARDS.to(DEVICE))
     hidden, previous = draws(COUNT, size) - 0.5, draws(COUNT, below=LABELS.start + 1)
     candidates = draws(COUNT, 9, below=CATALOG.rows).int()

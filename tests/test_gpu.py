@@ -101,7 +101,7 @@ def test_a_recording_replays_the_step_it_was_given() -> None:
         seen.index_copy_(0, number, number.float() ** 2)
         number.add_(1)
 
-    recorded = Recorded(step, GPU)
+    recorded = Recorded(step, record=True)
     for _ in range(10):
         recorded()
     assert seen.tolist() == [float(n * n) for n in range(10)]

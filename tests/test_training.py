@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mbcal.errors import OptionError, TrainingError
 from mbcal.losses import behaviour_likelihood, value_error
-from mbcal.nets import NetConfig, ValueNet
+from mbcal.nets import NetConfig, Unit, ValueNet
 from mbcal.randomness import uniform
 from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import MASK
@@ -108,15 +108,28 @@ def test_labels_are_standardised_within_and_restored_without() -> None:
     mask = data[slice(None)].mask
     labels = torch.where(mask, 1000 + 50 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)), 0)
     model = ValueNet(CATALOG, LABELS, NetConfig(hidden=8, embedding=5))
-    model.standardise(labels, mask)
-    assert float(model.shift) == pytest.approx(float(labels[mask].mean()), rel=1e-6)
-    assert float(model.scale) == pytest.approx(float(labels[mask].std(correction=0)), rel=1e-5)
+    model.unit.fit(labels, mask)
+    assert float(model.unit.shift) == pytest.approx(float(labels[mask].mean()), rel=1e-6)
+    assert float(model.unit.scale) == pytest.approx(float(labels[mask].std(correction=0)), rel=1e-5)
     fit(model, value_error(model, data, labels), Training(epochs=200, batch=20, learning_rate=1e-2), rows=60)
     error = (model.values(data[slice(None)]).detach() - labels)[mask]
     assert float(error.square().mean()) < 0.5 * 50**2
     constant = torch.full_like(labels, 7.0)
-    model.standardise(constant, mask)
-    assert float(model.scale) == 1.0
+    model.unit.fit(constant, mask)
+    assert float(model.unit.scale) == 1.0
+
+
+def test_labels_are_standardised_step_by_step() -> None:
+    unit = Unit(3)
+    labels = torch.tensor([[10.0, 5.0, 77.0], [14.0, 77.0, 77.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    unit.fit(labels, mask)
+    assert unit.shift.tolist() == pytest.approx([12, 5, 29 / 3])  # nobody reaches the third step
+    assert float(unit.scale) == pytest.approx((8 / 3) ** 0.5)
+    assert torch.allclose(unit.inward(labels)[mask], torch.tensor([-2.0, 0.0, 2.0]) / (8 / 3) ** 0.5)
+    assert torch.allclose(unit.outward(unit.inward(labels)), labels)
+    longer = unit.outward(torch.zeros(1, 5))  # what comes after the last step is read as the last
+    assert longer.tolist()[0] == pytest.approx([12, 5, 29 / 3, 29 / 3, 29 / 3])
 
 
 def test_a_loss_that_is_no_number_is_named_with_step_and_batch() -> None:

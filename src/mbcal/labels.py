@@ -84,6 +84,17 @@ def counterfactual_future_advantage(net: SequenceNet, rewards: Tensor, batch: Se
     return advantage
 
 
+def mixed_advantage(advantage: Tensor, masked_future: Tensor, expected: Tensor, mix: float) -> Tensor:
+    """A(lambda) = A_future + lambda (R_future(M(o, {t}, a_M), t) - V(s_t)), all (B, T).
+
+    A_future leaves out whatever the rest of the session as it was logged gives away of the item at t: that a user clicked,
+    that the next items were chosen otherwise. It is all in the future with the item masked, together with the noise of
+    everything else; V is that future's mean in the state. lambda = 0 is MBCAL; lambda = 1 is the simulated future reward
+    (without variance reduction) less a baseline that does not change the ranking.
+    """
+    return advantage + mix * (masked_future - expected)
+
+
 def _reward(net: SequenceNet, state: State, rewards: Tensor) -> Tensor:
     return expected_reward(net.head(state[0]), rewards)
 

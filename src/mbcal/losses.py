@@ -28,16 +28,18 @@ def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Ob
     return objective
 
 
-def value_error(net: ValueNet, data: Resident, labels: Tensor) -> Objective:
+def value_error(net: ValueNet, data: Resident, labels: Tensor, told: bool = True) -> Objective:
     """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. CFAApproximator.
 
-    Labels (N, T) belong to the rows of `data`.
+    Labels (N, T) belong to the rows of `data`. Where the step's item is not `told`, the network learns what labels are on
+    average in a state.
     """
 
     def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         counted = batch.mask
-        error = net.run(batch).squeeze(-1) - (labels[rows] - net.shift) / net.scale
+        outputs = net.run(batch) if told else net.unseen(batch)
+        error = outputs.squeeze(-1) - net.unit.inward(labels[rows])
         return (error.square() * counted).sum(), counted.sum()
 
     return objective

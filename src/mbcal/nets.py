@@ -278,6 +278,12 @@ class SequenceNet(Net):
         state = self.begin(*batch.history)
         return torch.cat([state[0].unsqueeze(1), self._hidden(state, batch.items, batch.behaviours)[:, :-1]], 1)
 
+    def unseen(self, batch: SessionTensors) -> Tensor:
+        """Outputs (B, T, outputs) where each logged step's own item is not told: what depends on the state alone."""
+        gates = self.gates(torch.full_like(batch.items, MASK), self.previous(batch.behaviours))
+        outputs: Tensor = self.head(self.step(gates, (self.standing(batch),))[0])
+        return outputs
+
     def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
         """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
         state = self.step(self.gates(item, previous), state)
@@ -335,13 +341,44 @@ class SequenceNet(Net):
         return torch.sigmoid(out) * torch.tanh(memory), memory
 
 
-def shift_and_scale(labels: Tensor, mask: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of the labels that count; a scale of 1 where they do not vary."""
-    counted = labels[mask].double()
-    if not len(counted):
-        return 0.0, 1.0
-    spread = float(counted.std(correction=0))
-    return float(counted.mean()), spread if spread > 1e-8 else 1.0
+class Unit(nn.Module):
+    """The unit in which a value is learned: (label - its mean at this step) / spread, so that no label is too large for Adam
+    and no network spends its first epochs on learning that less is to come late in a session.
+
+    Taken from the labels of the first fit; later fits keep it, or warm-started weights would mean something else.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(horizon))
+        self.register_buffer("scale", torch.ones(()))
+
+    def fit(self, labels: Tensor, mask: Tensor) -> None:
+        """From the labels (B, T) that count. Steps that nobody reaches share the mean of all; a spread of 0 counts as 1."""
+        place = self._place(labels.shape[1])
+        known = torch.where(mask, labels, 0).double()
+        nothing = torch.zeros(len(self.shift), dtype=torch.float64, device=labels.device)
+        sums, counts = (nothing.index_add(0, place, part.sum(0).double()) for part in (known, mask))
+        overall = sums.sum() / counts.sum().clamp(min=1)
+        self.shift.copy_(torch.where(counts > 0, sums / counts.clamp(min=1), overall))
+        rest = torch.where(mask, labels - self.shift[place], 0).double()
+        spread = float((rest.square().sum() / counts.sum().clamp(min=1)).sqrt())
+        self.scale.fill_(spread if spread > 1e-8 else 1.0)
+
+    def inward(self, labels: Tensor) -> Tensor:
+        """Labels (B, T) as the network learns them."""
+        return (labels - self.shift[self._place(labels.shape[1])]) / self.scale
+
+    def outward(self, outputs: Tensor) -> Tensor:
+        """What the network says (B, T) in the labels' own unit."""
+        return outputs * self.scale + self.shift[self._place(outputs.shape[1])]
+
+    def _place(self, steps: int) -> Tensor:
+        """Which shift each step has; what comes after the last has the last's."""
+        return torch.arange(steps, device=self.shift.device).clamp(max=len(self.shift) - 1)
 
 
 def run_gru(layer: nn.RNNBase, inputs: Tensor, begin: Tensor) -> Tensor:
@@ -362,36 +399,29 @@ def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
 
 
 class ValueNet(SequenceNet):
-    """A network with one number a step, learned as (label - shift) / scale so that no label is too large for Adam.
+    """A network with one number a step, learned in a `Unit`; with a horizon of 1 the unit is the same at all steps."""
 
-    Labels are standardised by those of the first fit; later fits keep the scale, or warm-started weights would mean
-    something else.
-    """
-
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, users: int = 0) -> None:
+    def __init__(
+        self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, users: int = 0, horizon: int = 1
+    ) -> None:
         super().__init__(catalog, behaviours, config, 1, users)
-        self.register_buffer("shift", torch.zeros(()))
-        self.register_buffer("scale", torch.ones(()))
+        self.unit = Unit(horizon)
 
-    def standardise(self, labels: Tensor, mask: Tensor) -> None:
-        """Take shift and scale from the labels (B, T) that count."""
-        shift, scale = shift_and_scale(labels, mask)
-        self.shift.fill_(shift)
-        self.scale.fill_(scale)
-
-    def values(self, batch: SessionTensors) -> Tensor:
-        """(B, T) in the labels' own unit."""
-        return self.run(batch).squeeze(-1) * self.scale + self.shift
+    def values(self, batch: SessionTensors, told: bool = True) -> Tensor:
+        """(B, T) in the labels' own unit; of the state alone, without the step's own item, where it is not `told`."""
+        outputs = self.run(batch) if told else self.unseen(batch)
+        return self.unit.outward(outputs.squeeze(-1))
 
     @torch.no_grad()
-    def tables(self) -> Tables:
-        """With the scale folded into the head."""
+    def tables(self, share: float = 1.0) -> Tables:
+        """With the scale and the mean shift of all steps folded into the head; of a share of the values where told.
+
+        What is left out, by how much this step's shift differs from the mean, is the same for all candidates.
+        """
         tables = super().tables()
         first_weight, first_bias, weight, bias = tables.head
-        return replace(tables, head=(first_weight, first_bias, weight * self.scale, bias * self.scale + self.shift))
+        scale, shift = self.unit.scale, self.unit.shift.mean()
+        return replace(tables, head=(first_weight, first_bias, share * weight * scale, share * (bias * scale + shift)))
 
 
 def meet_items(net: nn.Module, sessions: SessionTensors, first: bool) -> None:

@@ -135,6 +135,7 @@ class Simulator(ModelEnvironment):
             name="simulator",
             seed=seed_of(config.seed, "simulator"),
             optimiser=config.training.optimiser(net.parameters()),
+            record=data.whole,
             progress=progress,
             checkpoints=checkpoints,
         )

@@ -102,6 +102,11 @@ class Resident:
         self.tensors = given.to(device) if fits else given
 
     @property
+    def whole(self) -> bool:
+        """Whether all of it lies where the network is."""
+        return self.tensors.device.type == self.device.type
+
+    @property
     def mask(self) -> Tensor:
         """(N, T), true where a step counts."""
         return self.tensors.mask.to(self.device)
@@ -223,17 +228,19 @@ def train(
     seed: int,
     optimiser: torch.optim.Adam,
     before: Callable[[], None] | None = None,
+    record: bool = True,
     unit: float = 1.0,
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
 ) -> list[dict[str, float]]:
     """Fit `net` on rows, stopping by the loss on the rows held out (if any); `before` is called before every update.
 
+    On a GPU updates are recorded and replayed, unless told not to because the data does not lie there.
     Returns the curve, an entry an epoch, in multiples of `unit`: what one of the objective's loss is worth to people.
     """
     if not len(rows):
         raise TrainingError(f"{name}: no sessions to learn from")
-    run = _Run(net, objective, how, name, seed, optimiser, before, unit, progress, checkpoints)
+    run = _Run(net, objective, how, name, seed, optimiser, before, record, unit, progress, checkpoints)
     return run.to_the_end(torch.from_numpy(rows).to(run.device), torch.from_numpy(held).to(run.device))
 
 
@@ -247,12 +254,13 @@ class _Run:
         seed: int,
         optimiser: torch.optim.Adam,
         before: Callable[[], None] | None,
+        record: bool,
         unit: float,
         progress: Progress,
         checkpoints: Checkpoints | None,
     ) -> None:
         self.net, self.objective, self.how, self.name, self.seed = net, objective, how, name, seed
-        self.optimiser, self.before, self.unit = optimiser, before, unit
+        self.optimiser, self.before, self.record, self.unit = optimiser, before, record, unit
         self.progress, self.checkpoints = progress, checkpoints
         self.device = next(net.parameters()).device
         self.at = Position()
@@ -373,7 +381,7 @@ class _Updates:
         self._noise = run.seeds(self.count, "noise", run.at.epoch)
         self._next = torch.full((1,), run.at.batch, device=run.device)
         self.losses = torch.zeros(self.count, 2, device=run.device)
-        self._step = Recorded(self._full_batch, run.device)
+        self._step = Recorded(self._full_batch, run.record and run.device.type == "cuda")
 
     @property
     def sessions(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, Training
+from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, Training, load
 from mbcal.agents import MBCALWithoutVarianceReduction
 from mbcal.errors import OptionError, TrainingError
 from mbcal.evaluation import evaluate
@@ -24,8 +26,8 @@ QUICK = Training(epochs=2, batch=64, validation=0.2)
 SMALL = NetConfig(hidden=8, embedding=8)
 
 
-def config(**more: float) -> MBCALConfig:
-    return MBCALConfig(net=SMALL, training=QUICK, **more)  # type: ignore[arg-type]
+def config(**more: Any) -> MBCALConfig:
+    return MBCALConfig(net=SMALL, training=QUICK, **more)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.95])
@@ -67,9 +69,9 @@ def test_only_the_environment_model_is_fitted_on_masked_items(monkeypatch: pytes
 
 def test_a_warm_start_keeps_the_scale_of_its_labels() -> None:
     agent = MBCAL(config(), "cpu").fit(sessions(count=100, seed=2))
-    before = [float(agent.nets["advantage"].shift), float(agent.nets["advantage"].scale)]
+    before = [*agent.nets["advantage"].unit.shift.tolist(), float(agent.nets["advantage"].unit.scale)]
     agent.fit(sessions(count=100, seed=3))
-    assert [float(agent.nets["advantage"].shift), float(agent.nets["advantage"].scale)] == before
+    assert [*agent.nets["advantage"].unit.shift.tolist(), float(agent.nets["advantage"].unit.scale)] == before
 
 
 def test_a_fit_can_be_told_another_learning_rate() -> None:
@@ -145,3 +147,70 @@ def test_agents_take_their_own_settings_alone() -> None:
     with pytest.raises(OptionError, match="agents rank by tables, which only a gru has; got 'lstm'"):
         MBCALConfig(net=NetConfig(cell="lstm"))
     assert LABELS.rewards == (0.0, 1.0, 5.0)
+
+
+@torch.no_grad()
+def test_what_the_state_alone_says_does_not_know_the_item() -> None:
+    """Slow twin: the session run with the step's own item masked, one step at a time."""
+    agent, batch = MBCAL(config(mix=0.5), "cpu").fit(sessions(count=100, seed=2)), sessions(count=12).tensors()
+    net = agent.nets["usual"]
+    fast = net.values(batch, told=False)
+    for step in range(batch.horizon):
+        items = batch.items.clone()
+        items[:, step] = MASK
+        assert torch.allclose(fast[:, step], net.values(dataclasses.replace(batch, items=items))[:, step], atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_family_of_labels_has_both_ends() -> None:
+    known, batch = sessions(count=100, seed=2), sessions(count=30).tensors()
+    for mix in (0.25, 1.0):
+        agent = MBCAL(config(mix=mix), "cpu").fit(known)
+        environment, usual = agent.nets["environment"], agent.nets["usual"].values(batch, told=False)
+        advantage = counterfactual_future_advantage(environment, REWARDS, batch, 0.95)
+        future = simulated_future_reward(expected_reward(environment.run(batch), REWARDS), batch.mask, 0.95)
+        wanted = torch.where(batch.mask, advantage + mix * (future - advantage - usual), 0)
+        label, predicted = agent.regression(batch)
+        assert torch.allclose(label, wanted, atol=1e-5)
+        if mix == 1:
+            assert torch.allclose(label, torch.where(batch.mask, future - usual, 0), atol=1e-5)
+        nets = agent.nets
+        assert torch.allclose(predicted, nets["advantage"].values(batch) + mix * nets["rest"].values(batch), atol=1e-5)
+    assert "rest" not in MBCAL(config(), "cpu").fit(known).nets
+
+
+def test_the_score_holds_the_share_of_the_rest() -> None:
+    agent = MBCAL(config(mix=0.25), "cpu").fit(sessions(count=100, seed=2))
+    batch = sessions(count=5).tensors()
+    state, candidates = agent.begin(*batch.history), torch.arange(2, CATALOG.rows).expand(5, -1)
+    parts = agent.ranks_by.parts(state, candidates)
+    whole = agent._scorer_with(1.0).parts(state, candidates)["rest"]
+    assert set(parts) == {"instant", "future", "rest"}
+    assert torch.allclose(parts["rest"], 0.25 * whole, atol=1e-5)
+    assert torch.allclose(agent.score(state, candidates), sum(parts.values()), atol=1e-5)
+
+
+def test_a_mix_is_chosen_where_the_advantage_fades(tmp_path: Path) -> None:
+    """Sessions of a policy that nearly always shows a key first: behaviours give the item away and CFA sees nothing."""
+    plain, auto = (MBCAL(toy_config(**more), "cpu").fit(logged(1200)) for more in ({}, {"mix": "auto"}))
+    served = rollout(plain, DelayedPrize(), starts(1200), epsilon=0.1, seed=3)
+    plain.fit(served)
+    auto.fit(served)
+    test = starts(200, seed=5)
+    assert float(auto.nets["mix"].value) > 0
+    assert evaluate(auto, DelayedPrize(), test).mean.mean > evaluate(plain, DelayedPrize(), test).mean.mean + 3
+    auto.save(tmp_path / "model")
+    again = load(tmp_path / "model", "cpu")
+    assert float(again.nets["mix"].value) == float(auto.nets["mix"].value)
+    assert np.array_equal(rollout(again, DelayedPrize(), test).items, rollout(auto, DelayedPrize(), test).items)
+
+
+def toy_config(**more: Any) -> MBCALConfig:
+    how = Training(epochs=15, batch=64, learning_rate=3e-3, validation=0.0)
+    return MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, **more)
+
+
+@pytest.mark.parametrize("mix", [-0.1, 1.5, "sometimes"])
+def test_mixes_that_mean_nothing_are_refused(mix: Any) -> None:
+    with pytest.raises(OptionError, match=r"mix: must be in \[0, 1\], or auto"):
+        config(mix=mix)

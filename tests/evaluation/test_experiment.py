@@ -80,7 +80,7 @@ def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_who_explores_collects_with_epsilon() -> None:
     shared = bench(epsilon=0.3, round_sessions=2000)
     for kind, share in ((GRU4Rec, 0.0), (agents.GRU4RecEpsilon, 0.3)):
-        agent = shared.agent(kind.name, 0, 1).fit(logged(300))
+        agent = shared.agent(kind.name, 0, shared.settings.training(1)).fit(logged(300))
         served = collect(shared, agent, 0, 1)
         assert served.propensities is not None
         off = (served.propensities[:, 0] < 0.5).float().mean().item()  # of twelve candidates one is the best anyhow
@@ -136,7 +136,7 @@ def test_variety_by_hand() -> None:
 def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
     """In a world without luck the label of a (state, action) is the same however often its future is resampled."""
     shared = bench(epochs=2)
-    agent = shared.agent("mcpe", 0, 2).fit(shared.train)
+    agent = shared.agent("mcpe", 0, shared.settings.training(2)).fit(shared.train)
     for noise, low, high in ((False, 0.0, 1e-9), (True, 0.5, 50.0)):
         users = DelayedPrize(noise=noise)
         served = evaluate(agent, users, shared.test, seed=1).served
@@ -303,14 +303,14 @@ def test_mistakes(finished: Path, tmp_path: Path) -> None:
 
 def test_options_in_a_name_reach_the_network() -> None:
     shared = bench(gamma=0.7, epochs=1)
-    agent = shared.agent("mbcal+net.hidden=64+mask_rate=0.4+net.user=id", 3, 2)
+    agent = shared.agent("mbcal+net.hidden=64+mask_rate=0.4+net.user=id", 3, shared.settings.training(2))
     config = agent.config
     assert (config.net.hidden, config.net.user, config.mask_rate) == (64, "id", 0.4)
     assert (config.gamma, config.net.embedding, config.seed, config.training.epochs) == (0.7, 8, 3, 2)
     assert agent.fit(shared.train).nets["environment"].cell.hidden_size == 64
-    assert shared.agent("mbcal", 0, 2).config.net.hidden == 8
-    assert shared.agent("dqn+copy_every=50+gamma=1", 0, 2).config.copy_every == 50
-    assert shared.agent("mbcal+net.features=[]", 0, 2).config.net.features == ()
+    assert shared.agent("mbcal", 0, shared.settings.training(2)).config.net.hidden == 8
+    assert shared.agent("dqn+copy_every=50+gamma=1", 0, shared.settings.training(2)).config.copy_every == 50
+    assert shared.agent("mbcal+net.features=[]", 0, shared.settings.training(2)).config.net.features == ()
 
 
 def test_unknown_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_a_worker_that_dies_is_one_sentence(tmp_path: Path) -> None:
     resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
     running = subprocess.Popen(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not list(run.folder.glob("partial/*/agent-*")) and time.monotonic() < deadline:
+    while not list(run.folder.glob("partial/growing-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     children = subprocess.run(
         ["pgrep", "-P", str(running.pid), "-f", "spawn_main"], capture_output=True, text=True, check=True

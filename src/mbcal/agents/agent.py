@@ -113,10 +113,11 @@ class Lesson:
         rows: NDArray[np.int64] | None = None,
         held: NDArray[np.int64] | None = None,
         before: Callable[[], None] | None = None,
+        record: bool | None = None,
     ) -> None:
         """Fit the network of this name; on other rows, or with others held out, where the objective asks for it.
 
-        `before` is called before every update.
+        `before` is called before every update; `record` tells whether other data than the lesson's lies on the device.
         """
         self.curves[name] = train(
             self.nets[name],
@@ -128,6 +129,7 @@ class Lesson:
             seed=self.seed,
             optimiser=self.optimisers[name],
             before=before,
+            record=self.data.whole if record is None else record,
             unit=_loss_unit(self.nets[name]),
             progress=self.progress,
             checkpoints=self.checkpoints,
@@ -390,9 +392,9 @@ def instant_term(net: SequenceNet, behaviours: Behaviours) -> Term:
     return Term(net.tables(), behaviours.reward_table(net.behaviours.weight.device))
 
 
-def value_term(net: ValueNet) -> Term:
-    """What a network of values says."""
-    return Term(net.tables(), None)
+def value_term(net: ValueNet, share: float = 1.0) -> Term:
+    """What a network of values says, or a share of it."""
+    return Term(net.tables(share), None)
 
 
 def _loss_unit(net: nn.Module) -> float:

@@ -24,10 +24,10 @@ from mbcal.agents.agent import Agent, Domain, Lesson
 from mbcal.agents.dqn import NOBODY, DQNConfig, WithCopy
 from mbcal.agents.mcpe import session_returns
 from mbcal.labels import temporal_difference_targets
-from mbcal.nets import Embedding, ItemEmbedding, SequenceNet, last_hidden, run_gru, shift_and_scale
+from mbcal.nets import Embedding, ItemEmbedding, SequenceNet, Unit, last_hidden, run_gru
 from mbcal.scorers import NearestScorer
 from mbcal.training import Objective, Resident
-from mbcal.types import MASK, SessionTensors
+from mbcal.types import SessionTensors
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,7 @@ class _Pair(nn.Module):
 
     def act(self, batch: SessionTensors) -> Tensor:
         """p(s_t) (B, T, 4): the actor at every logged step, the step's own item unseen."""
-        standing = self.actor.standing(batch)
-        gates = self.actor.gates(torch.full_like(batch.items, MASK), self.actor.previous(batch.behaviours))
-        acted: Tensor = torch.tanh(self.actor.head(self.actor.step(gates, (standing,))[0]))
-        return acted
+        return torch.tanh(self.actor.unseen(batch))
 
     def forward(self, batch: SessionTensors) -> Tensor:
         """Q (B, T) of the actor's own points."""
@@ -95,13 +92,10 @@ class ActorCritic(WithCopy):
 
     online: _Pair
     target: _Pair
-    shift: Tensor
-    scale: Tensor
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
         super().__init__(_Pair(domain, config), _Pair(domain, config), config.copy_every)
-        self.register_buffer("shift", torch.zeros(()))
-        self.register_buffer("scale", torch.ones(()))
+        self.unit = Unit(domain.horizon)
 
 
 class DDPG(Agent):
@@ -126,17 +120,14 @@ class DDPG(Agent):
     def learn(self, lesson: Lesson) -> None:
         net: ActorCritic = self.nets["value"]
         if lesson.first:
-            returns = session_returns(lesson.data, self.config.gamma)
-            shift, scale = shift_and_scale(returns, lesson.data.mask)
-            net.shift.fill_(shift)
-            net.scale.fill_(scale)
+            net.unit.fit(session_returns(lesson.data, self.config.gamma), lesson.data.mask)
         lesson.train("value", self._objective(net, lesson.data), held=NOBODY, before=net.begin_update)
 
     def _objective(self, net: ActorCritic, data: Resident) -> Objective:
         def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted = batch.mask
-            error = net.online.judge(batch) - (self.label(batch) - net.shift) / net.scale
+            error = net.online.judge(batch) - net.unit.inward(self.label(batch))
             still = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
             still |= {name: parameter for name, parameter in net.online.named_parameters() if name.startswith("actor.")}
             judged = torch.func.functional_call(net.online, still, (batch,))
@@ -148,13 +139,13 @@ class DDPG(Agent):
     def label(self, batch: SessionTensors) -> Tensor:
         """y_t (B, T)."""
         net: ActorCritic = self.nets["value"]
-        value = net.target(batch) * net.scale + net.shift
+        value = net.unit.outward(net.target(batch))
         return temporal_difference_targets(batch.rewards, value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
         net: ActorCritic = self.nets["value"]
-        return self.label(batch), net.online.judge(batch) * net.scale + net.shift
+        return self.label(batch), net.unit.outward(net.online.judge(batch))
 
     @torch.no_grad()
     def scorer(self) -> NearestScorer:

@@ -85,7 +85,7 @@ class QNetwork(WithCopy):
     target: ValueNet
 
     def __init__(self, domain: Domain, config: DQNConfig) -> None:
-        known = (domain.catalog, domain.behaviours, config.net, domain.users)
+        known = (domain.catalog, domain.behaviours, config.net, domain.users, domain.horizon)
         super().__init__(ValueNet(*known), ValueNet(*known), config.copy_every)
         self._judge: Term | None = None
 
@@ -124,14 +124,14 @@ class DQN(Agent):
         """Fit Q to the temporal differences of these sessions."""
         net: QNetwork = self.nets["value"]
         if lesson.first:
-            net.online.standardise(session_returns(lesson.data, self.config.gamma), lesson.data.mask)
-        lesson.train("value", self._objective(net, data), rows, NOBODY, net.begin_update)
+            net.online.unit.fit(session_returns(lesson.data, self.config.gamma), lesson.data.mask)
+        lesson.train("value", self._objective(net, data), rows, NOBODY, net.begin_update, data.whole)
 
     def _objective(self, net: QNetwork, data: Resident) -> Objective:
         def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted, target = batch.mask, self.label(batch)
-            error = net.online.run(batch).squeeze(-1) - (target - net.online.shift) / net.online.scale
+            error = net.online.run(batch).squeeze(-1) - net.online.unit.inward(target)
             return (error.square() * counted).sum(), counted.sum()
 
         return objective
@@ -189,4 +189,5 @@ def candidate_values(net: ValueNet, term: Term, batch: SessionTensors) -> Tensor
         term.score(standing[begin : begin + rows], previous[begin : begin + rows], spread[begin : begin + rows])
         for begin in range(0, len(standing), rows)
     ]
-    return torch.cat(parts).view(size, horizon, -1)
+    here = net.unit.outward(torch.zeros(1, horizon, device=standing.device)) - net.unit.shift.mean()
+    return torch.cat(parts).view(size, horizon, -1) + here.unsqueeze(2)

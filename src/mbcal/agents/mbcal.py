@@ -10,6 +10,9 @@ one architecture:
 3. the future advantage model g_eta learns these labels (`losses.value_error`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scoring.NetScorer`, Eq. Recommendation_policy).
 
+With `mix` above 0 the label also holds a share of the future with the item masked, over what is usual in the state
+(`labels.mixed_advantage`): two more networks, one of the state alone and one that learns what it leaves over.
+
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
 (`labels.simulated_future_reward`, Eq. future_reward).
 
@@ -20,7 +23,9 @@ from the user's history by a GRU unless told otherwise, where the paper writes E
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +33,21 @@ from torch import Tensor, nn
 from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
 from mbcal.environment import ModelEnvironment
 from mbcal.errors import OptionError
-from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
+from mbcal.labels import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.losses import behaviour_likelihood, value_error
+from mbcal.metrics import mean_interval
 from mbcal.nets import SequenceNet, ValueNet, expected_reward
+from mbcal.rollout import candidates_of, rollout
 from mbcal.scorers import NetScorer
 from mbcal.training import blocks
 from mbcal.types import SessionTensors
+
+MIXES = (0.1, 0.3, 1.0)
+"""What `auto` tries beside 0."""
+IMAGINED = 16_384
+"""Sessions it tries each on."""
+LEVEL = 0.99
+"""Of the interval that must lie above 0."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,9 @@ class MBCALConfig(AgentConfig):
     """Discount of the future."""
     mask_rate: float = 0.2
     """Probability with which the environment model is not told an item."""
+    mix: float | Literal["auto"] = 0.0
+    """lambda of `labels.mixed_advantage`: 0 is the paper's advantage, 1 the whole future over what is usual in the state;
+    `auto` chooses by the environment model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +68,18 @@ class MBCALConfig(AgentConfig):
             raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
         if not 0 <= self.mask_rate < 1:
             raise OptionError(f"mask_rate: must be in [0, 1), got {self.mask_rate}")
+        if self.mix != "auto" and (isinstance(self.mix, str) or not 0 <= self.mix <= 1):
+            raise OptionError(f"mix: must be in [0, 1], or auto, got {self.mix}")
+
+
+class Mix(nn.Module):
+    """lambda as it was given or chosen, kept with the weights."""
+
+    value: Tensor
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.tensor(value))
 
 
 class MBCAL(Agent):
@@ -62,38 +91,87 @@ class MBCAL(Agent):
 
     def networks(self, domain: Domain) -> dict[str, nn.Module]:
         known = (domain.catalog, domain.behaviours, self.config.net)
-        return {
+        made: dict[str, nn.Module] = {
             "environment": SequenceNet(*known, len(domain.behaviours), domain.users),
-            "advantage": ValueNet(*known, domain.users),
+            "advantage": ValueNet(*known, domain.users, domain.horizon),
         }
+        if self.config.mix:
+            made["usual"] = ValueNet(*known, domain.users, domain.horizon)
+            made["rest"] = ValueNet(*known, domain.users, domain.horizon)
+            made["mix"] = Mix(0.0 if self.config.mix == "auto" else self.config.mix)
+        return made
 
     def learn(self, lesson: Lesson) -> None:
-        environment, advantage = self.nets["environment"], self.nets["advantage"]
+        environment = self.nets["environment"]
         lesson.train("environment", behaviour_likelihood(environment, lesson.data, self.config.mask_rate))
-        lesson.progress.phase("labels", len(lesson.data))
+        self.learn_label(lesson, "advantage", self.advantage)
+        if self.config.mix:
+            self.learn_label(lesson, "usual", self.masked_future, told=False)
+            self.learn_label(lesson, "rest", self.rest)
+        if self.config.mix == "auto":
+            self.nets["mix"].value.fill_(self._chosen_mix(lesson))
+
+    def learn_label(self, lesson: Lesson, name: str, label: Callable[[SessionTensors], Tensor], told: bool = True) -> None:
+        """Fit a network of values to a label of every step."""
+        net: ValueNet = self.nets[name]
+        lesson.progress.phase(f"labels of {name}", len(lesson.data))
         labels = []
         for rows in blocks(lesson.data):
-            labels.append(self.label(lesson.data[rows]))
+            labels.append(label(lesson.data[rows]))
             lesson.progress.advance(len(labels[-1]))
-        label = torch.cat(labels)
+        made = torch.cat(labels)
         if lesson.first:
-            advantage.standardise(label, lesson.data.mask)
-        lesson.train("advantage", value_error(advantage, lesson.data, label))
+            net.unit.fit(made, lesson.data.mask)
+        lesson.train(name, value_error(net, lesson.data, made, told))
 
-    def label(self, batch: SessionTensors) -> Tensor:
+    def advantage(self, batch: SessionTensors) -> Tensor:
         """What g_eta learns at every step (B, T)."""
         return counterfactual_future_advantage(self.nets["environment"], self._rewards(), batch, self.config.gamma)
+
+    @torch.no_grad()
+    def future(self, batch: SessionTensors) -> Tensor:
+        """The simulated future reward (B, T)."""
+        predicted = expected_reward(self.nets["environment"].run(batch), self._rewards())
+        return simulated_future_reward(predicted, batch.mask, self.config.gamma)
+
+    def masked_future(self, batch: SessionTensors) -> Tensor:
+        """The same with each step's item masked (B, T)."""
+        return self.future(batch) - self.advantage(batch)
+
+    @torch.no_grad()
+    def rest(self, batch: SessionTensors) -> Tensor:
+        """The masked future over what is usual in the state (B, T)."""
+        return torch.where(batch.mask, self.masked_future(batch) - self.nets["usual"].values(batch, told=False), 0)
+
+    @torch.no_grad()
+    def label(self, batch: SessionTensors) -> Tensor:
+        """What the networks of values learn together (B, T)."""
+        advantage = self.advantage(batch)
+        if not self.config.mix:
+            return advantage
+        usual = torch.where(batch.mask, self.nets["usual"].values(batch, told=False), 0)
+        return mixed_advantage(advantage, self.future(batch) - advantage, usual, float(self.nets["mix"].value))
 
     def _rewards(self) -> Tensor:
         return self.domain.behaviours.reward_table(self.device)
 
     @torch.no_grad()
     def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
-        return self.label(batch), self.nets["advantage"].values(batch)
+        predicted: Tensor = self.nets["advantage"].values(batch)
+        if self.config.mix:
+            predicted = predicted + self.nets["mix"].value * self.nets["rest"].values(batch)
+        return self.label(batch), predicted
 
     def scorer(self) -> NetScorer:
-        environment, advantage = self.nets["environment"], self.nets["advantage"]
-        terms = {"instant": instant_term(environment, self.domain.behaviours), "future": value_term(advantage)}
+        return self._scorer_with(float(self.nets["mix"].value) if self.config.mix else 0.0)
+
+    def _scorer_with(self, mix: float) -> NetScorer:
+        terms = {
+            "instant": instant_term(self.nets["environment"], self.domain.behaviours),
+            "future": value_term(self.nets["advantage"]),
+        }
+        if mix:
+            terms["rest"] = value_term(self.nets["rest"], mix)
         return NetScorer(terms, self.domain.behaviours.start)
 
     def environment(self) -> ModelEnvironment:
@@ -101,13 +179,31 @@ class MBCAL(Agent):
         domain = self.domain
         return ModelEnvironment(self.nets["environment"], domain.catalog, domain.behaviours)
 
+    def _chosen_mix(self, lesson: Lesson) -> float:
+        """The lambda whose policy earns most with users as the environment model imagines them, all in the same luck.
+
+        Zero unless another is better by more than chance: what cannot be told apart stays the paper's.
+        """
+        count = min(len(lesson.data), IMAGINED)
+        some = lesson.data.tensors[:count]
+        offered = candidates_of(some, lesson.seed, lesson.data.tensors)
+        users, groups = self.environment(), some.user.cpu().numpy()
+        earned = {
+            mix: rollout(
+                self._scorer_with(mix), users, some, candidates=offered, seed=lesson.seed, title=f"mix {mix}",
+                progress=lesson.progress,
+            ).rewards.sum(1).cpu().numpy()
+            for mix in (0.0, *MIXES)
+        }  # fmt: skip
+        gaps = {mix: mean_interval(earned[mix] - earned[0.0], groups, LEVEL) for mix in MIXES}
+        better = [mix for mix in MIXES if gaps[mix].low > 0]
+        return max(better, key=lambda mix: gaps[mix].mean, default=0.0)
+
 
 class MBCALWithoutVarianceReduction(MBCAL):
     """The paper's ablation: the future advantage model learns the simulated future reward."""
 
     name = "mbcal-no-vr"
 
-    @torch.no_grad()
-    def label(self, batch: SessionTensors) -> Tensor:
-        predicted = expected_reward(self.nets["environment"].run(batch), self._rewards())
-        return simulated_future_reward(predicted, batch.mask, self.config.gamma)
+    def advantage(self, batch: SessionTensors) -> Tensor:
+        return self.future(batch)

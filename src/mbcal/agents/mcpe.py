@@ -52,13 +52,13 @@ class MCPE(Agent):
     config: ValueConfig
 
     def networks(self, domain: Domain) -> dict[str, nn.Module]:
-        return {"value": ValueNet(domain.catalog, domain.behaviours, self.config.net, domain.users)}
+        return {"value": ValueNet(domain.catalog, domain.behaviours, self.config.net, domain.users, domain.horizon)}
 
     def learn(self, lesson: Lesson) -> None:
         value: ValueNet = self.nets["value"]
         labels = session_returns(lesson.data, self.config.gamma)
         if lesson.first:
-            value.standardise(labels, lesson.data.mask)
+            value.unit.fit(labels, lesson.data.mask)
         lesson.train("value", value_error(value, lesson.data, labels))
 
     def label(self, batch: SessionTensors) -> Tensor:

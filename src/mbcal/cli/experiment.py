@@ -39,7 +39,14 @@ def run_experiment(
         list[str] | None, typer.Option("--set", help="Any setting, 'rounds=3' or 'simulator.hidden=64'.", show_default=False)
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run instead.", show_default=False)] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes, one thread each.", min=1, show_default="cores")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Cells at a time: processes on a CPU, threads with a stream each on a GPU.",
+            min=1,
+            show_default="cores, 1 on a GPU",
+        ),
+    ] = None,
     track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
     device: DeviceOption = "auto",
 ) -> None:
@@ -64,9 +71,7 @@ def run_experiment(
     with progress() as listener:
         run.prepare(listener)
     missing = run.missing
-    count = workers or (
-        1 if run.device != "cpu" else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    )
+    count = workers or (len(os.sched_getaffinity(0)) if run.device == "cpu" and hasattr(os, "sched_getaffinity") else 1)
     with _Watch(run, len(missing)) as watch:
         execute_all(run, missing, min(count, max(len(missing), 1)), watch)
     run.write_metrics()

@@ -24,7 +24,7 @@ def batch_rl(
     settings = bench.settings
     if name == oracle.NAME:
         return _oracle(bench, progress)
-    agent = bench.agent(name, seed, settings.epochs)
+    agent = bench.agent(name, seed, settings.training(settings.epochs, settings.validation))
     agent.fit(bench.train, progress=progress, checkpoints=checkpoints)
     judged, rewards = {}, {}
     regression: dict[str, float] | None = None

@@ -16,7 +16,7 @@ from mbcal.errors import OptionError
 from mbcal.evaluation import Outcome
 from mbcal.evaluation.settings import Settings, apply_overrides
 from mbcal.metrics import Mean, coverage, gini
-from mbcal.training import device_named
+from mbcal.training import Training, device_named
 from mbcal.types import SPECIAL, Sessions, SessionTensors
 
 
@@ -46,14 +46,14 @@ class Bench:
         """Who answers when agents collect: the first judge."""
         return next(iter(self.judges.values()))
 
-    def agent(self, name: str, seed: int, epochs: int) -> Agent:
+    def agent(self, name: str, seed: int, training: Training) -> Agent:
         """A fresh agent of the experiment's settings, changed by the options in its name."""
-        kind, config = configured(name, self.settings, self.features, seed, epochs)
+        kind, config = configured(name, self.settings, self.features, seed, training)
         return kind(config, self.device)
 
 
 def configured(
-    name: str, settings: Settings, features: tuple[str, ...], seed: int, epochs: int
+    name: str, settings: Settings, features: tuple[str, ...], seed: int, training: Training
 ) -> tuple[type[Agent], AgentConfig]:
     """A method and its config: of the experiment's settings what the method knows, then the options in its name.
 
@@ -65,7 +65,7 @@ def configured(
     known = {field.name for field in fields(kind.Config)}
     config = kind.Config(
         net=settings.net(features),
-        training=settings.training(epochs),
+        training=training,
         seed=seed,
         **{key: value for key, value in own.items() if key in known},
     )

@@ -90,7 +90,7 @@ class Run:
     def create(cls, folder: str | Path, settings: Settings, device: str = "auto") -> Self:
         """A new run; the folder must be empty or absent."""
         folder = Path(folder)
-        seen = [configured(name, settings, (), 0, settings.epochs)[1].net.features for name in _agents(settings)]
+        seen = [configured(name, settings, (), 0, settings.training(1))[1].net.features for name in _agents(settings)]
         place = str(device_named(device))
         given = None if settings.data == "newsfeed" else Store.open(settings.data)
         catalog = Newsfeed(1, 100).catalog if given is None else given.catalog

@@ -37,7 +37,7 @@ def growing_batch(bench: Bench, name: str, seed: int, kept: Path | None = None, 
     goes on from the last.
     """
     settings = bench.settings
-    agent = bench.agent(name, seed, settings.round_epochs)
+    agent = bench.agent(name, seed, settings.training(settings.round_epochs))
     rounds: list[dict[str, Any]] = []
     memory: list[SessionTensors] = []
     if kept is not None:

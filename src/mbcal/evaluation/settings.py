@@ -39,7 +39,10 @@ class Settings:
     test_sessions: int = 1_500
     """Sessions served in every test; all there are if fewer."""
     epochs: int = 8
-    """Batch-RL: passes over the log, the same for every network of every method."""
+    """Batch-RL: passes over the log, the same for every network of every method; the most, where users are held out."""
+    validation: float = 0.0
+    """Batch-RL: share of the train users that are held out, so that each network stops when it no longer gets better on them
+    (those of DQN and its kin, whose targets move, make all passes). With 0 nobody is, and all make all passes."""
     rounds: int = 4
     """Growing Batch-RL: rounds of collect, update, test."""
     round_sessions: int = 1_500
@@ -83,11 +86,11 @@ class Settings:
         if self.data == "newsfeed" and self.log_sessions < 10:
             raise OptionError(f"log_sessions: the newsfeed needs at least 10, got {self.log_sessions}")
         NetConfig(hidden=self.hidden, embedding=self.embedding)
-        self.training(1)
+        self.training(1, self.validation)
 
-    def training(self, epochs: int) -> Training:
-        """So many passes, nobody held out: every method gets the same data and the same budget."""
-        return Training(epochs, self.batch, self.learning_rate, validation=0.0)
+    def training(self, epochs: int, validation: float = 0.0) -> Training:
+        """So many passes; nobody held out unless told, so that every method gets the same data and the same budget."""
+        return Training(epochs, self.batch, self.learning_rate, validation=validation)
 
     def net(self, usual: tuple[str, ...]) -> NetConfig:
         """The network of every agent."""
