@@ -95,7 +95,9 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         temporary.write_bytes(content)
+        _flush(temporary)
         os.replace(temporary, path)
+        _flush(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise output_error(str(path), error) from error
