@@ -38,6 +38,14 @@ class OutputError(MbcalError):
     """Something could not be written: the disk is full, the folder exists or is read-only."""
 
 
+class LogError(MbcalError):
+    """A decision log is damaged, locked, closed or no log."""
+
+
+class LogFullError(LogError):
+    """More records wait to be written than a decision log may keep; try again a little later."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when a known name is close, else an empty string; made to follow a full stop."""
     matches = difflib.get_close_matches(name, list(known), n=1)
