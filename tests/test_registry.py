@@ -396,9 +396,9 @@ MOMENTS = [
     "registry:write_bundle:0",
     "bundle:entry:2",  # half of the files are there
     "bundle:write_manifest:0",
-    "folder:_flush:1",
+    "folder:flush:1",
     "os:rename:0",
-    "folder:_flush:7",  # renamed, but not yet flushed
+    "folder:flush:7",  # renamed, but not yet flushed
     "registry:_verified:0",
     "Registry:_go_live:0",
     "registry:write_whole:0",
@@ -444,7 +444,7 @@ def test_a_gc_killed_anywhere_leaves_whole_versions(models: Path, registry: Regi
         assert sorted(entry.name for entry in left.path.iterdir()) == [".lock", "current.json", "versions"]
 
 
-@pytest.mark.parametrize("where", ["write_manifest", "_flush", "write_bytes"])
+@pytest.mark.parametrize("where", ["write_manifest", "flush", "write_bytes"])
 def test_a_full_disk_is_one_sentence(models: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     first = registry.publish(models / "random")
 
@@ -455,7 +455,7 @@ def test_a_full_disk_is_one_sentence(models: Path, registry: Registry, monkeypat
         if where == "write_bytes":
             patch.setattr(Path, "write_bytes", full)
         else:
-            patch.setattr("mbcal.bundle.write_manifest" if where == "write_manifest" else "mbcal.folder._flush", full)
+            patch.setattr("mbcal.bundle.write_manifest" if where == "write_manifest" else "mbcal.folder.flush", full)
         with pytest.raises(OutputError, match="the disk is full"):
             registry.publish(models / "random")
     assert registry.current() == first
@@ -531,8 +531,8 @@ def test_opening_needs_no_lock(two: Path) -> None:
 
 def test_write_whole_flushes_before_it_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    real = folder._flush
-    monkeypatch.setattr(folder, "_flush", lambda path: (done.append(path.name), real(path)))
+    real = folder.flush
+    monkeypatch.setattr(folder, "flush", lambda path: (done.append(path.name), real(path)))
     folder.write_whole(tmp_path / "current.json", b"{}")
     assert done[0].startswith(".current.json.partial-")
     assert done[1] == tmp_path.name

@@ -74,8 +74,8 @@ class NewFolder:
     def publish(self) -> Path:
         """Flush every file and rename the build to its final name."""
         for file in sorted(self.build.rglob("*")):
-            _flush(file)
-        _flush(self.build)
+            flush(file)
+        flush(self.build)
         replaced = self._root / "replaced"
         if self.overwrite and self.out.exists():
             os.rename(self.out, replaced)
@@ -85,19 +85,19 @@ class NewFolder:
             if replaced.exists():
                 os.rename(replaced, self.out)
             raise
-        _flush(self.out.parent)
+        flush(self.out.parent)
         return self.out
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """One file, whole or not at all: a reader sees the old one or the new one."""
+    """One file, whole or not at all: a reader sees the old one or the new one, even if the power fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         temporary.write_bytes(content)
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
-        _flush(path.parent)
+        flush(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise output_error(str(path), error) from error
@@ -192,7 +192,8 @@ def _content_hash(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,237 @@
+"""The decision log, read; and its closed segments as Parquet, which takes a fraction of the space.
+
+::
+
+    LOG/segment-000003.log                                 open, or closed and not compacted yet
+    LOG/decisions-000002.parquet, feedback-000002.parquet  the records of segment 2; `place` is their order in it
+
+Both files of a number are there, whole, before its segment is removed, and where both are there they are read instead of
+it: whenever compaction is interrupted, every record is read exactly once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mbcal.errors import LogError
+from mbcal.folder import flush, output_error, write_whole
+from mbcal.progress import SILENT, Progress
+from mbcal.serving.log import PARQUET
+from mbcal.serving.records import Decision, Feedback, Record, decode
+from mbcal.serving.segments import numbers, pieces, segment_path
+
+_TEXTS = pa.list_(pa.string())
+_DECISIONS = pa.schema(
+    [
+        ("place", pa.int64()),
+        ("id", pa.string()),
+        ("time", pa.int64()),
+        ("session", pa.string()),
+        ("user", pa.string()),
+        ("step", pa.int64()),
+        ("version", pa.string()),
+        ("epsilon", pa.float64()),
+        ("history_items", _TEXTS),
+        ("history_behaviours", _TEXTS),
+        ("shown_items", _TEXTS),
+        ("shown_behaviours", _TEXTS),
+        ("candidates", _TEXTS),
+        ("items", _TEXTS),
+        ("propensities", pa.list_(pa.float64())),
+    ]
+)
+_FEEDBACK = pa.schema(
+    [
+        ("place", pa.int64()),
+        ("decision", pa.string()),
+        ("item", pa.string()),
+        ("behaviour", pa.string()),
+        ("time", pa.int64()),
+        ("id", pa.string()),
+    ]
+)
+_ROWS = 4096
+"""Records read from Parquet at a time."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A stretch of a segment that is no record."""
+
+    path: Path
+    offset: int
+    size: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: damaged at byte {self.offset} ({self.reason}, {self.size} bytes)"
+
+
+def read(folder: str | Path, skipped: list[Damage] | None = None) -> Iterator[Record]:
+    """Every record in the order written, compacted or not, also while the log is being written.
+
+    An unfinished record at the very end is not there yet. Damage anywhere else is an error that names it; given a list,
+    what is damaged is put there and passed over.
+    """
+    folder = Path(folder)
+    segments, compacted = numbers(folder), _compacted(folder)
+    if not segments and not compacted:
+        raise LogError(f"{folder}: no decision log (no segments); give the folder a server logs to")
+    last = max(segments, default=0)
+    for number in sorted({*segments, *compacted}):
+        data = None if number in compacted else _bytes(segment_path(folder, number))
+        if data is None:  # compacted before we looked, or since
+            yield from _parquet_records(folder, number)
+        else:
+            yield from _segment_records(segment_path(folder, number), number, data, number == last, skipped)
+
+
+@dataclass
+class Compacted:
+    """What compaction did."""
+
+    segments: int = 0
+    records: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    left: list[Damage] = field(default_factory=list)
+    """Damage found: these segments stay as they are."""
+
+
+def compact(folder: str | Path, progress: Progress = SILENT) -> Compacted:
+    """Turn every segment but the last, which a server may be writing, into Parquet. May be stopped at any point."""
+    folder = Path(folder)
+    closed, done = numbers(folder)[:-1], Compacted()
+    progress.phase("Compacting segments", len(closed))
+    try:
+        lock = os.open(folder / "compaction.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LogError(f"{folder}: another process compacts this decision log; wait for it to end") from None
+            for leftover in folder.glob(".*.parquet.partial-*"):
+                leftover.unlink()
+            for number in closed:
+                _compact_segment(folder, number, done)
+                progress.advance(1)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise output_error(str(folder), error) from error
+    return done
+
+
+def _compact_segment(folder: Path, number: int, done: Compacted) -> None:
+    path = segment_path(folder, number)
+    data = _bytes(path)
+    if data is None:
+        return
+    if number not in _compacted(folder):
+        damage: list[Damage] = []
+        records = list(_segment_records(path, number, data, False, damage))
+        if damage:
+            done.left += damage
+            return
+        placed = list(enumerate(records))
+        decisions = [_decision_row(place, record) for place, record in placed if isinstance(record, Decision)]
+        feedback = [_feedback_row(place, record) for place, record in placed if isinstance(record, Feedback)]
+        for file, rows, schema in zip(_files(folder, number), (decisions, feedback), (_DECISIONS, _FEEDBACK), strict=True):
+            content = _parquet(pa.Table.from_pylist(rows, schema))
+            write_whole(file, content)
+            done.bytes_after += len(content)
+        done.records += len(records)
+    path.unlink()
+    flush(folder)
+    done.segments += 1
+    done.bytes_before += len(data)
+
+
+def _compacted(folder: Path) -> set[int]:
+    """Numbers of which both files are there."""
+    return {number for number in numbers(folder, PARQUET) if all(file.is_file() for file in _files(folder, number))}
+
+
+def _files(folder: Path, number: int) -> tuple[Path, Path]:
+    return folder / f"decisions-{number:06d}.parquet", folder / f"feedback-{number:06d}.parquet"
+
+
+def _bytes(path: Path) -> bytes | None:
+    """Of a segment; None where it is gone."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def _segment_records(path: Path, number: int, data: bytes, last: bool, skipped: list[Damage] | None) -> Iterator[Record]:
+    for start, end, payload in pieces(data, number):
+        if payload is None:
+            if last and end == len(data):
+                return
+            reason = "no segment begins like this" if start == 0 else "no record, or its checksum does not fit"
+        else:
+            try:
+                record = decode(payload)
+            except ValueError as error:
+                reason = f"no record of this mbcal: {error}"
+            else:
+                yield record
+                continue
+        damage = Damage(path, start, end - start, reason)
+        if skipped is None:
+            raise LogError(f"{damage}; restore the file, or pass over what is damaged (--skip-damaged)")
+        skipped.append(damage)
+
+
+def _decision_row(place: int, record: Decision) -> dict[str, Any]:
+    row = {name: getattr(record, name) for name in Decision.__struct_fields__}
+    for name in ("history", "shown"):
+        steps = row.pop(name)
+        row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
+    return {"place": place, **row}
+
+
+def _feedback_row(place: int, record: Feedback) -> dict[str, Any]:
+    return {"place": place, **{name: getattr(record, name) for name in Feedback.__struct_fields__}}
+
+
+def _decision(row: dict[str, Any]) -> Decision:
+    for name in ("history", "shown"):
+        row[name] = list(zip(row.pop(f"{name}_items"), row.pop(f"{name}_behaviours"), strict=True))
+    return Decision(**row)
+
+
+def _parquet(table: pa.Table) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(table, content, compression="zstd", write_page_checksum=True)
+    return content.getvalue()
+
+
+def _parquet_records(folder: Path, number: int) -> Iterator[Record]:
+    decisions, feedback = _files(folder, number)
+    both = heapq.merge(_rows(decisions, _decision), _rows(feedback, lambda row: Feedback(**row)), key=itemgetter(0))
+    return (record for _, record in both)
+
+
+def _rows(path: Path, make: Callable[[dict[str, Any]], Record]) -> Iterator[tuple[int, Record]]:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    yield row.pop("place"), make(row)
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
+        raise LogError(f"{path}: cannot be read ({error}); restore the file from a copy") from error

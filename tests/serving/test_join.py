@@ -1,0 +1,228 @@
+"""Records to sessions: what a step is, and that the order of the records is nobody's business."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbcal import Behaviours, Catalog
+from mbcal.data.sessions import key
+from mbcal.errors import OptionError
+from mbcal.serving import Decision, Feedback, Joined, join
+from mbcal.serving.records import Record
+
+CATALOG = Catalog(("a", "b", "c", "d"))  # rows 2, 3, 4, 5
+BEHAVIOURS = Behaviours(("skip", "click"), (0.0, 1.0))
+
+
+def decided(name: str, session: str = "s", user: str = "u", step: int = 0, time: int = 10, **changes: Any) -> Decision:
+    said: dict[str, Any] = {"version": "v", "epsilon": 0.0, "history": [], "shown": [], "candidates": ["a", "b", "c"]}
+    said |= {"items": ["b"], "propensities": [0.5], **changes}
+    return Decision(id=name, session=session, user=user, step=step, time=time, **said)
+
+
+def answered(decision: str, item: str = "b", behaviour: str = "click", time: int = 20, name: str = "f") -> Feedback:
+    return Feedback(decision, item, behaviour, time, name)
+
+
+def joined(*records: Record, horizon: int = 4, history: int = 3) -> Joined:
+    return join(records, CATALOG, BEHAVIOURS, horizon=horizon, history=history)
+
+
+def same(one: Joined, other: Joined) -> bool:
+    arrays = zip(one.sessions.arrays(), other.sessions.arrays(), strict=True)
+    alike = all(a[0] == b[0] and a[1].tobytes() == b[1].tobytes() and a[1].shape == b[1].shape for a, b in arrays)
+    rest = ((found.users, found.names, found.counts, found.sessions.origin) for found in (one, other))
+    return alike and next(rest) == next(rest)
+
+
+def test_a_session_by_hand() -> None:
+    found = joined(
+        decided("d1", history=[("a", "skip"), ("new", "click")], items=["b", "c"], propensities=[0.5, 0.25], time=10),
+        answered("d1", "c", "skip", time=40),
+        answered("d1", "b", "click", time=50),
+        decided(
+            "d2", step=2, time=60, candidates=["d", "unheard of"], items=["d"], propensities=[0.75], history=[("d", "skip")]
+        ),
+        answered("d2", "d", "click", time=61),
+    )
+    sessions = found.sessions
+    assert sessions.items.tolist() == [[3, 4, 5, 0]]  # as ranked, not as the feedback came
+    assert sessions.behaviours.tolist() == [[1, 0, 1, 0]]
+    assert sessions.propensities is not None
+    assert sessions.propensities.tolist() == [[0.5, 0.25, 0.75, 0.0]]
+    assert sessions.timestamps is not None
+    assert sessions.timestamps.tolist() == [[10, 10, 60, 0]]
+    assert sessions.candidates is not None
+    assert sessions.candidates.tolist() == [[[2, 3, 4], [2, 4, 0], [5, 1, 0], [0, 0, 0]]]  # b was gone when c was chosen
+    assert sessions.history_items.tolist() == [[2, 1, 0]]
+    assert sessions.history_behaviours.tolist() == [[0, 1, 0]]
+    assert (sessions.length.tolist(), sessions.history_length.tolist(), sessions.user.tolist()) == ([3], [2], [0])
+    assert (found.users, found.names) == (("u",), ("s",))
+    assert asdict(found.counts) == {
+        "decisions": 2,
+        "feedback": 3,
+        "sessions": 1,
+        "steps": 3,
+        "unanswered": 0,
+        "repeated_decisions": 0,
+        "repeated_feedback": 0,
+        "orphans": 0,
+        "unknown_behaviours": {},
+        "unknown_history": 0,
+    }
+
+
+def test_the_first_of_repeated_feedback_counts() -> None:
+    found = joined(
+        decided("d1"),
+        answered("d1", behaviour="click", time=30, name="a"),
+        answered("d1", behaviour="skip", time=20, name="z"),
+        answered("d1", behaviour="click", time=20, name="zz"),
+        answered("d1", behaviour="skip", time=20, name="z"),
+    )
+    assert found.sessions.behaviours.tolist() == [[0, 0, 0, 0]]
+    assert found.sessions.length.tolist() == [1]
+    assert found.counts.repeated_feedback == 3
+
+
+def test_the_first_of_repeated_decisions_counts() -> None:
+    early, late = decided("d1", time=5, propensities=[0.25]), decided("d1", time=6, propensities=[1.0])
+    for records in ([early, late], [late, early], [late, early, late]):
+        found = joined(*records, answered("d1"))
+        assert found.sessions.propensities is not None
+        assert found.sessions.propensities[0, 0] == 0.25
+        assert found.counts.repeated_decisions == len(records) - 1
+
+
+def test_what_is_left_out_is_counted() -> None:
+    found = joined(
+        decided("d1", history=[("a", "stared at")]),
+        decided("d2", step=1),
+        decided("d3", session="silent"),
+        answered("d1"),
+        answered("d1", "a"),
+        answered("d9"),
+        answered("d9"),
+        answered("d2", behaviour="licked"),
+        answered("d2", behaviour="licked", time=1),
+        answered("d2", behaviour="bitten"),
+    )
+    assert found.sessions.items.tolist() == [[3, 0, 0, 0]]
+    assert found.names == ("s",)
+    counts = found.counts
+    assert (counts.decisions, counts.feedback, counts.sessions, counts.steps) == (3, 7, 1, 1)
+    assert (counts.unanswered, counts.orphans, counts.repeated_feedback, counts.unknown_history) == (2, 3, 0, 1)
+    assert counts.unknown_behaviours == {"bitten": 1, "licked": 2}
+
+
+def test_an_unknown_behaviour_does_not_hide_a_known_one() -> None:
+    found = joined(decided("d1"), answered("d1", behaviour="licked", time=1), answered("d1", behaviour="click", time=2))
+    assert found.sessions.behaviours[0, 0] == 1
+
+
+def test_nothing_gives_no_sessions() -> None:
+    found = joined()
+    assert len(found.sessions) == 0
+    assert found.sessions.items.shape == (0, 4)
+    assert len(joined(decided("d1")).sessions) == 0
+
+
+def test_late_feedback_fills_its_place() -> None:
+    first, second = decided("d1", step=0, time=10), decided("d2", step=1, time=20, items=["c"])
+    late = joined(first, second, answered("d2", "c", time=25), answered("d1", "b", time=10_000))
+    assert same(late, joined(first, answered("d1", "b", time=10_000), second, answered("d2", "c", time=25)))
+    assert late.sessions.items.tolist() == [[3, 4, 0, 0]]
+
+
+def test_long_sessions_are_cut_and_remember() -> None:
+    names = ["a", "b", "c", "d", "a"]
+    records: list[Record] = []
+    for step, name in enumerate(names):
+        records += [decided(f"d{step}", step=step, time=step, items=[name], candidates=[name], history=[("d", "click")] * 2)]
+        records += [answered(f"d{step}", name, "click" if step % 2 else "skip")]
+    found = joined(*records, horizon=2, history=3)
+    assert found.sessions.items.tolist() == [[2, 3], [4, 5], [2, 0]]
+    assert found.sessions.length.tolist() == [2, 2, 1]
+    assert found.sessions.history_items.tolist() == [[5, 5, 0], [5, 2, 3], [3, 4, 5]]
+    assert found.sessions.history_behaviours.tolist() == [[1, 1, 0], [1, 0, 1], [1, 0, 1]]
+    assert found.names == ("s",) * 3
+    assert joined(*records, horizon=2, history=0).sessions.history_items.shape == (3, 0)
+    with pytest.raises(OptionError, match=r"horizon: must lie in 1\.\.10000, got 0"):
+        joined(horizon=0)
+
+
+def test_sessions_belong_to_users_and_users_come_in_hashed_order() -> None:
+    records: list[Record] = []
+    for number in range(20):
+        records += [decided(f"d{number}", session="main", user=f"u{number}", time=number), answered(f"d{number}")]
+    found = joined(*records)
+    assert len(found.sessions) == 20  # one name of a session, twenty users
+    assert list(found.users) == sorted((f"u{number}" for number in range(20)), key=lambda name: key(name, 0, "user"))
+    assert found.sessions.user.tolist() == list(range(20))
+    later = joined(*records, decided("x", session="again", user="u3", time=3), answered("x"))
+    assert len(later.sessions) == 21
+    assert later.sessions.origin == found.sessions.origin
+
+
+def test_a_clock_set_back_and_tiny_propensities_are_survived() -> None:
+    found = joined(
+        decided("d1", step=0, time=100, propensities=[1e-60]), decided("d2", step=1, time=50), answered("d1"), answered("d2")
+    )
+    assert found.sessions.timestamps is not None
+    assert found.sessions.timestamps[0, :2].tolist() == [100, 100]
+    assert found.sessions.propensities is not None
+    assert found.sessions.propensities[0, 0] == np.finfo(np.float32).tiny
+
+
+def test_an_item_returned_twice_is_one_step() -> None:
+    found = joined(decided("d1", items=["b", "b"], propensities=[0.5, 0.1]), answered("d1"))
+    assert found.sessions.length.tolist() == [1]
+    assert found.sessions.propensities is not None
+    assert found.sessions.propensities[0, 0] == 0.5
+
+
+names = st.sampled_from("abcdx")
+ids = st.sampled_from([f"d{number}" for number in range(6)])
+decisions = st.builds(
+    lambda name, session, user, step, time, items, history: decided(
+        name, session, user, step, time, items=items, propensities=[0.5] * len(items), history=history
+    ),
+    ids,
+    st.sampled_from("st"),
+    st.sampled_from("uvw"),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.lists(names, max_size=3),
+    st.lists(st.tuples(names, st.sampled_from(["skip", "click", "odd"])), max_size=3),
+)
+answers = st.builds(
+    answered, ids, names, st.sampled_from(["skip", "click", "odd"]), st.integers(0, 3), st.sampled_from(["f", "g"])
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.one_of(decisions, answers), max_size=25), st.randoms(use_true_random=False), st.integers(1, 3))
+def test_any_order_gives_the_same_sessions(records: list[Record], chance: random.Random, horizon: int) -> None:
+    shuffled = list(records)
+    chance.shuffle(shuffled)
+    one, other = joined(*records, horizon=horizon), joined(*shuffled, horizon=horizon)
+    assert same(one, other)
+    counts = one.counts
+    assert counts.steps == int(one.sessions.length.sum())
+    refused = sum(counts.unknown_behaviours.values())
+    assert counts.feedback == counts.steps + counts.repeated_feedback + counts.orphans + refused
+
+
+@given(st.lists(st.one_of(decisions, answers), max_size=15))
+def test_delivered_twice_is_delivered_once(records: list[Record]) -> None:
+    once, twice = joined(*records), joined(*records, *records)
+    assert [array.tobytes() for _, array in once.sessions.arrays()] == [
+        array.tobytes() for _, array in twice.sessions.arrays()
+    ]
