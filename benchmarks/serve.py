@@ -3,8 +3,9 @@
     python benchmarks/serve.py                     throughput in turns with the echo, latency open-loop at 1,000/s
     python benchmarks/serve.py --swaps 1000        memory while versions take turns
 
-The server, the echo (the same uvicorn answering bodies of the same size) and the load generator are processes of their own. A request
-has 200 candidates of a session the server remembers; answers hold ten items. Decisions are logged and synced before they are answered.
+The server, the echo (the same uvicorn answering bodies of the same size) and the load generator are processes of their own.
+A request has 200 candidates of a session the server remembers; answers hold ten items. Decisions are logged and synced
+before they are answered.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def requests(items: list[str], labels: list[str], sessions: int) -> list[bytes]:
         history = [[items[row], labels[int(draw.integers(len(labels)))]] for row in picked[:20]]
         body = {"session": f"s{number}", "history": history, "candidates": [items[row] for row in picked[20:]], "k": 10}
         content = json.dumps(body).encode()
-        head = f"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = (
+            f"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        )
         made.append(head.encode() + content)
     return made
 
@@ -130,9 +133,9 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float, c
 
 def measured(options: argparse.Namespace, folder: Path) -> None:
     path, items, labels = model(folder, 0)
-    run = [sys.executable, "-m", "mbcal"]
-    subprocess.run([*run, "registry", "publish", str(path), "--registry", str(folder / "registry")], check=True, stdout=subprocess.DEVNULL)
-    serve, port = started([*run, "serve", "--registry", str(folder / "registry"), "--log", str(folder / "log"), "--port", "0"])
+    run, where = [sys.executable, "-m", "mbcal"], ["--registry", str(folder / "registry")]
+    subprocess.run([*run, "registry", "publish", str(path), *where], check=True, stdout=subprocess.DEVNULL)
+    serve, port = started([*run, "serve", *where, "--log", str(folder / "log"), "--port", "0"])
     made = requests(items, labels, 400)
     _, size = asyncio.run(closed_loop(port, made, 2.0, options.connections))  # every session is remembered now
     echo, echo_port = started([sys.executable, "-c", ECHO, str(size)])
@@ -173,7 +176,7 @@ def swaps(count: int, folder: Path, serve: psutil.Process, port: int) -> None:
     for number in range(count):
         name = (first, second)[number % 2]
         registry.activate(name)
-        while json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz"))["version"] != name:  # noqa: S310 - our own
+        while json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz"))["version"] != name:
             time.sleep(0.01)
         sizes.append(serve.memory_info().rss / 2**20)
     print(f"{count} hot swaps: {sizes[min(20, count - 1)]:.0f} MiB after 20, {sizes[-1]:.0f} MiB at the end")

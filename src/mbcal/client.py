@@ -1,7 +1,7 @@
 """The service from Python, typed, for threads (`Client`) and for asyncio (`AsyncClient`).
 
-Every ranking carries an id of the client's own, so that asking again after a broken connection gives the first answer and logs
-no second decision; feedback may be repeated anyhow. What the server refuses is raised as `ServiceError` with its sentence.
+Every ranking carries an id of the client's own, so that asking again after a broken connection gives the first answer and
+logs no second decision; feedback may be repeated anyhow. What the server refuses is raised as `ServiceError`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class _Asking:
         raise ServiceError(f"{response.request.url.path}: {said} (HTTP {response.status_code})", response.status_code)
 
     def _unreachable(self, error: Exception) -> ServiceError:
-        return ServiceError(f"{self._address}: no answer ({error or type(error).__name__}); is 'mbcal serve' running there?", 0)
+        return ServiceError(
+            f"{self._address}: no answer ({error or type(error).__name__}); is 'mbcal serve' running there?", 0
+        )
 
 
 class Client(_Asking):
@@ -75,24 +77,24 @@ class Client(_Asking):
         """A `RankAnswer`; options are those of `messages.RankRequest`: k, session, user, history, shown."""
         from mbcal.serving.messages import RankAnswer
 
-        return self._understood(self._post("/v1/rank", self._ranking(candidates, more)), RankAnswer)
+        return self._understood(self._send("/v1/rank", self._ranking(candidates, more)), RankAnswer)
 
     def feedback(self, decision: str, behaviour: str, item: str | None = None) -> Any:
         """A `FeedbackAnswer`."""
         from mbcal.serving.messages import FeedbackAnswer
 
-        return self._understood(self._post("/v1/feedback", self._telling(decision, behaviour, item)), FeedbackAnswer)
+        return self._understood(self._send("/v1/feedback", self._telling(decision, behaviour, item)), FeedbackAnswer)
 
     def model(self) -> dict[str, Any]:
         """The live version."""
-        made: dict[str, Any] = self._understood(self._http.get("/v1/model"), dict[str, Any])
+        made: dict[str, Any] = self._understood(self._send("/v1/model"), dict[str, Any])
         return made
 
-    def _post(self, path: str, body: bytes) -> Any:
+    def _send(self, path: str, body: bytes | None = None) -> Any:
         waits = self._waits()
         while True:
             try:
-                response = self._http.post(path, content=body, headers=_HEADERS)
+                response = self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
                 if response.status_code not in AGAIN:
                     return response
                 wait = next(waits, None)
@@ -125,24 +127,24 @@ class AsyncClient(_Asking):
         """A `RankAnswer`."""
         from mbcal.serving.messages import RankAnswer
 
-        return self._understood(await self._post("/v1/rank", self._ranking(candidates, more)), RankAnswer)
+        return self._understood(await self._send("/v1/rank", self._ranking(candidates, more)), RankAnswer)
 
     async def feedback(self, decision: str, behaviour: str, item: str | None = None) -> Any:
         """A `FeedbackAnswer`."""
         from mbcal.serving.messages import FeedbackAnswer
 
-        return self._understood(await self._post("/v1/feedback", self._telling(decision, behaviour, item)), FeedbackAnswer)
+        return self._understood(await self._send("/v1/feedback", self._telling(decision, behaviour, item)), FeedbackAnswer)
 
     async def model(self) -> dict[str, Any]:
         """The live version."""
-        made: dict[str, Any] = self._understood(await self._http.get("/v1/model"), dict[str, Any])
+        made: dict[str, Any] = self._understood(await self._send("/v1/model"), dict[str, Any])
         return made
 
-    async def _post(self, path: str, body: bytes) -> Any:
+    async def _send(self, path: str, body: bytes | None = None) -> Any:
         waits = self._waits()
         while True:
             try:
-                response = await self._http.post(path, content=body, headers=_HEADERS)
+                response = await self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
                 if response.status_code not in AGAIN:
                     return response
                 wait = next(waits, None)
@@ -165,6 +167,7 @@ class AsyncClient(_Asking):
 
 
 _HEADERS = {"content-type": "application/json"}
+_VERBS = ("POST", "GET")
 
 
 def _encoded(message: Any) -> bytes:

@@ -6,8 +6,8 @@
                                          └─▶ users to judge by  ──▶ off-policy estimates ────┼─▶ published, or refused
                                              simulator (if any) ──▶ both served, paired ─────┘
 
-Nobody who taught the candidate judges it. It goes live only if every check says that it is no worse than the version it would
-replace, up to a small tolerance; a crash anywhere leaves the old version live.
+Nobody who taught the candidate judges it. It goes live only if every check says that it is no worse than the version it
+would replace, up to a small tolerance; a crash anywhere leaves the old version live.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def update(
         candidate.domain.require(sessions, "the candidate")
     _judge_by_log(verdict, candidate, now, sessions[judge], gate, epsilon, seed, progress)
     if simulator is not None:
-        _judge_by_simulator(verdict, candidate, now, Simulator.load(simulator, device), sessions[judge], gate, seed, progress)
+        _judge_by_simulator(
+            verdict, candidate, now, Simulator.load(simulator, device), sessions[judge], gate, seed, progress
+        )
     if not verdict.reasons:
         verdict.published = _publish(registry, candidate, verdict, live)
     return verdict
@@ -141,7 +143,14 @@ def _of_versions(records: Iterable[Decision | Feedback], versions: set[str]) -> 
 
 
 def _judge_by_log(
-    verdict: Verdict, candidate: Agent, now: Agent, sessions: Sessions, gate: Gate, epsilon: float, seed: int, progress: Progress
+    verdict: Verdict,
+    candidate: Agent,
+    now: Agent,
+    sessions: Sessions,
+    gate: Gate,
+    epsilon: float,
+    seed: int,
+    progress: Progress,
 ) -> None:
     found = judge_offline(
         candidate, now, sessions, epsilon=epsilon, seed=seed, clip=gate.clip, values=gate.values, progress=progress

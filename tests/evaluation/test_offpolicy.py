@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class TwoSteps:
-    """Two states, two actions, two steps: rewards are Bernoulli, the second state is drawn. Nothing is left to chance but that.
+    """Two states, two actions, two steps: rewards are Bernoulli, the second state is drawn; nothing else is left to chance.
 
     A session begins in either state with chance 1/2; `value` is enumerated, never estimated.
     """

@@ -1,4 +1,4 @@
-"""The service's arithmetic: exactly the library's ranking, true propensities, the same answer from memory or from scratch."""
+"""The service's arithmetic: exactly the library's ranking, true propensities, one answer from memory or from scratch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbcal.arrays import to_numpy
 from mbcal.errors import InputError
 from mbcal.scoring import epsilon_greedy
 from mbcal.serving.ranking import Ranker, choose, require_askable
-from tests.batches import CATALOG, LABELS, sessions
+from tests.batches import CATALOG, sessions
 
 ITEMS = list(CATALOG.items)
 HISTORY = [("item 1", "click"), ("item 4", "skip"), ("item 7", "like")]
@@ -30,7 +30,7 @@ def version(agent: Any, name: str = "v1") -> Any:
         catalog=domain.catalog,
         behaviours=domain.behaviours,
         history=domain.history,
-        seen=agent._seen(),
+        seen=agent.seen(),
     )
 
 
@@ -69,7 +69,9 @@ def test_from_memory_or_from_scratch_the_answer_is_the_same() -> None:
     assert "s" not in ranker._standing
     assert ranker.rank(HISTORY, told, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(HISTORY, told, ITEMS, 3, 0.0, draws(3))
     changed = [("item 3", "click"), *told[1:]]  # feedback that came late changes the past: nothing stale is used
-    assert ranker.rank(HISTORY, changed, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(HISTORY, changed, ITEMS, 3, 0.0, draws(3))
+    assert ranker.rank(HISTORY, changed, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(
+        HISTORY, changed, ITEMS, 3, 0.0, draws(3)
+    )
 
 
 def test_what_was_shown_comes_last_and_only_when_nothing_else_is_left() -> None:
@@ -100,7 +102,9 @@ def test_choosing_is_epsilon_greedy_again_and_again() -> None:
             continue
         uniform, epsilon = generator.random((4, 2)), (0.0, 0.3, 1.0)[trial % 3]
         available = np.isin(np.arange(9), left)
-        for (place, chance), draw in zip(choose(scores.tolist(), left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False):
+        for (place, chance), draw in zip(
+            choose(scores.tolist(), left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False
+        ):
             chosen, propensity = epsilon_greedy(scores[None], available[None], epsilon, draw[None])
             assert place == chosen[0]
             assert chance == pytest.approx(float(propensity[0]))
@@ -118,6 +122,11 @@ def test_items_come_as_often_as_their_propensities_say() -> None:
 
 
 def test_what_has_no_answer_is_refused() -> None:
-    for candidates, k, said in (([], 1, "none were given"), (["a", "a"], 1, "twice"), (["a"], 0, "k: must"), (["a", "b"], 1, "at most 1")):
+    for candidates, k, said in (
+        ([], 1, "none were given"),
+        (["a", "a"], 1, "twice"),
+        (["a"], 0, "k: must"),
+        (["a", "b"], 1, "at most 1"),
+    ):
         with pytest.raises(InputError, match=said):
             require_askable(candidates, k, 1 if said == "at most 1" else 10)

@@ -11,7 +11,20 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import describe, diagnose, evaluate, experiment, fit, prepare, rank, registry, report, simulator
+from mbcal.cli import (
+    describe,
+    diagnose,
+    evaluate,
+    experiment,
+    fit,
+    prepare,
+    rank,
+    registry,
+    report,
+    serve,
+    simulator,
+    update,
+)
 from mbcal.errors import MbcalError
 
 app = typer.Typer(
@@ -35,6 +48,9 @@ app.add_typer(registry.app, name="registry")
 app.command("experiment")(experiment.run_experiment)
 app.command("report")(report.show_report)
 app.command("compare")(report.compare_runs)
+app.command("serve")(serve.serve)
+app.command("update")(update.update_registry)
+app.command("loop")(update.loop_updates)
 
 
 def _print_version(wanted: bool) -> None:

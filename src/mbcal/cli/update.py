@@ -18,11 +18,13 @@ REFUSED = 3
 RegistryOption = Annotated[Path, typer.Option(help="The registry to publish to.", show_default=False)]
 LogOption = Annotated[Path, typer.Option(help="The decision log to learn from.", show_default=False)]
 SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator that must find the candidate no worse, too.")]
-ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions are learned from: 1 is the live one alone.")]
+ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions teach: 1 is the live one alone.")]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over them.")]
 EpsilonOption = Annotated[float, typer.Option(min=0, max=1, help="Exploration the candidate would be served with.")]
 SessionsOption = Annotated[int, typer.Option(min=2, help="Logged sessions there must be.")]
-ToleranceOption = Annotated[float, typer.Option(min=0, max=0.99, help="How much worse a lower bound may be, as a share of the reward.")]
+ToleranceOption = Annotated[
+    float, typer.Option(min=0, max=0.99, help="How much worse a lower bound may be, as a share of the reward.")
+]
 
 
 def update_registry(
@@ -88,9 +90,7 @@ def loop_updates(
     while True:
         began = time.monotonic()
         try:
-            update_registry(
-                registry, log, simulator, replay, epochs, epsilon, min_sessions, tolerance, None, done, device
-            )
+            update_registry(registry, log, simulator, replay, epochs, epsilon, min_sessions, tolerance, None, done, device)
         except typer.Exit:
             pass  # refused: said already
         except MbcalError as error:

@@ -18,8 +18,8 @@ PAST = 1000
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One user's request.
 
-    With `session` the service remembers what was shown and what came of it; the history is taken from the first request. Without,
-    the client sends history and session whole, every time.
+    With `session` the service remembers what was shown and what came of it; the history is taken from the first request.
+    Without, the client sends history and session whole, every time.
     """
 
     candidates: Annotated[list[Text], Meta(min_length=1, max_length=10_000)]

@@ -1,8 +1,8 @@
 """Candidates of a session to a ranked list with scores, parts and propensities: the service's arithmetic, without HTTP.
 
-The same scorers and choices as the laboratory's (`scorers.py`, `scoring.py`), on numpy arrays, one session at a time. Where a
-session stands is a function of its history and of what was shown; it is remembered between requests and made anew where it
-is not (another version, another worker, a client that sends everything itself), with the same answer.
+The same scorers and choices as the laboratory's (`scorers.py`, `scoring.py`), on numpy arrays, one session at a time. Where
+a session stands is a function of its history and of what was shown; it is remembered between requests and made anew where
+it is not (another version, another worker, a client that sends everything itself), with the same answer.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Ranker:
 
     def standing(self, history: Pairs, shown: Pairs, session: str | None = None) -> Any:
         """The scorer's state after the history and what was shown; from memory where the session is known there."""
-        history = tuple(map(tuple, history[-self.version.history :])) if self.version.history else ()
-        steps = (history, *map(tuple, shown))
+        history = tuple((item, label) for item, label in history[-self.version.history :]) if self.version.history else ()
+        steps = (history, *((item, label) for item, label in shown))
         known = self._standing.get(session) if session is not None else None
         if known is not None and known[0] == steps[: len(known[0])]:
             state, begin = known[1], len(known[0]) - 1

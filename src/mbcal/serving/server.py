@@ -255,7 +255,8 @@ class App:
         for name, kind in (("decisions", "counter"), ("sessions", "counter"), ("feedback", "counter"), ("reward", "gauge")):
             lines.append(f"# TYPE mbcal_{name} {kind}")
             lines += [
-                f'mbcal_{name}{{version="{version}"}} {getattr(tally, name)}' for version, tally in self.service.tallies.items()
+                f'mbcal_{name}{{version="{version}"}} {getattr(tally, name)}'
+                for version, tally in self.service.tallies.items()
             ]
         live = self.service.ranker
         lines += ["# TYPE mbcal_at_work gauge", f"mbcal_at_work {self._at_work}"]

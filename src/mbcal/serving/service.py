@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ ANSWERED = 50_000
 """Decisions whose answers are kept, for clients that ask again and for feedback."""
 
 Tell = Callable[..., None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -252,11 +253,11 @@ class NotReadyError(MbcalError):
     """There is nothing to rank by yet."""
 
 
-async def _once(kept: OrderedDict[Any, asyncio.Future[Any]], key: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+async def _once(kept: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Callable[[], Awaitable[T]]) -> T:
     """What the work gives, done once a key while it is remembered; work that fails is forgotten."""
     if key in kept:
         return await asyncio.shield(kept[key])
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     kept[key] = future
     if len(kept) > ANSWERED:
         kept.popitem(last=False)
