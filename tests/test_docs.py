@@ -64,6 +64,16 @@ def test_every_command_of_the_guide_runs(workshop: Path) -> None:
     assert re.search(r"^item-00\d\d \{'instant': [\d.]+, 'future': -?[\d.]+\}\nDiscrete\(40\) \(8, 40\)$", done.stdout)
 
 
+def test_every_command_on_the_service_runs(workshop: Path) -> None:
+    page = (ROOT / "docs/service.md").read_text()
+    commands = commands_of(page, 0)
+    assert len(commands) == 10
+    run(commands, workshop)
+    code = "".join(blocks(page, "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
+    assert done.stdout == "v000002 v000001 (1, 2)\n"
+
+
 def test_every_command_on_experiments_runs(workshop: Path) -> None:
     shutil.copytree(ROOT / "examples", workshop / "examples")
     prepare = "mbcal prepare newsfeed --sessions 800 --out feed"

@@ -529,6 +529,22 @@ def test_opening_needs_no_lock(two: Path) -> None:
     lock.write_bytes(kept)
 
 
+def test_a_live_version_removed_while_it_is_read_gives_way_to_the_next(
+    models: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.publish(models / "random")
+    real = registry_module._verified
+
+    def slow(opened: Bundle) -> Any:
+        monkeypatch.setattr(registry_module, "_verified", real)
+        registry.publish(models / "popular")
+        assert registry.gc(0) == ["v000001"]
+        return real(opened)
+
+    monkeypatch.setattr(registry_module, "_verified", slow)
+    assert registry.open().name == "v000002"
+
+
 def test_write_whole_flushes_before_it_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     real = folder.flush

@@ -118,6 +118,15 @@ class Registry:
 
     def open(self, name: str | None = None) -> Version:
         """A version (the live one if not named), verified: hashes, shapes, finite numbers, and the golden scores."""
+        wanted = self.current() if name is None else name
+        try:
+            return self._open(wanted)
+        except ModelError:
+            if name is None and self.current() != wanted:  # replaced and removed while it was read
+                return self.open()
+            raise
+
+    def _open(self, name: str | None) -> Version:
         path = self._folder(name)
         opened = Bundle(path, VERSION, self.manifest(path.name))
         try:
@@ -126,15 +135,7 @@ class Registry:
             if str(path) in str(error):
                 raise
             raise opened.damaged(str(error)) from error
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            IndexError,
-            AttributeError,
-            OSError,
-            MbcalError,
-        ) as error:  # another program's
+        except (LookupError, TypeError, ValueError, AttributeError, OSError, MbcalError) as error:  # another program's
             raise opened.damaged(f"{type(error).__name__}: {error}") from error
 
     def publish(
@@ -233,7 +234,8 @@ class Registry:
         return self._versions / name
 
     def _refuse_other_folders(self) -> None:
-        if self.path.exists() and not self._versions.is_dir() and not (self.path.is_dir() and not any(self.path.iterdir())):
+        taken = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
+        if taken and not self._versions.is_dir():
             raise OutputError(f"{self.path}: already exists and is no registry; choose another folder")
 
     def _highest(self) -> int:
