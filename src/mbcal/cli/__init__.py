@@ -11,7 +11,7 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import describe, diagnose, evaluate, experiment, fit, prepare, rank, report, simulator
+from mbcal.cli import describe, diagnose, evaluate, experiment, fit, log, prepare, rank, report, simulator
 from mbcal.errors import MbcalError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command("fit")(fit.fit_agent)
 app.command("rank")(rank.rank_candidates)
 app.command("evaluate")(evaluate.evaluate_models)
 app.command("experiment")(experiment.run_experiment)
+app.add_typer(log.app, name="log")
 app.command("report")(report.show_report)
 app.command("compare")(report.compare_runs)
 
