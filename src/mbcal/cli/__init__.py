@@ -11,20 +11,7 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import (
-    describe,
-    diagnose,
-    evaluate,
-    experiment,
-    fit,
-    prepare,
-    rank,
-    registry,
-    report,
-    serve,
-    simulator,
-    update,
-)
+from mbcal.cli import describe, diagnose, evaluate, experiment, fit, log, prepare, rank, registry, report, serve, simulator, update
 from mbcal.errors import MbcalError
 
 app = typer.Typer(
@@ -46,6 +33,7 @@ app.command("rank")(rank.rank_candidates)
 app.command("evaluate")(evaluate.evaluate_models)
 app.add_typer(registry.app, name="registry")
 app.command("experiment")(experiment.run_experiment)
+app.add_typer(log.app, name="log")
 app.command("report")(report.show_report)
 app.command("compare")(report.compare_runs)
 app.command("serve")(serve.serve)

@@ -28,7 +28,7 @@ from mbcal.errors import LogError
 from mbcal.folder import flush, output_error, write_whole
 from mbcal.progress import SILENT, Progress
 from mbcal.serving.log import PARQUET
-from mbcal.serving.records import Decision, Feedback, Record, decode
+from mbcal.serving.records import Decision, Feedback, Record, decode, fields
 from mbcal.serving.segments import numbers, pieces, segment_path
 
 _TEXTS = pa.list_(pa.string())
@@ -198,7 +198,7 @@ def _segment_records(path: Path, number: int, data: bytes, last: bool, skipped: 
 
 
 def _decision_row(place: int, record: Decision) -> dict[str, Any]:
-    row = {name: getattr(record, name) for name in Decision.__struct_fields__}
+    row = fields(record)
     for name in ("history", "shown"):
         steps = row.pop(name)
         row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
@@ -206,7 +206,7 @@ def _decision_row(place: int, record: Decision) -> dict[str, Any]:
 
 
 def _feedback_row(place: int, record: Feedback) -> dict[str, Any]:
-    return {"place": place, **{name: getattr(record, name) for name in Feedback.__struct_fields__}}
+    return {"place": place, **fields(record)}
 
 
 def _decision(row: dict[str, Any]) -> Decision:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mbcal.errors import InputError, OptionError
 
 try:
@@ -76,3 +78,8 @@ def decode(payload: bytes) -> Record:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
+
+
+def fields(record: Record) -> dict[str, Any]:
+    """A record's values by name."""
+    return {name: getattr(record, name) for name in record.__struct_fields__}

@@ -67,7 +67,7 @@ class Joined:
 
 
 class _Seen(NamedTuple):
-    """What joining needs of a decision. Compares by time first, then by all it says."""
+    """What joining needs of a decision, in little memory. Compares by time first, then by all it says."""
 
     time: int
     step: int
@@ -75,8 +75,10 @@ class _Seen(NamedTuple):
     session: str
     items: tuple[str, ...]
     propensities: tuple[float, ...]
-    candidates: tuple[str, ...]
-    history: tuple[tuple[str, str], ...]
+    candidates: bytes
+    """Catalogue rows, int32."""
+    history: tuple[bytes, bytes, int]
+    """Catalogue rows, behaviours, and how many steps had a behaviour nobody knows."""
 
 
 class _Step(NamedTuple):
@@ -96,11 +98,11 @@ def join(
     """
     Cut(horizon=horizon, history=history)  # the same rules as for any log
     counts = JoinCounts()
-    seen, answers = _gather(records, set(behaviours.names), counts)
+    rows = _Rows(catalog, behaviours, history, counts)
+    seen, answers = _gather(records, rows, counts)
     sessions: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for name, decision in seen.items():
         sessions[decision.user, decision.session].append((decision.step, decision.time, name))
-    rows = _Rows(catalog, behaviours, history, counts)
     starts = {who: min(time for _, time, _ in decided) for who, decided in sessions.items()}
     hashed = {user: key(user, 0, "user") for user, _ in sessions}
     for user, session in sorted(sessions, key=lambda who: (hashed[who[0]], who[0], starts[who], who[1])):
@@ -111,14 +113,13 @@ def join(
             counts.unanswered += not found
             steps += found
         if steps:
-            before = rows.history(seen[decided[0][2]].history)
-            rows.cut(user, session, before, steps, horizon)
+            rows.cut(seen[decided[0][2]], steps, horizon)
     counts.sessions, counts.steps = len(rows.windows), sum(len(steps) for _, _, steps in rows.windows)
     return rows.joined(horizon)
 
 
 def _gather(
-    records: Iterable[Record], known: set[str], counts: JoinCounts
+    records: Iterable[Record], rows: _Rows, counts: JoinCounts
 ) -> tuple[dict[str, _Seen], dict[str, dict[str, str]]]:
     """Decisions by id; and for each the behaviour on each of its items."""
     seen: dict[str, _Seen] = {}
@@ -128,14 +129,14 @@ def _gather(
     for record in records:
         if isinstance(record, Decision):
             counts.decisions += 1
-            compact = _compact(record)
+            compact = rows.compact(record)
             if record.id in seen:
                 counts.repeated_decisions += 1
                 compact = min(compact, seen[record.id])
             seen[record.id] = compact
         elif isinstance(record, Feedback):
             counts.feedback += 1
-            if record.behaviour not in known:
+            if record.behaviour not in rows.number:
                 refused[record.behaviour] += 1
                 continue
             place, answer = (record.decision, sys.intern(record.item)), (record.time, record.id, record.behaviour)
@@ -153,20 +154,6 @@ def _gather(
     return seen, answers
 
 
-def _compact(decision: Decision) -> _Seen:
-    """Names are kept once for all decisions: most repeat."""
-    return _Seen(
-        decision.time,
-        decision.step,
-        decision.user,
-        decision.session,
-        tuple(map(sys.intern, decision.items)),
-        tuple(decision.propensities),
-        tuple(map(sys.intern, decision.candidates)),
-        tuple((sys.intern(item), sys.intern(behaviour)) for item, behaviour in decision.history),
-    )
-
-
 class _Rows:
     """Gathers windows, then pads them to arrays."""
 
@@ -177,39 +164,49 @@ class _Rows:
         self.names: list[str] = []
         self.windows: list[tuple[int, list[tuple[int, int]], Sequence[_Step]]] = []
 
+    def compact(self, decision: Decision) -> _Seen:
+        """A decision in rows; the names that feedback is matched by are kept once for all decisions."""
+        known = [(item, self.number[behaviour]) for item, behaviour in decision.history if behaviour in self.number]
+        kept = known[-self.most :] if self.most else []
+        items, behaviours = self.catalog.row(item for item, _ in kept).tobytes(), bytes(behaviour for _, behaviour in kept)
+        return _Seen(
+            decision.time,
+            decision.step,
+            sys.intern(decision.user),
+            sys.intern(decision.session),
+            tuple(map(sys.intern, decision.items)),
+            tuple(decision.propensities),
+            self.catalog.row(decision.candidates).tobytes(),
+            (items, behaviours, len(decision.history) - len(known)),
+        )
+
     def steps(self, decision: _Seen, answers: dict[str, str]) -> list[_Step]:
         """The steps of one decision, in the order its items were ranked."""
         found: list[_Step] = []
         if not answers:
             return found
-        left, behaviour_of = list(decision.candidates), dict(answers)
-        for item, propensity in zip(decision.items, decision.propensities, strict=True):
+        left, behaviour_of = np.frombuffer(decision.candidates, np.int32), dict(answers)
+        rows = self.catalog.row(decision.items).tolist()
+        for item, row, propensity in zip(decision.items, rows, decision.propensities, strict=True):
             behaviour = behaviour_of.pop(item, None)  # an item returned twice counts where it came first
             if behaviour is not None:
-                row, offered = int(self.catalog.row([item])[0]), self.catalog.row(left)
                 # a propensity too small for the array's type becomes the smallest that is not 0
-                found.append(_Step(row, self.number[behaviour], decision.time, max(propensity, _SMALLEST), offered))
+                found.append(_Step(row, self.number[behaviour], decision.time, max(propensity, _SMALLEST), left))
             if not behaviour_of:
                 break
-            if item in left:
-                left.remove(item)
+            left = np.delete(left, np.flatnonzero(left == row)[:1])
         return found
 
-    def history(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
-        """The latest of these that the model can read, as rows and numbers."""
-        kept = [(item, self.number[behaviour]) for item, behaviour in pairs if behaviour in self.number]
-        self.counts.unknown_history += len(pairs) - len(kept)
-        kept = kept[-self.most :] if self.most else []
-        items = self.catalog.row(item for item, _ in kept).tolist()
-        return list(zip(items, (behaviour for _, behaviour in kept), strict=True))
-
-    def cut(self, user: str, session: str, before: list[tuple[int, int]], steps: Sequence[_Step], horizon: int) -> None:
-        """One session as windows of the horizon."""
-        number = self.users.setdefault(user, len(self.users))
+    def cut(self, first: _Seen, steps: Sequence[_Step], horizon: int) -> None:
+        """One session, told by its first decision, as windows of the horizon."""
+        number = self.users.setdefault(first.user, len(self.users))
+        items, behaviours, unknown = first.history
+        self.counts.unknown_history += unknown
+        before = list(zip(np.frombuffer(items, np.int32).tolist(), behaviours, strict=True))
         for start in range(0, len(steps), horizon):
             window = steps[start : start + horizon]
             self.windows.append((number, before, window))
-            self.names.append(session)
+            self.names.append(first.session)
             later = [*before, *((step.item, step.behaviour) for step in window)]
             before = later[-self.most :] if self.most else []
 

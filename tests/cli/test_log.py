@@ -1,0 +1,88 @@
+"""`mbcal log` as its user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from mbcal import Behaviours, Catalog
+from mbcal.bundle import AGENT, write_bundle
+from mbcal.serving import Decision, DecisionLog, Feedback, read
+from tests.cli.test_cli import mbcal
+from tests.cli.test_models import refused
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A log of two versions, and what a model says of its items and behaviours."""
+    behaviours = Behaviours(("skip", "click"), (0.0, 1.0))
+    said = {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts}
+    write_bundle(tmp_path / "model", AGENT, {"behaviours": said}, {}, Catalog(("a", "b", "c")))
+    with DecisionLog(tmp_path / "log", segment_bytes=1000) as log:
+        for number in range(30):
+            session, user, version = f"s{number // 5}", f"u{number // 10}", "v2" if number >= 20 else "v1"
+            log.append(
+                Decision(
+                    id=f"d{number}", time=1_700_000_000_000_000 + number, session=session, user=user, step=number % 5,
+                    version=version, epsilon=0.1, history=[("c", "click")], shown=[], candidates=["a", "b", "new"],
+                    items=["a", "b"], propensities=[0.5, 1.0],
+                )
+            )  # fmt: skip
+            if number % 2 == 0:
+                log.append(Feedback(f"d{number}", "b", "click" if number else "odd", number, f"f{number}"))
+    return tmp_path
+
+
+def test_show_counts_by_version(shop: Path) -> None:
+    told = mbcal("log", "show", "log", "--last", "1", cwd=shop).stdout.splitlines()
+    assert told[0] == "log: 30 decisions in 6 sessions, 15 records of feedback"
+    assert [line.split() for line in told[1:4]] == [
+        ["version", "decisions", "answered", "share", "sessions"],
+        ["v1", "20", "10", "50.0%", "4"],
+        ["v2", "10", "5", "50.0%", "2"],
+    ]
+    assert json.loads(told[4])["id"] == "d29"
+    found = json.loads(mbcal("log", "show", "log", "--last", "2", "--json", cwd=shop).stdout)
+    assert (found["decisions"], found["feedback"], found["damaged"]) == (30, 15, 0)
+    assert found["versions"][1] == {"version": "v2", "decisions": 10, "answered": 5, "sessions": 2}
+    assert [(record["kind"], record["id"]) for record in found["last"]] == [("feedback", "f28"), ("decision", "d29")]
+
+
+def test_compact_and_export(shop: Path) -> None:
+    before, segments = list(read(shop / "log")), len(list((shop / "log").glob("*.log")))
+    told = mbcal("log", "export", "log", "--model", "model", "--out", "first.parquet", "--horizon", "2", cwd=shop).stdout
+    assert told.splitlines() == [
+        "first.parquet: 8 sessions, 14 steps of 3 users",
+        "decisions 30, feedback 15, unanswered 16",
+        "refused: behaviour 'odd' is unknown to model, 1 records of feedback",
+    ]
+    assert f"log: {segments - 1} segments compacted" in mbcal("log", "compact", "log", cwd=shop).stdout
+    assert list(read(shop / "log")) == before
+    mbcal("log", "export", "log", "--model", "model", "--out", "second.parquet", "--horizon", "2", cwd=shop)
+    assert (shop / "first.parquet").read_bytes() == (shop / "second.parquet").read_bytes()
+    rows = {(row["session"], row["times"][0].microsecond): row for row in pq.read_table(shop / "first.parquet").to_pylist()}
+    row = rows["s0", 2]
+    assert (row["user"], row["items"], row["behaviours"]) == ("u0", ["b", "b"], ["click", "click"])
+    assert (row["propensities"], row["candidates"]) == ([1.0, 1.0], [["b", "<unknown>"]] * 2)
+    assert (row["history_items"], row["history_behaviours"]) == (["c"], ["click"])
+    assert rows["s2", 14]["history_items"] == ["c", "b", "b"]
+
+
+def test_mistakes_are_one_sentence(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export = ("log", "export", "log", "--model", "model", "--out", "x.parquet")
+    (shop / "x.parquet").write_bytes(b"mine")
+    assert refused(*export, cwd=shop, capsys=capsys) == "mbcal: x.parquet: already exists; add --overwrite to replace it"
+    assert "no decision log (no segments)" in refused("log", "show", "model", cwd=shop, capsys=capsys)
+    first = shop / "log/segment-000001.log"
+    whole = first.read_bytes()
+    first.write_bytes(whole[:100] + b"?" + whole[101:])
+    said = refused(*export, "--overwrite", cwd=shop, capsys=capsys)
+    assert said.startswith("mbcal: log/segment-000001.log: damaged at byte ")
+    assert (shop / "x.parquet").read_bytes() == b"mine"
+    done = mbcal(*export, "--overwrite", "--skip-damaged", cwd=shop)
+    assert "damaged at byte" in done.stderr
+    assert pq.read_table(shop / "x.parquet").num_rows > 0
+    assert "its segment is left as it is" in mbcal("log", "compact", "log", cwd=shop).stderr
