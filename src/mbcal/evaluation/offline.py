@@ -12,7 +12,7 @@ from mbcal.agents.agent import Agent
 from mbcal.agents.dqn import DQNConfig
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.fitted import deal_users, fit_values
-from mbcal.evaluation.intervals import Estimate, Method, bootstrap, empirical_bernstein
+from mbcal.evaluation.intervals import RESAMPLES, Estimate, Method, bootstrap_all, empirical_bernstein
 from mbcal.evaluation.offpolicy import (
     BOUNDED,
     ESTIMATORS,
@@ -46,7 +46,7 @@ def judge_offline(
     values: Nuisance = "fitted",
     config: DQNConfig | None = None,
     level: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = RESAMPLES,
     progress: Progress = SILENT,
 ) -> list[Estimate]:
     """Values per session of the epsilon-greedy policy, of the baseline served likewise, of the log, and the difference.
@@ -158,10 +158,10 @@ class _Intervals:
 
     def of(self, whose: str, judged: _Judged, against_log: bool) -> Iterator[Estimate]:
         user = self.sessions.user
-        for name, each in judged.contributions.items():
-            # one seed for all: estimators are compared on the same draws of users
-            drawn = bootstrap(each, user, seed=self.seed, level=self.level, resamples=self.resamples)
-            yield self._estimate(whose, name, judged, drawn, "bca")
+        every = np.stack(list(judged.contributions.values()))
+        drawn = bootstrap_all(every, user, seed=self.seed, level=self.level, resamples=self.resamples)
+        for (name, each), (low, high) in zip(judged.contributions.items(), drawn.tolist(), strict=True):
+            yield self._estimate(whose, name, judged, (low, high), "bca")
             if self.clip is not None and name in BOUNDED:
                 bounds = self._bounds(self.clip, whose == "difference", against_log)
                 sure = empirical_bernstein(each, user, *bounds, level=self.level)
