@@ -379,6 +379,7 @@ def test_one_question_all_answers(chance_log: Sessions) -> None:
     assert gap.low <= gap.value <= gap.high
     assert policy.ess < log.ess == policy.n == 400
     assert policy.clip == 20.0
+    assert policy.weight == gap.weight != 1
     assert 0 < policy.clipped < 1
     sure = said["difference", "pdis", "empirical bernstein"]
     assert sure.low < said["difference", "pdis", "bca"].low

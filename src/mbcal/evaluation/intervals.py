@@ -45,6 +45,9 @@ class Estimate:
     ess: float
     """Effective sessions (Kish); of a difference, the smaller of the two."""
     n: int
+    weight: float = 1.0
+    """Mean weight before clipping. Its expectation is 1: far from it, sessions that matter are missing and no interval
+    of the bootstrap is to be believed."""
     clip: float | None = None
     """Where weights were cut off."""
     clipped: float = 0.0
@@ -52,7 +55,7 @@ class Estimate:
 
     def __str__(self) -> str:
         text = f"{self.of} {self.name} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}] {self.method}"
-        return f"{text}, {self.ess:.1f} of {self.n} sessions effective"
+        return f"{text}, {self.ess:.1f} of {self.n} sessions effective, mean weight {self.weight:.2f}"
 
 
 def bootstrap(
