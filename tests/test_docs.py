@@ -134,6 +134,14 @@ def test_python_examples_run(workshop: Path) -> None:
     assert re.fullmatch(r"in the true world: (8|9)\d\.\d+ \[[\d.]+, [\d.]+\]", earned)
 
 
+def test_the_off_policy_example_runs(workshop: Path) -> None:
+    code = blocks((ROOT / "docs/off-policy.md").read_text(), "python")[0]
+    small = re.sub(r"epochs=\d", "epochs=1", code).replace("60_000", "2_000")
+    done = subprocess.run([sys.executable, "-c", small], cwd=workshop, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 13
+    assert re.match(r"policy ips [\d.]+ \[[\d.]+, [\d.]+\] bca, [\d.]+ of \d+ sessions effective", done.stdout)
+
+
 def test_example_of_policies_runs(workshop: Path) -> None:
     prepare = [sys.executable, "-m", "mbcal", "prepare", "newsfeed", "--sessions", "800", "--out", "feed"]
     subprocess.run(prepare, cwd=workshop, capture_output=True, check=True)

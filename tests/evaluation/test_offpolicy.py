@@ -15,7 +15,7 @@ from mbcal.agents.dqn import DQNConfig
 from mbcal.arrays import to_numpy
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.fitted import deal_users, fit_values
-from mbcal.evaluation.intervals import bootstrap, empirical_bernstein
+from mbcal.evaluation.intervals import bootstrap, bootstrap_all, empirical_bernstein
 from mbcal.evaluation.offline import gather_evidence, judge_offline
 from mbcal.evaluation.offpolicy import (
     ESTIMATORS,
@@ -46,7 +46,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class TwoSteps:
-    """Two states, two actions, two steps: rewards are Bernoulli, the second state is drawn; nothing else is left to chance.
+    """Two states, two actions, two steps; rewards are Bernoulli, the second state is drawn.
 
     A session begins in either state with chance 1/2; `value` is enumerated, never estimated.
     """
@@ -175,33 +175,47 @@ def test_padding_changes_nothing() -> None:
 # (b) coverage
 
 
-def coverage(estimator: Any, method: str, logs: int = 1000, users: int = 200, clip: float | None = None) -> float:
-    """Share of logs of so many users, two sessions each, whose 95% interval holds the true value."""
-    held, bounds = 0, contribution_range((0, 1), 2, WORLD.gamma, (0, clip or 1))
-    for seed in range(logs):
-        evidence = WORLD.sample(users, 2, seed)
-        each = estimator(evidence, WORLD.gamma, clip)
-        if method == "empirical bernstein":
-            low, high = empirical_bernstein(each, evidence.user, *bounds)
-        else:
-            low, high = bootstrap(each, evidence.user, seed=seed, resamples=400, method=method)  # type: ignore[arg-type]
-        held += low <= WORLD.value <= high
-    return held / logs
+LOGS, USERS = 1000, 200
+"""Logs of so many users, two sessions each; of these 400 sessions some 177 are effective."""
 
 
-@pytest.mark.parametrize("name", ["ips", "snips", "pdis", "wpdis", "dr"])
-def test_bootstrap_intervals_cover_as_often_as_they_say(name: str) -> None:
-    assert 0.93 <= coverage(ESTIMATORS[name], "bca") <= 0.97
-
-
-def test_percentile_intervals_cover_too() -> None:
-    assert 0.93 <= coverage(per_decision, "percentile") <= 0.97
+def test_bootstrap_intervals_cover_as_often_as_they_say() -> None:
+    names = ["ips", "snips", "pdis", "wpdis", "dr"]
+    held = np.zeros(len(names))
+    for seed in range(LOGS):
+        evidence = WORLD.sample(USERS, 2, seed)
+        every = np.stack([ESTIMATORS[name](evidence, WORLD.gamma) for name in names])
+        low, high = bootstrap_all(every, evidence.user, seed=seed).T
+        held += (low <= WORLD.value) & (high >= WORLD.value)
+    share = dict(zip(names, (held / LOGS).tolist(), strict=True))
+    assert all(0.93 <= each <= 0.97 for each in share.values()), share
 
 
 @pytest.mark.parametrize("estimator", [trajectory_ips, per_decision])
 def test_empirical_bernstein_covers_at_least_as_often_as_it_says(estimator: Any) -> None:
-    largest = float((WORLD.policy / WORLD.log).max()) ** 2  # nothing is cut off, so the value is the value itself
-    assert coverage(estimator, "empirical bernstein", clip=largest) >= 0.95
+    clip = float((WORLD.policy / WORLD.log).max()) ** 2  # nothing is cut off, so the value is the value itself
+    bounds = contribution_range((0, 1), 2, WORLD.gamma, (0, clip))
+    held = 0
+    for seed in range(LOGS):
+        evidence = WORLD.sample(USERS, 2, seed)
+        low, high = empirical_bernstein(estimator(evidence, WORLD.gamma, clip), evidence.user, *bounds)
+        held += low <= WORLD.value <= high
+    assert held / LOGS >= 0.95
+
+
+def test_intervals_of_paired_differences_cover() -> None:
+    evidence, chance = WORLD.everything()
+    gap = WORLD.value - float(chance @ logged_return(evidence, WORLD.gamma))
+    clip = float((WORLD.policy / WORLD.log).max()) ** 2
+    bounds = contribution_range((0, 1), 2, WORLD.gamma, (-1, clip - 1))
+    held = np.zeros(2)
+    for seed in range(LOGS):
+        evidence = WORLD.sample(USERS, 2, seed)
+        each = per_decision(evidence, WORLD.gamma) - logged_return(evidence, WORLD.gamma)
+        sure = empirical_bernstein(each, evidence.user, *bounds)
+        held += [low <= gap <= high for low, high in (bootstrap(each, evidence.user, seed=seed), sure)]
+    assert 0.93 <= held[0] / LOGS <= 0.97
+    assert held[1] / LOGS >= 0.95
 
 
 def test_ignoring_that_sessions_of_a_user_are_alike_is_too_sure() -> None:
@@ -222,7 +236,12 @@ def test_intervals_by_hand() -> None:
     # the first user has three sessions of two on average, so it can be 1.5 apart
     uneven = np.array([0, 0, 0, 1])
     assert empirical_bernstein(each, uneven, 0, 1) == (0, 1)
-    assert bootstrap(each, np.arange(4), seed=1) != bootstrap(each, np.arange(4), seed=2)
+    drawn = np.random.default_rng(0).normal(size=50)
+    assert bootstrap(drawn, np.arange(50), seed=1) == bootstrap(drawn, np.arange(50), seed=1)
+    low, high = bootstrap(drawn, np.arange(50), method="percentile")
+    width = 1.96 * drawn.std() / np.sqrt(50)
+    assert (low, high) == pytest.approx((drawn.mean() - width, drawn.mean() + width), abs=0.05)
+    assert bootstrap(drawn, np.arange(50), seed=1) != bootstrap(drawn, np.arange(50), seed=2)
     with pytest.raises(InputError, match="must lie in"):
         empirical_bernstein(each, user, 0, 0.5)
     with pytest.raises(InputError, match="finite"):
@@ -360,6 +379,7 @@ def test_one_question_all_answers(chance_log: Sessions) -> None:
     assert gap.low <= gap.value <= gap.high
     assert policy.ess < log.ess == policy.n == 400
     assert policy.clip == 20.0
+    assert policy.weight == gap.weight != 1
     assert 0 < policy.clipped < 1
     sure = said["difference", "pdis", "empirical bernstein"]
     assert sure.low < said["difference", "pdis", "bca"].low

@@ -11,7 +11,21 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import describe, diagnose, evaluate, experiment, fit, log, prepare, rank, registry, report, serve, simulator, update
+from mbcal.cli import (
+    describe,
+    diagnose,
+    evaluate,
+    experiment,
+    fit,
+    log,
+    prepare,
+    rank,
+    registry,
+    report,
+    serve,
+    simulator,
+    update,
+)
 from mbcal.errors import MbcalError
 
 app = typer.Typer(

@@ -23,8 +23,10 @@ from mbcal.evaluation.offpolicy import Floats
 from mbcal.randomness import seed_of
 
 Method = Literal["bca", "percentile", "empirical bernstein"]
-AT_ONCE = 1 << 22
-"""Draws held in memory together."""
+AT_ONCE = 1 << 16
+"""Draws at a time: what stays in a cache."""
+RESAMPLES = 2000
+"""With a few hundred, chance in the draws themselves costs a percent of coverage."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Estimate:
     ess: float
     """Effective sessions (Kish); of a difference, the smaller of the two."""
     n: int
+    weight: float = 1.0
+    """Mean weight before clipping. Its expectation is 1: far from it, sessions that matter are missing and no interval
+    of the bootstrap is to be believed."""
     clip: float | None = None
     """Where weights were cut off."""
     clipped: float = 0.0
@@ -50,7 +55,7 @@ class Estimate:
 
     def __str__(self) -> str:
         text = f"{self.of} {self.name} {self.value:.3f} [{self.low:.3f}, {self.high:.3f}] {self.method}"
-        return f"{text}, {self.ess:.1f} of {self.n} sessions effective"
+        return f"{text}, {self.ess:.1f} of {self.n} sessions effective, mean weight {self.weight:.2f}"
 
 
 def bootstrap(
@@ -59,7 +64,7 @@ def bootstrap(
     *,
     seed: int = 0,
     level: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = RESAMPLES,
     method: Literal["bca", "percentile"] = "bca",
 ) -> tuple[float, float]:
     """Users drawn with replacement, all their sessions with them; the mean per session of each draw, and its quantiles.
@@ -67,25 +72,47 @@ def bootstrap(
     BCa (Efron, 1987) corrects the quantiles for bias and skew: z -> Phi(z0 + (z0 + z) / (1 - a (z0 + z))), z0 from the share
     of draws below the estimate, a from the skew of the estimate with one user left out. One user alone: infinite.
     """
+    low, high = bootstrap_all(contributions[None], user, seed=seed, level=level, resamples=resamples, method=method)[0]
+    return float(low), float(high)
+
+
+def bootstrap_all(
+    contributions: Floats,
+    user: NDArray[Any],
+    *,
+    seed: int = 0,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    method: Literal["bca", "percentile"] = "bca",
+) -> Floats:
+    """The same for several estimators (K, N), on the same draws of users: (K, 2)."""
     _require(contributions, level)
     if resamples < 1:
         raise OptionError(f"resamples: must be at least 1, got {resamples}")
-    sums, counts = user_sums(contributions, user)
-    users = len(sums)
-    if users < 2:
-        return -math.inf, math.inf
-    draw, means = np.random.default_rng(seed_of(seed, "bootstrap")), np.empty(resamples)
-    block = max(AT_ONCE // users, 1)
-    alike = bool((counts == counts[0]).all())
-    for begin in range(0, resamples, block):
-        rows = draw.integers(0, users, (min(block, resamples - begin), users))
-        sessions = users * counts[0] if alike else counts[rows].sum(1)
-        means[begin : begin + block] = sums[rows].sum(1) / sessions
+    by_user = [user_sums(each, user) for each in contributions]
+    sums, counts = np.stack([each for each, _ in by_user]), by_user[0][1]
+    if len(counts) < 2:
+        return np.tile([-np.inf, np.inf], (len(contributions), 1))
+    means = _resampled(sums, counts, resamples, np.random.default_rng(seed_of(seed, "bootstrap")))
     tails = np.array([0.5 - level / 2, 0.5 + level / 2])
-    if method == "bca":
-        tails = _corrected(tails, means, sums, counts)
-    low, high = np.quantile(means, tails)
-    return float(low), float(high)
+    made = np.empty((len(sums), 2))
+    for place, each in enumerate(means):
+        read = _corrected(tails, each, sums[place], counts) if method == "bca" else tails
+        # the (B + 1) p-th of B draws: other conventions are too short where draws are few
+        made[place] = np.quantile(each, read, method="weibull")
+    return made
+
+
+def _resampled(sums: Floats, counts: Floats, resamples: int, draw: np.random.Generator) -> Floats:
+    """(K, resamples): means per session of as many users as there are, drawn with replacement."""
+    users, means = len(counts), np.empty((len(sums), resamples))
+    block = max(AT_ONCE // users, 1)
+    for begin in range(0, resamples, block):
+        size = min(block, resamples - begin)
+        drawn = draw.integers(0, users, (size, users)) + np.arange(size)[:, None] * users
+        times = np.bincount(drawn.ravel(), minlength=size * users).reshape(size, users).astype(np.float64)
+        means[:, begin : begin + size] = sums @ times.T / (times @ counts)
+    return means
 
 
 def _corrected(tails: Floats, means: Floats, sums: Floats, counts: Floats) -> Floats:

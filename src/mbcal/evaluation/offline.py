@@ -12,7 +12,7 @@ from mbcal.agents.agent import Agent
 from mbcal.agents.dqn import DQNConfig
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.fitted import deal_users, fit_values
-from mbcal.evaluation.intervals import Estimate, Method, bootstrap, empirical_bernstein
+from mbcal.evaluation.intervals import RESAMPLES, Estimate, Method, bootstrap_all, empirical_bernstein
 from mbcal.evaluation.offpolicy import (
     BOUNDED,
     ESTIMATORS,
@@ -46,7 +46,7 @@ def judge_offline(
     values: Nuisance = "fitted",
     config: DQNConfig | None = None,
     level: float = 0.95,
-    resamples: int = 2000,
+    resamples: int = RESAMPLES,
     progress: Progress = SILENT,
 ) -> list[Estimate]:
     """Values per session of the epsilon-greedy policy, of the baseline served likewise, of the log, and the difference.
@@ -72,7 +72,7 @@ def judge_offline(
                 progress=progress,
             )
             judged[name] = _judge(evidence, gamma, clip, values)
-            judged["log"] = _Judged({"mean": logged_return(evidence, gamma)}, float(len(evidence)), 0.0)
+            judged["log"] = _Judged({"mean": logged_return(evidence, gamma)}, float(len(evidence)))
     judged["difference"] = judged["policy"].minus(judged["log" if baseline is None else "baseline"])
     return [estimate for name, each in judged.items() for estimate in how.of(name, each, baseline is None)]
 
@@ -127,7 +127,8 @@ class _Judged:
 
     contributions: Mapping[str, Floats]
     ess: float
-    clipped: float
+    weight: float = 1.0
+    clipped: float = 0.0
 
     def minus(self, other: _Judged) -> _Judged:
         """Session by session; a log has one way of being judged, which stands against each."""
@@ -135,14 +136,15 @@ class _Judged:
             name: mine - other.contributions["mean" if "mean" in other.contributions else name]
             for name, mine in self.contributions.items()
         }
-        return _Judged(paired, min(self.ess, other.ess), max(self.clipped, other.clipped))
+        weight = max(self.weight, other.weight, key=lambda mean: abs(mean - 1))
+        return _Judged(paired, min(self.ess, other.ess), weight, max(self.clipped, other.clipped))
 
 
 def _judge(evidence: Evidence, gamma: float, clip: float | None, values: Nuisance) -> _Judged:
     without = {"fitted": frozenset[str](), "means": {"direct"}, "none": NEED_VALUES}[values]
     made = {name: estimator(evidence, gamma, clip) for name, estimator in ESTIMATORS.items() if name not in without}
     seen = overlap(evidence, clip)
-    return _Judged(made, seen.ess, seen.clipped)
+    return _Judged(made, seen.ess, seen.mean_weight, seen.clipped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +160,10 @@ class _Intervals:
 
     def of(self, whose: str, judged: _Judged, against_log: bool) -> Iterator[Estimate]:
         user = self.sessions.user
-        for name, each in judged.contributions.items():
-            # one seed for all: estimators are compared on the same draws of users
-            drawn = bootstrap(each, user, seed=self.seed, level=self.level, resamples=self.resamples)
-            yield self._estimate(whose, name, judged, drawn, "bca")
+        every = np.stack(list(judged.contributions.values()))
+        drawn = bootstrap_all(every, user, seed=self.seed, level=self.level, resamples=self.resamples)
+        for (name, each), (low, high) in zip(judged.contributions.items(), drawn.tolist(), strict=True):
+            yield self._estimate(whose, name, judged, (low, high), "bca")
             if self.clip is not None and name in BOUNDED:
                 bounds = self._bounds(self.clip, whose == "difference", against_log)
                 sure = empirical_bernstein(each, user, *bounds, level=self.level)
@@ -175,9 +177,12 @@ class _Intervals:
 
     def _estimate(self, whose: str, name: str, judged: _Judged, interval: tuple[float, float], method: Method) -> Estimate:
         value, weighted = float(judged.contributions[name].mean()), name not in ("mean", "direct")
-        ess = judged.ess if weighted else float(len(self.sessions))
-        clip, clipped = (self.clip, judged.clipped) if weighted else (None, 0.0)
-        return Estimate(whose, name, value, *interval, method, ess, len(self.sessions), clip, clipped)
+        sessions = len(self.sessions)
+        if not weighted:
+            return Estimate(whose, name, value, *interval, method, float(sessions), sessions)
+        return Estimate(
+            whose, name, value, *interval, method, judged.ess, sessions, judged.weight, self.clip, judged.clipped
+        )
 
 
 def _require(policy: Policy, baseline: Policy | None, sessions: Sessions, values: str) -> None:
