@@ -1,0 +1,155 @@
+"""From served sessions to the next version: better ones go live, worse ones are refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mbcal import MBCAL, MBCALConfig, NetConfig, Simulator, SimulatorConfig, Training, load
+from mbcal.agents import Agent
+from mbcal.cli import app
+from mbcal.errors import InputError
+from mbcal.evaluation import evaluate
+from mbcal.registry import Registry
+from mbcal.serving.log import DecisionLog
+from mbcal.serving.messages import FeedbackRequest, RankRequest
+from mbcal.serving.service import Service
+from mbcal.serving.state import MemoryStore
+from mbcal.update import Gate, update, write_verdict
+from tests.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
+
+EPSILON = 0.3
+GATE = Gate(sessions=100, effective=20)
+
+
+def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
+    how = Training(epochs=epochs, batch=64, learning_rate=3e-3, validation=0.0)
+    made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, mix=1.0, seed=seed), "cpu")
+    return made.fit(logged(sessions, seed))
+
+
+def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
+    """Users of the toy world meet the service; what they earned a session."""
+    world, begin, luck = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
+
+    async def tell() -> float:
+        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
+        service._random = luck  # the same every time
+        await service.look()
+        earned = 0.0
+        assert begin.candidates is not None
+        for number in range(users):
+            opened = torch.zeros(1, dtype=torch.bool)
+            names = [CATALOG.name(row) for row in begin.candidates[number]]
+            for _ in range(begin.horizon):
+                asked = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
+                said = await service.rank(asked)
+                row = torch.from_numpy(CATALOG.row([said.items[0].item]))
+                behaviour, opened = world.answer(opened, row, torch.zeros(1))
+                label = BEHAVIOURS.names[int(behaviour)]
+                await service.feedback(FeedbackRequest(said.decision, label))
+                earned += BEHAVIOURS.rewards[int(behaviour)]
+        await service.close()
+        return earned / users
+
+    return asyncio.run(tell())
+
+
+@pytest.fixture
+def weak(tmp_path: Path) -> Registry:
+    """A live version that has seen next to nothing."""
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent(30, epochs=1).save(tmp_path / "weak"))
+    return registry
+
+
+def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
+    before = served(weak, tmp_path / "log", 400)
+    verdict = update(weak, tmp_path / "log", epochs=40, epsilon=EPSILON, gate=GATE, device="cpu")
+    assert [check.passed for check in verdict.checks] == [True] * 4, verdict.reasons
+    assert verdict.published == weak.current() == "v000002"
+    version = weak.open()
+    assert version.parent == "v000001"
+    assert [check["name"] for check in version.metrics["checks"]] == ["sessions", "overlap", "wpdis", "dr"]
+    test = starts(200, seed=9)
+    earned = [evaluate(load(weak.open(name).path, "cpu"), DelayedPrize(), test).mean.mean for name in weak.versions()]
+    assert earned[1] > earned[0] + 1
+    assert served(weak, tmp_path / "later", 100, seed=1) > before
+    assert verdict.counts is not None
+    assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
+
+
+def test_what_is_worse_is_refused_and_why(weak: Registry, tmp_path: Path) -> None:
+    weak.publish(agent(1200).save(tmp_path / "good"))
+    served(weak, tmp_path / "log", 300)
+    bad = agent(30, seed=3, epochs=1)
+    verdict = update(weak, tmp_path / "log", epsilon=EPSILON, gate=GATE, device="cpu", candidate=bad)
+    assert verdict.published is None
+    assert weak.current() == "v000002"
+    assert any(reason.startswith(("wpdis: -", "dr: -")) for reason in verdict.reasons)
+    page = write_verdict(tmp_path / "updates", verdict)
+    said = json.loads(page.with_suffix(".json").read_text())
+    assert said["published"] is None
+    assert said["reasons"] == verdict.reasons
+    assert "The candidate was refused" in page.read_text()
+    assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+
+
+def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 300)
+    how = SimulatorConfig(hidden=8, embedding=8, training=Training(epochs=15, batch=64, learning_rate=3e-3))
+    simulator = Simulator.fit(logged(1200), how, device="cpu").save(tmp_path / "sim")
+    good, bad = agent(1200), agent(20, seed=4, epochs=1)
+    lenient = Gate(sessions=100, effective=0, tolerance=0.99)
+    for candidate, passes in ((good, True), (bad, False)):
+        gate = lenient if passes else Gate(sessions=100, effective=0, tolerance=0.0)
+        verdict = update(
+            weak, tmp_path / "log", simulator=simulator, epsilon=EPSILON, gate=gate, device="cpu", candidate=candidate
+        )
+        check = next(check for check in verdict.checks if check.name == "simulator")
+        assert check.passed == passes, check.said
+
+
+def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 20)
+    verdict = update(weak, tmp_path / "log", gate=GATE, device="cpu")
+    assert verdict.reasons == ["sessions: 20 logged, 100 needed"]
+    with pytest.raises(InputError, match="no version is live"):
+        update(Registry(tmp_path / "empty"), tmp_path / "log")
+
+
+def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served(weak, tmp_path / "log", 150)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the power failed")
+
+    for where in ("mbcal.agents.agent.Agent.fit", "mbcal.update.judge_offline", "mbcal.registry.Registry.publish"):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+            patch.setattr(where, broken)
+            update(weak, tmp_path / "log", gate=Gate(sessions=100, effective=0, tolerance=0.99), device="cpu")
+        assert weak.current() == "v000001"
+        assert weak.versions() == ["v000001"]
+    assert [path.name for path in weak.path.glob(".candidate-*")] == []
+
+
+def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served(weak, tmp_path / "log", 150)
+    where = ["--registry", str(weak.path), "--log", str(tmp_path / "log"), "--device", "cpu"]
+    with pytest.raises(SystemExit) as left:
+        app(["update", *where, "--min-sessions", "1000"])
+    assert left.value.code == 3
+    said = capsys.readouterr().out
+    assert "FAILED  sessions: 150 logged, 1000 needed" in said
+    assert "refused; v000001 stays live" in said
+    assert (weak.path / "updates" / "000001.html").is_file()
+    with pytest.raises(SystemExit) as left:
+        app(["loop", *where, "--min-sessions", "1000", "--times", "2", "--every", "1"])
+    assert left.value.code in (0, None)
+    assert (weak.path / "updates" / "000003.json").is_file()
