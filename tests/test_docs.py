@@ -64,6 +64,16 @@ def test_every_command_of_the_guide_runs(workshop: Path) -> None:
     assert re.search(r"^item-00\d\d \{'instant': [\d.]+, 'future': -?[\d.]+\}\nDiscrete\(40\) \(8, 40\)$", done.stdout)
 
 
+def test_every_command_on_the_service_runs(workshop: Path) -> None:
+    page = (ROOT / "docs/service.md").read_text()
+    commands = commands_of(page, 0)
+    assert len(commands) == 10
+    run(commands, workshop)
+    code = "".join(blocks(page, "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
+    assert done.stdout == "v000002 v000001 (1, 2)\n"
+
+
 def test_every_command_on_experiments_runs(workshop: Path) -> None:
     shutil.copytree(ROOT / "examples", workshop / "examples")
     prepare = "mbcal prepare newsfeed --sessions 800 --out feed"
@@ -122,6 +132,14 @@ def test_python_examples_run(workshop: Path) -> None:
     assert re.fullmatch(r"\d+ sessions, mean reward (8|9)\d\.\d+", sizes)
     assert best.startswith("item-00")
     assert re.fullmatch(r"in the true world: (8|9)\d\.\d+ \[[\d.]+, [\d.]+\]", earned)
+
+
+def test_the_off_policy_example_runs(workshop: Path) -> None:
+    code = blocks((ROOT / "docs/off-policy.md").read_text(), "python")[0]
+    small = re.sub(r"epochs=\d", "epochs=1", code).replace("60_000", "2_000")
+    done = subprocess.run([sys.executable, "-c", small], cwd=workshop, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 13
+    assert re.match(r"policy ips [\d.]+ \[[\d.]+, [\d.]+\] bca, [\d.]+ of \d+ sessions effective", done.stdout)
 
 
 def test_example_of_policies_runs(workshop: Path) -> None:

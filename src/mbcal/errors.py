@@ -46,6 +46,14 @@ class LogFullError(LogError):
     """More records wait to be written than a decision log may keep; try again a little later."""
 
 
+class ServiceError(MbcalError):
+    """The ranking service refused a request, or cannot be reached; `status` is HTTP's, 0 where there was no answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when a known name is close, else an empty string; made to follow a full stop."""
     matches = difflib.get_close_matches(name, list(known), n=1)

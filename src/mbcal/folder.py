@@ -89,17 +89,15 @@ class NewFolder:
         return self.out
 
 
-def write_whole(path: Path, content: bytes, durable: bool = False) -> None:
-    """One file, whole or not at all: a reader sees the old one or the new one; `durable`, even if the power fails."""
+def write_whole(path: Path, content: bytes) -> None:
+    """One file, whole or not at all: a reader sees the old one or the new one, even if the power fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         temporary.write_bytes(content)
-        if durable:
-            flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
-        if durable:
-            flush(path.parent)
+        flush(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise output_error(str(path), error) from error

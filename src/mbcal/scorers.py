@@ -15,6 +15,8 @@ from mbcal.arrays import Array, as_float, as_index, exp, largest, sqrt, stack, t
 from mbcal.scoring import Tables
 from mbcal.types import MASK
 
+NOBODY = 2**31 - 1
+"""A user never seen, for the encoder that goes by id."""
 CONTEXT = 3
 """What LinUCB knows of a user: a constant, the mean reward so far, the last reward."""
 

@@ -24,7 +24,7 @@ from mbcal.nets import ItemEmbedding, NetConfig, SequenceNet, ValueNet, meet_ite
 from mbcal.progress import SILENT, Progress
 from mbcal.randomness import initial_weights, seed_of, uniform
 from mbcal.rollout import candidates_of
-from mbcal.scorers import Scorer, Term
+from mbcal.scorers import NOBODY, Scorer, Term
 from mbcal.training import (
     Checkpoints,
     Objective,
@@ -38,8 +38,6 @@ from mbcal.training import (
 )
 from mbcal.types import UNKNOWN, Behaviours, Catalog, Sessions, SessionTensors
 
-NOBODY = 2**31 - 1
-"""A user never seen, for the encoder that goes by id."""
 STRANGERS = 0.1
 """Share of sessions from which that encoder learns what a user is like who was never seen."""
 
@@ -312,7 +310,7 @@ class Agent(ABC):
         for item, behaviour in zip(*self._rows(session), strict=True):
             state = scorer.observe(state, item.view(1), behaviour.view(1))
         rows = domain.catalog.row(candidates)
-        seen = self._seen()
+        seen = self.seen()
         shares = scorer.parts(state, torch.from_numpy(rows).to(self.device).unsqueeze(0))
         parts = {name: part[0].tolist() for name, part in shares.items()}
         score = [sum(values) for values in zip(*parts.values(), strict=True)]
@@ -328,7 +326,7 @@ class Agent(ABC):
             for place in order
         ]
 
-    def _seen(self) -> NDArray[np.bool_]:
+    def seen(self) -> NDArray[np.bool_]:
         """(rows,) which items it has met in sessions; all of them for agents without item embeddings."""
         for net in self.nets.values():
             for module in net.modules():

@@ -183,7 +183,9 @@ def candidate_values(net: ValueNet, term: Term, batch: SessionTensors) -> Tensor
     size, horizon = batch.items.shape
     standing = net.standing(batch).flatten(0, 1)  # (B·T, H)
     previous = net.previous(batch.behaviours).flatten()
-    spread = candidates.unsqueeze(1).expand(-1, horizon, -1).flatten(0, 1)  # (B·T, C)
+    if candidates.dim() == 2:
+        candidates = candidates.unsqueeze(1).expand(-1, horizon, -1)
+    spread = candidates.flatten(0, 1)  # (B·T, C)
     rows = ROWS_AT_ONCE if standing.device.type == "cpu" else len(standing)
     parts = [
         term.score(standing[begin : begin + rows], previous[begin : begin + rows], spread[begin : begin + rows])

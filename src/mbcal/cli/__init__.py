@@ -11,7 +11,21 @@ from typing import NoReturn
 import typer
 
 from mbcal import __version__
-from mbcal.cli import describe, diagnose, evaluate, experiment, fit, log, prepare, rank, report, simulator
+from mbcal.cli import (
+    describe,
+    diagnose,
+    evaluate,
+    experiment,
+    fit,
+    log,
+    prepare,
+    rank,
+    registry,
+    report,
+    serve,
+    simulator,
+    update,
+)
 from mbcal.errors import MbcalError
 
 app = typer.Typer(
@@ -31,10 +45,14 @@ app.command("simulator")(simulator.fit_simulator)
 app.command("fit")(fit.fit_agent)
 app.command("rank")(rank.rank_candidates)
 app.command("evaluate")(evaluate.evaluate_models)
+app.add_typer(registry.app, name="registry")
 app.command("experiment")(experiment.run_experiment)
 app.add_typer(log.app, name="log")
 app.command("report")(report.show_report)
 app.command("compare")(report.compare_runs)
+app.command("serve")(serve.serve)
+app.command("update")(update.update_registry)
+app.command("loop")(update.loop_updates)
 
 
 def _print_version(wanted: bool) -> None:

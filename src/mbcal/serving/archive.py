@@ -151,7 +151,7 @@ def _compact_segment(folder: Path, number: int, done: Compacted) -> None:
         feedback = [_feedback_row(place, record) for place, record in placed if isinstance(record, Feedback)]
         for file, rows, schema in zip(_files(folder, number), (decisions, feedback), (_DECISIONS, _FEEDBACK), strict=True):
             content = _parquet(pa.Table.from_pylist(rows, schema))
-            write_whole(file, content, durable=True)
+            write_whole(file, content)
             done.bytes_after += len(content)
         done.records += len(records)
     path.unlink()

@@ -1,0 +1,281 @@
+"""What the server does, without HTTP: rank, take feedback, follow the registry, count.
+
+::
+
+    request ──▶ session remembered ──▶ Ranker (one version) ──▶ decision logged, on disk ──▶ answer
+    feedback ──▶ logged, on disk ──▶ session remembered
+    registry ──▶ watched twice a second ──▶ a new version is opened and checked aside, then takes over between two requests
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mbcal.errors import InputError, MbcalError
+from mbcal.registry import Registry, Version
+from mbcal.serving.log import DecisionLog
+from mbcal.serving.messages import (
+    FeedbackAnswer,
+    FeedbackRequest,
+    RankAnswer,
+    RankedItem,
+    RankRequest,
+)
+from mbcal.serving.ranking import Place, Ranker, require_askable
+from mbcal.serving.records import Decision, Feedback
+from mbcal.serving.state import Session, SessionStore, Step
+
+WATCH_EVERY = 0.4
+"""Seconds between looks at the registry's pointer."""
+ANSWERED = 50_000
+"""Decisions whose answers are kept, for clients that ask again and for feedback."""
+
+Tell = Callable[..., None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask for."""
+
+    candidates: int = 1000
+    body: int = 512 * 1024
+    """Bytes."""
+    seconds: float = 5.0
+    """To send a body in."""
+    at_once: int = 256
+    """Requests in work; more are told to come again."""
+    rate: float = 0.0
+    """Requests a second and client; 0 is no limit."""
+
+
+@dataclass
+class Tally:
+    """What a version has done since the server began."""
+
+    decisions: int = 0
+    sessions: int = 0
+    feedback: int = 0
+    reward: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A decision that feedback can refer to."""
+
+    session: str | None
+    time: int
+    items: tuple[str, ...]
+    version: str
+
+
+@dataclass
+class Service:
+    """One process that ranks. All of it runs in one event loop; only opening versions and syncing the log happen aside."""
+
+    registry: Registry
+    sessions: SessionStore
+    log: DecisionLog | None
+    epsilon: float
+    limits: Limits = field(default_factory=Limits)
+    tell: Tell = lambda *_, **__: None
+    """Where events go: tell("swapped", version=…)."""
+
+    def __post_init__(self) -> None:
+        self.ranker: Ranker | None = None
+        self.refused: dict[str, str] = {}
+        self.tallies: dict[str, Tally] = {}
+        self.began = time.time()
+        self._random = np.random.default_rng(secrets.randbits(128))
+        self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
+        self._made: OrderedDict[str, _Made] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], asyncio.Future[FeedbackAnswer]] = OrderedDict()
+
+    # ---- versions
+
+    async def follow(self) -> None:
+        """Look at the registry for ever; what is wrong with a new version is told, and the old one serves on."""
+        while True:
+            await self.look()
+            await asyncio.sleep(WATCH_EVERY)
+
+    async def look(self) -> None:
+        """Take the registry's current version unless it is the one at work."""
+        try:
+            name = self.registry.current()
+            if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
+                return
+            version: Version = await asyncio.to_thread(self.registry.open, name)
+            self.ranker = Ranker(version)
+            self.tallies.setdefault(name, Tally())
+            self.tell("swapped", version=name)
+        except MbcalError as error:
+            self.refused[str(name)] = str(error)
+            self.tell("refused", version=name, error=str(error))
+
+    @property
+    def live(self) -> Ranker:
+        """The version at work."""
+        if self.ranker is None:
+            raise NotReadyError("no version is published yet; publish one with 'mbcal registry publish'")
+        return self.ranker
+
+    # ---- ranking
+
+    async def rank(self, request: RankRequest) -> RankAnswer:
+        """Rank for one user. Asked twice with one id, the first answer is given twice."""
+        if request.id is None:
+            return await self._rank(request, _new_id())
+        return await _once(self._answers, request.id, lambda: self._rank(request, str(request.id)))
+
+    async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
+        require_askable(request.candidates, request.k, self.limits.candidates)
+        known = await self._session(request)
+        ranker, epsilon = self.live, self.epsilon  # one version for the whole answer, whatever happens meanwhile
+        shown = known.shown if request.shown is None else tuple(request.shown)
+        uniform = self._random.random((min(request.k, len(request.candidates)), 2))
+        places = ranker.rank(known.history, shown, request.candidates, request.k, epsilon, uniform, request.session)
+        version, now = ranker.version.name, time.time_ns() // 1000
+        if self.log is not None:
+            await self.log.append_async(
+                Decision(
+                    id=decision,
+                    time=now,
+                    session=request.session or "",
+                    user=known.user,
+                    step=len(shown),
+                    version=version,
+                    epsilon=epsilon,
+                    history=list(known.history),
+                    shown=list(shown),
+                    candidates=request.candidates,
+                    items=[place.item for place in places],
+                    propensities=[place.propensity for place in places],
+                )
+            )
+        self._remember(decision, _Made(request.session, now, tuple(place.item for place in places), version))
+        tally = self.tallies[version]
+        tally.decisions += 1
+        tally.sessions += not shown
+        return RankAnswer(decision, version, epsilon, [_told(place) for place in places])
+
+    async def _session(self, request: RankRequest) -> Session:
+        said = Session(request.user or "", tuple(map(tuple, request.history)))  # type: ignore[arg-type]
+        return said if request.session is None else await self.sessions.begin(request.session, said)
+
+    def _remember(self, decision: str, made: _Made) -> None:
+        self._made[decision] = made
+        if len(self._made) > ANSWERED:
+            self._made.popitem(last=False)
+
+    # ---- feedback
+
+    async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
+        """Take what came of an item. The same again changes nothing."""
+        made = self._made.get(request.decision)
+        if made is None and request.item is None:
+            raise InputError("item: this decision is not remembered here any more; name the item the feedback is about")
+        item = request.item if request.item is not None or made is None else made.items[0]
+        if made is not None and item not in made.items:
+            raise InputError(f"item: {item!r} is not among those of decision {request.decision}")
+        behaviours = self.live.version.behaviours
+        reward = behaviours.rewards[behaviours.index(request.behaviour)]
+        return await _once(
+            self._told, (request.decision, str(item)), lambda: self._feedback(request, str(item), made, reward)
+        )
+
+    async def _feedback(self, request: FeedbackRequest, item: str, made: _Made | None, reward: float) -> FeedbackAnswer:
+        if self.log is not None:
+            now = time.time_ns() // 1000
+            await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, _new_id()))
+        if made is None:
+            return FeedbackAnswer(request.decision, False)
+        tally = self.tallies.setdefault(made.version, Tally())
+        tally.feedback += 1
+        tally.reward += reward
+        if made.session is None:
+            return FeedbackAnswer(request.decision, True)
+        step = Step(made.time, made.items.index(item), request.decision, item, request.behaviour)
+        return FeedbackAnswer(request.decision, await self.sessions.add(made.session, step) is not None)
+
+    # ---- what people see
+
+    def model(self) -> dict[str, Any]:
+        """The live version in plain values."""
+        version = self.live.version
+        assert isinstance(version, Version)  # noqa: S101 - what `look` put there
+        return {
+            "version": version.name,
+            "agent": version.manifest["agent"],
+            "items": len(version.catalog),
+            "behaviours": list(version.behaviours.names),
+            "rewards": list(version.behaviours.rewards),
+            "metrics": dict(version.metrics),
+            "parent": version.parent,
+            "epsilon": self.epsilon,
+            "refused": dict(self.refused),
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Traffic and reward, by version."""
+        return {
+            "seconds": time.time() - self.began,
+            "live": None if self.ranker is None else self.ranker.version.name,
+            "epsilon": self.epsilon,
+            "versions": {
+                name: {
+                    "decisions": tally.decisions,
+                    "sessions": tally.sessions,
+                    "feedback": tally.feedback,
+                    "reward per session": tally.reward / tally.sessions if tally.sessions else None,
+                }
+                for name, tally in self.tallies.items()
+            },
+        }
+
+    async def close(self) -> None:
+        """Everything acknowledged is on disk; let go of the rest."""
+        await self.sessions.close()
+        if self.log is not None:
+            await asyncio.to_thread(self.log.close)
+
+
+class NotReadyError(MbcalError):
+    """There is nothing to rank by yet."""
+
+
+async def _once(kept: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Callable[[], Awaitable[T]]) -> T:
+    """What the work gives, done once a key while it is remembered; work that fails is forgotten."""
+    if key in kept:
+        return await asyncio.shield(kept[key])
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    kept[key] = future
+    if len(kept) > ANSWERED:
+        kept.popitem(last=False)
+    try:
+        future.set_result(await work())
+    except BaseException as error:
+        kept.pop(key, None)
+        future.set_exception(error)
+        with contextlib.suppress(BaseException):
+            future.exception()  # seen: nobody else may be waiting
+        raise
+    return future.result()
+
+
+def _told(place: Place) -> RankedItem:
+    return RankedItem(place.item, place.score, place.parts, place.propensity, place.known)
+
+
+def _new_id() -> str:
+    """Unique, and rising with time."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"

@@ -1,0 +1,132 @@
+"""The service's arithmetic: exactly the library's ranking, true propensities, one answer from memory or from scratch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mbcal import NetConfig, Training
+from mbcal.agents import AGENTS
+from mbcal.arrays import to_numpy
+from mbcal.errors import InputError
+from mbcal.scoring import epsilon_greedy
+from mbcal.serving.ranking import Ranker, choose, require_askable
+from tests.batches import CATALOG, sessions
+
+ITEMS = list(CATALOG.items)
+HISTORY = [("item 1", "click"), ("item 4", "skip"), ("item 7", "like")]
+SHOWN = [("item 2", "click"), ("item 9", "skip")]
+
+
+def version(agent: Any, name: str = "v1") -> Any:
+    domain = agent.domain
+    return SimpleNamespace(
+        name=name,
+        scorer=to_numpy(agent.ranks_by),
+        catalog=domain.catalog,
+        behaviours=domain.behaviours,
+        history=domain.history,
+        seen=agent.seen(),
+    )
+
+
+def fitted(name: str = "mbcal", seed: int = 0) -> Any:
+    kind = AGENTS[name]
+    config = kind.Config(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=1, batch=32), seed=seed)
+    return kind(config, "cpu").fit(sessions(count=60, seed=2))
+
+
+def draws(count: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).random((count, 2))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_it_ranks_as_the_library_does(name: str) -> None:
+    agent = fitted(name)
+    candidates = [item for item in ITEMS if item not in ("item 2", "item 9")]
+    wanted = agent.rank(HISTORY, candidates, SHOWN)
+    found = Ranker(version(agent)).rank(HISTORY, SHOWN, candidates, len(candidates), 0.0, draws(len(candidates)))
+    assert [place.item for place in found] == [entry.item for entry in wanted]
+    for place, entry in zip(found, wanted, strict=True):
+        assert place.score == pytest.approx(entry.score, abs=1e-5)
+        assert place.parts == pytest.approx(dict(entry.parts), abs=1e-5)
+        assert place.known == entry.known
+        assert place.propensity == 1.0
+
+
+def test_from_memory_or_from_scratch_the_answer_is_the_same() -> None:
+    ranker = Ranker(version(fitted()), remembered=2)
+    told = [("item 2", "click"), ("item 9", "skip"), ("item 5", "like")]
+    for steps in range(4):
+        asked = (HISTORY, told[:steps], ITEMS, 12, 0.3, draws(12))
+        assert ranker.rank(*asked, "s") == ranker.rank(*asked)
+    for other in ("a", "b"):  # two more push it out of memory
+        ranker.rank([], [], ITEMS, 1, 0.0, draws(1), other)
+    assert "s" not in ranker._standing
+    assert ranker.rank(HISTORY, told, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(HISTORY, told, ITEMS, 3, 0.0, draws(3))
+    changed = [("item 3", "click"), *told[1:]]  # feedback that came late changes the past: nothing stale is used
+    assert ranker.rank(HISTORY, changed, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(
+        HISTORY, changed, ITEMS, 3, 0.0, draws(3)
+    )
+
+
+def test_what_was_shown_comes_last_and_only_when_nothing_else_is_left() -> None:
+    ranker = Ranker(version(fitted()))
+    found = [place.item for place in ranker.rank(HISTORY, SHOWN, ITEMS, 12, 0.5, draws(12))]
+    assert sorted(found) == sorted(set(ITEMS) - {"item 2", "item 9"})
+    again = ranker.rank(HISTORY, SHOWN, ["item 2", "item 9"], 5, 0.0, draws(5))
+    assert sorted(place.item for place in again) == ["item 2", "item 9"]
+
+
+def test_strangers_get_a_finite_flagged_answer() -> None:
+    ranker = Ranker(version(fitted()))
+    place = ranker.rank([], [], ["never heard of"], 10, 0.1, draws(1))[0]
+    assert not place.known
+    assert np.isfinite(place.score)
+    assert place.propensity == 1.0
+    with pytest.raises(InputError, match=r"behaviour: 'loved' is unknown to version v1; known are skip, click, like"):
+        ranker.rank([("item 1", "loved")], [], ITEMS, 1, 0.0, draws(1))
+
+
+def test_choosing_is_epsilon_greedy_again_and_again() -> None:
+    """The slow twin: `scoring.epsilon_greedy`, each time among what is left."""
+    generator = np.random.default_rng(3)
+    for trial in range(200):
+        scores = generator.integers(0, 4, 9).astype(np.float64)  # with ties
+        left = np.flatnonzero(generator.random(9) < 0.7)
+        if not len(left):
+            continue
+        uniform, epsilon = generator.random((4, 2)), (0.0, 0.3, 1.0)[trial % 3]
+        available = np.isin(np.arange(9), left)
+        for (place, chance), draw in zip(
+            choose(scores.tolist(), left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False
+        ):
+            chosen, propensity = epsilon_greedy(scores[None], available[None], epsilon, draw[None])
+            assert place == chosen[0]
+            assert chance == pytest.approx(float(propensity[0]))
+            available[place] = False
+
+
+def test_items_come_as_often_as_their_propensities_say() -> None:
+    ranker, epsilon, count = Ranker(version(fitted())), 0.4, 6000
+    generator = np.random.default_rng(5)
+    firsts = [ranker.rank(HISTORY, [], ITEMS, 1, epsilon, generator.random((1, 2)), "s")[0] for _ in range(count)]
+    chances = {place.item: place.propensity for place in firsts}
+    assert sum(chances.values()) == pytest.approx(1)
+    observed = [sum(place.item == item for place in firsts) for item in chances]
+    assert stats.chisquare(observed, [count * chance for chance in chances.values()]).pvalue > 1e-3
+
+
+def test_what_has_no_answer_is_refused() -> None:
+    for candidates, k, said in (
+        ([], 1, "none were given"),
+        (["a", "a"], 1, "twice"),
+        (["a"], 0, "k: must"),
+        (["a", "b"], 1, "at most 1"),
+    ):
+        with pytest.raises(InputError, match=said):
+            require_askable(candidates, k, 1 if said == "at most 1" else 10)

@@ -1,0 +1,129 @@
+"""What is remembered of sessions, in memory and in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mbcal.errors import OptionError
+from mbcal.serving.state import MemoryStore, RedisStore, Session, Step, session_store
+
+BEGIN = Session("u1", (("item 1", "click"),))
+STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
+
+
+@pytest.fixture(scope="module")
+def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of our own, on a socket of its own."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("there is no redis-server here (Debian: apt-get install redis-server)")
+    folder = tmp_path_factory.mktemp("redis")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = subprocess.Popen(
+        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"redis://127.0.0.1:{port}/0"
+    running.terminate()
+    running.wait()
+
+
+def test_steps_are_in_order_however_they_come() -> None:
+    wanted = (("item 2", "like"), ("item 4", "click"), ("item 3", "skip"))
+    for order in itertools.permutations(STEPS):
+        session = BEGIN
+        for step in (*order, *order):  # all of it twice
+            session = session.after(step)
+        assert session.shown == wanted
+
+
+def test_the_first_word_on_an_item_counts() -> None:
+    again = Step(9, 0, "d1", "item 2", "skip")
+    assert BEGIN.after(STEPS[1]).after(again).shown == (("item 2", "like"),)
+
+
+async def story(store: MemoryStore | RedisStore) -> None:
+    assert await store.get("s") is None
+    assert await store.add("s", STEPS[0]) is None  # nobody has heard of it
+    assert await store.begin("s", BEGIN) == BEGIN
+    assert await store.begin("s", Session("other", ())) == BEGIN  # the first history counts
+    for step in STEPS:
+        known = await store.add("s", step)
+    assert known is not None
+    assert known.shown == (("item 2", "like"), ("item 4", "click"), ("item 3", "skip"))
+    assert await store.get("s") == known
+    many = [Step(10 + n, 0, f"e{n}", f"item {n}", "skip") for n in range(20)]
+    await asyncio.gather(*(store.add("s", step) for step in many))  # all at once: none is lost
+    last = await store.get("s")
+    assert last is not None
+    assert len(last.steps) == 23
+    await store.close()
+
+
+def test_memory() -> None:
+    asyncio.run(story(MemoryStore()))
+
+
+def test_redis(redis_address: str) -> None:
+    asyncio.run(story(RedisStore(redis_address)))
+
+
+def test_silent_sessions_are_forgotten() -> None:
+    now = [0.0]
+    store = MemoryStore(lifetime=10, most=3, clock=lambda: now[0])
+
+    async def tell() -> None:
+        await store.begin("a", BEGIN)
+        now[0] = 9
+        assert await store.add("a", STEPS[0]) is not None  # heard of again: ten more seconds
+        now[0] = 18
+        assert await store.get("a") is not None
+        now[0] = 20
+        assert await store.get("a") is None
+        for name in "bcde":
+            await store.begin(name, BEGIN)
+        assert await store.get("b") is None  # too many: the longest silent goes
+        assert await store.get("e") is not None
+        now[0] = 40
+        await store.begin("f", BEGIN)
+        assert len(store._sessions) == 1  # memory is given back without anybody asking for them
+
+    asyncio.run(tell())
+
+
+def test_redis_forgets_too(redis_address: str) -> None:
+    async def tell() -> None:
+        store = RedisStore(redis_address, lifetime=1)
+        await store.begin("short", BEGIN)
+        await asyncio.sleep(1.2)
+        assert await store.get("short") is None
+        await store.close()
+
+    asyncio.run(tell())
+
+
+def test_an_address_is_one_or_the_other() -> None:
+    with pytest.raises(OptionError, match=r"state: 'postgres://x' is neither memory nor a redis:// address"):
+        session_store("postgres://x", 10)
+    assert isinstance(session_store("memory", 10), MemoryStore)
+
+
+def test_the_page_of_the_service_is_there() -> None:
+    page = Path(__file__).parents[2] / "src/mbcal/serving/page/index.html"
+    assert "http://" not in page.read_text("utf-8")  # nothing is fetched from elsewhere
