@@ -42,6 +42,7 @@ bench: $(STAMP) ## run the benchmarks (minutes, gigabytes of disk)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/experiment.py
+	$(BIN)/python benchmarks/log.py
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) build dist src/*.egg-info src/mbcal/native/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +16,8 @@ from mbcal.bundle import AGENT, write_bundle
 from mbcal.serving import Decision, DecisionLog, Feedback, read
 from tests.cli.test_cli import mbcal
 from tests.cli.test_models import refused
+from tests.logs import ROOT
+from tests.test_docs import blocks, commands_of, run
 
 
 @pytest.fixture
@@ -69,6 +74,20 @@ def test_compact_and_export(shop: Path) -> None:
     assert (row["propensities"], row["candidates"]) == ([1.0, 1.0], [["b", "<unknown>"]] * 2)
     assert (row["history_items"], row["history_behaviours"]) == (["c"], ["click"])
     assert rows["s2", 14]["history_items"] == ["c", "b", "b"]
+
+
+def test_the_page_on_it_runs(shop: Path) -> None:
+    page = (ROOT / "docs/decision-log.md").read_text()
+    (code,) = blocks(page, "python")
+    shutil.rmtree(shop / "log")
+    subprocess.run([sys.executable, "-c", code], cwd=shop, check=True)
+    assert [record.id for record in read(shop / "log")] == ["d1", "f1"]
+    commands = commands_of(page, 0)
+    assert len(commands) == 3
+    run(commands, shop)
+    (row,) = pq.read_table(shop / "log.parquet").to_pylist()
+    assert (row["user"], row["items"], row["behaviours"]) == ("ada", ["b"], ["click"])
+    assert row["candidates"] == [["a", "b", "c"]]
 
 
 def test_mistakes_are_one_sentence(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -435,7 +435,11 @@ def test_a_record_of_a_later_kind_is_damage_by_name(place: Path) -> None:
 
 
 def test_compaction_changes_nothing_but_the_size(place: Path) -> None:
-    records = [*mixed(200), decision(500, history=[], items=[], propensities=[], candidates=[], version="v2"), feedback(501)]
+    bare = decision(500, history=[], shown=[], items=[], propensities=[], candidates=[], version="v2")
+    records = [bare, feedback(501), *mixed(200)]
+    write(place / "single", records[:4], segment_bytes=1)  # a record a segment: lists and files without anything in them
+    assert compact(place / "single").records == 3
+    assert list(read(place / "single")) == records[:4]
     write(place, records, segment_bytes=8000)
     before = len(list(place.glob("*.log")))
     done = compact(place)

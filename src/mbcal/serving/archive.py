@@ -17,10 +17,12 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -231,7 +233,19 @@ def _rows(path: Path, make: Callable[[dict[str, Any]], Record]) -> Iterator[tupl
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(_ROWS, use_threads=False):
-                for row in batch.to_pylist():
+                columns = [_values(column) for column in batch.columns]
+                for values in zip(*columns, strict=True):
+                    row = dict(zip(batch.schema.names, values, strict=True))
                     yield row.pop("place"), make(row)
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path}: cannot be read ({error}); restore the file from a copy") from error
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """What `to_pylist` gives, with lists of names several times as fast: each name is made once a batch."""
+    if column.type != _TEXTS:
+        return list(column.to_pylist())
+    encoded = column.flatten().dictionary_encode()
+    names = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()].tolist()
+    offsets = column.offsets.to_numpy() - column.offsets[0].as_py()
+    return [names[start:end] for start, end in pairwise(offsets.tolist())]
