@@ -415,6 +415,19 @@ def test_no_fold_learns_from_its_own_users() -> None:
     assert not np.allclose(before.v[~half, 0], after.v[~half, 0])
 
 
+def test_candidates_of_each_step_give_the_values_of_the_same_candidates_given_once() -> None:
+    log = logged(60)
+    once = torch.from_numpy(log.candidates)
+    each = torch.stack([once * left for left in open_steps(once, torch.from_numpy(log.items))], 1).numpy()
+    how = dataclasses.replace(QUICK, training=Training(epochs=1, batch=16))
+    one, other = (
+        fit_values(sessions, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
+        for sessions in (log, log.like({**dict(log.arrays()), "candidates": each}))
+    )
+    np.testing.assert_allclose(one.q, other.q, atol=1e-5)
+    np.testing.assert_allclose(one.v, other.v, atol=1e-5)
+
+
 # (e) overlap, clipping, hostile inputs
 
 
