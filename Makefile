@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo loop-demo test check format bench clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mbcal/native/*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mbcal needs Python 3.11 or newer; set PYTHON=python3.11")'
@@ -24,6 +24,9 @@ setup: $(STAMP) ## make the virtual environment and install everything, pinned
 demo: $(STAMP) ## all methods on the embedded newsfeed: a simulator, Batch-RL, growing rounds, the report
 	rm -rf $(DEMO)
 	$(BIN)/mbcal experiment newsfeed --preset quick --seeds 1 --set rounds=2 --set round_sessions=800 --set test_sessions=1000 --out $(DEMO)
+
+loop-demo: $(STAMP) ## simulated users and a real server: collect, update, gate, publish, again
+	$(BIN)/python examples/closed_loop.py --folder build/loop
 
 test: $(STAMP) ## run the tests
 	$(BIN)/pytest -n 2

@@ -10,7 +10,8 @@ import mbcal
 def test_public_names_are_exactly_these() -> None:
     assert sorted(mbcal.__all__) == sorted(
         [
-            "AGENTS", "Agent", "AgentConfig", "Behaviours", "Catalog", "Cut", "Feature", "GRU4Rec", "Items", "KuaiRand",
+            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "Cut", "Feature", "GRU4Rec",
+            "Items", "KuaiRand",
             "Labels", "Levels", "MBCAL", "MBCALConfig", "MbcalError", "MovieLens", "NetConfig", "Netflix", "Newsfeed",
             "NewsfeedLog", "Oracle", "Sessions", "Simulator", "SimulatorConfig", "Store", "Table", "Training",
             "__version__", "evaluate", "load", "prepare", "prepare_newsfeed",

@@ -16,6 +16,7 @@ from mbcal.agents import Agent
 from mbcal.cli import app
 from mbcal.errors import InputError
 from mbcal.evaluation import evaluate
+from mbcal.evaluation.intervals import Estimate
 from mbcal.registry import Registry
 from mbcal.serving.log import DecisionLog
 from mbcal.serving.messages import FeedbackRequest, RankRequest
@@ -25,7 +26,7 @@ from mbcal.update import Gate, update, write_verdict
 from tests.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 
 EPSILON = 0.3
-GATE = Gate(sessions=100, effective=0, tolerance=0.05)
+GATE = Gate(sessions=100, effective=0, bias=9, tolerance=0.05)
 
 
 def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
@@ -85,34 +86,55 @@ def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
     assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
 
 
-def test_what_is_worse_is_refused_and_why(weak: Registry, tmp_path: Path) -> None:
-    weak.publish(agent(1200).save(tmp_path / "good"))
-    served(weak, tmp_path / "log", 300)
-    bad = agent(30, seed=3, epochs=1)
-    verdict = update(weak, tmp_path / "log", epsilon=EPSILON, gate=GATE, device="cpu", candidate=bad)
-    assert verdict.published is None
-    assert weak.current() == "v000002"
-    assert [reason[:13] for reason in verdict.reasons] == ["off-policy: -"]
-    page = write_verdict(tmp_path / "updates", verdict)
-    said = json.loads(page.with_suffix(".json").read_text())
-    assert said["published"] is None
-    assert said["reasons"] == verdict.reasons
-    assert "The candidate was refused" in page.read_text()
-    assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+@pytest.mark.parametrize(
+    ("low", "ess", "weight", "reason"),
+    [
+        (-0.01, 100.0, 1.0, None),
+        (-1.0, 100.0, 1.0, "off-policy: +2.000 a session [-1.000, +5.000], at least -0.0"),
+        (1.0, 5.0, 1.0, "overlap: 5 effective sessions, 20 needed"),
+        (1.0, 100.0, 0.4, "overlap: 100 effective sessions, 20 needed; mean weight 0.40, near 1 needed"),
+    ],
+)
+def test_what_the_log_says_decides(
+    low: float,
+    ess: float,
+    weight: float,
+    reason: str | None,
+    weak: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served(weak, tmp_path / "log", 120)
+    gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
+    monkeypatch.setattr("mbcal.update.judge_offline", lambda *_, **__: [gap])
+    verdict = update(
+        weak, tmp_path / "log", epsilon=EPSILON, gate=Gate(sessions=100), device="cpu", candidate=agent(30, epochs=1)
+    )
+    assert (verdict.published is None) == (reason is not None)
+    assert weak.current() == ("v000001" if reason else "v000002")
+    if reason:
+        assert verdict.reasons[0].startswith(reason)
+        page = write_verdict(tmp_path / "updates", verdict)
+        said = json.loads(page.with_suffix(".json").read_text())
+        assert said["reasons"] == verdict.reasons
+        assert "The candidate was refused" in page.read_text()
+        assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
 
 
 def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
-    served(weak, tmp_path / "log", 300)
+    weak.publish(agent(1200).save(tmp_path / "good"))
+    served(weak, tmp_path / "log", 150)
     how = SimulatorConfig(hidden=8, embedding=8, training=Training(epochs=15, batch=64, learning_rate=3e-3))
     simulator = Simulator.fit(logged(1200), how, device="cpu").save(tmp_path / "sim")
-    good, bad = agent(1200), agent(20, seed=4, epochs=1)
-    told = {"epsilon": EPSILON, "gate": Gate(sessions=100, effective=1000), "device": "cpu"}
-    silent = update(weak, tmp_path / "log", candidate=good, **told)  # type: ignore[arg-type]
+    gate = Gate(sessions=100, effective=1e6, tolerance=0.05)
+    told: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
+    silent = update(weak, tmp_path / "log", candidate=good, **told)
     assert "explore more, or give a simulator" in silent.reasons[0]
     for candidate, passes in ((bad, False), (good, True)):
-        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **told)  # type: ignore[arg-type]
+        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **told)
         assert [check.name for check in verdict.checks] == ["sessions", "overlap", "simulator"]
-        assert (verdict.published is not None) == passes, verdict.reasons
+        assert (verdict.published is not None) == passes, verdict.checks
 
 
 def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
@@ -130,9 +152,10 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, mon
         raise RuntimeError("the power failed")
 
     for where in ("mbcal.agents.agent.Agent.fit", "mbcal.update.judge_offline", "mbcal.registry.Registry.publish"):
-        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        with monkeypatch.context() as patch:
             patch.setattr(where, broken)
-            update(weak, tmp_path / "log", gate=Gate(sessions=100, effective=0, tolerance=0.99), device="cpu")
+            with pytest.raises(RuntimeError):
+                update(weak, tmp_path / "log", gate=Gate(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu")
         assert weak.current() == "v000001"
         assert weak.versions() == ["v000001"]
     assert [path.name for path in weak.path.glob(".candidate-*")] == []

@@ -11,6 +11,7 @@ from mbcal.version import __version__
 
 if TYPE_CHECKING:
     from mbcal.agents import AGENTS, MBCAL, Agent, AgentConfig, GRU4Rec, MBCALConfig, load
+    from mbcal.client import AsyncClient, Client
     from mbcal.evaluation import evaluate
     from mbcal.nets import NetConfig
     from mbcal.simulator import Simulator, SimulatorConfig
@@ -24,8 +25,10 @@ __all__ = [
     "MBCAL",
     "Agent",
     "AgentConfig",
+    "AsyncClient",
     "Behaviours",
     "Catalog",
+    "Client",
     "Cut",
     "Feature",
     "GRU4Rec",
@@ -54,11 +57,13 @@ __all__ = [
     "prepare_newsfeed",
 ]
 
-# These need torch, which takes a second to import; they are fetched when first named.
-_WITH_TORCH = {
+# These need torch, which takes a second to import, or an extra; they are fetched when first named.
+_LATER = {
     "AGENTS": "mbcal.agents",
     "Agent": "mbcal.agents",
     "AgentConfig": "mbcal.agents",
+    "AsyncClient": "mbcal.client",
+    "Client": "mbcal.client",
     "GRU4Rec": "mbcal.agents",
     "MBCAL": "mbcal.agents",
     "MBCALConfig": "mbcal.agents",
@@ -76,8 +81,8 @@ _WITH_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
+    if name in _LATER:
         from importlib import import_module
 
-        return getattr(import_module(_WITH_TORCH[name]), name)
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'mbcal' has no attribute {name!r}")

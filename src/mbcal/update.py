@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from mbcal.serving.archive import read
 from mbcal.serving.records import Decision, Feedback
 from mbcal.serving.sessions import JoinCounts, join
 from mbcal.simulator import Simulator
-from mbcal.training import Training, split_users
+from mbcal.training import split_users
 from mbcal.types import Sessions
 
 JUDGED_BY = "dr"
@@ -52,6 +52,8 @@ class Gate:
     effective: float = 20.0
     """Effective sessions (Kish) there must be for the log to judge: with fewer, long sessions or a policy far from the live
     one, only a simulator can."""
+    bias: float = 0.3
+    """How far from 1 the mean weight may be: further, and the sessions that matter are not in the log."""
     tolerance: float = 0.01
     """How much worse a lower bound may be, as a share of what sessions earned: no log is long enough to prove equality."""
     clip: float = 20.0
@@ -126,7 +128,8 @@ def update(
     teach, judge = split_users(sessions.user, gate.judges, seed)
     if candidate is None:
         candidate = load(registry.open(live).path, device)
-        candidate.fit(sessions[teach], training=Training(epochs=epochs, validation=0.0), progress=progress)
+        how = replace(candidate.config.training, epochs=epochs, validation=0.0)
+        candidate.fit(sessions[teach], training=how, progress=progress)
     else:
         candidate.domain.require(sessions, "the candidate")
     _judge_by_log(verdict, candidate, now, sessions[judge], gate, epsilon, seed, simulator is not None, progress)
@@ -161,8 +164,8 @@ def _judge_by_log(
     verdict.estimates = found
     least = -gate.tolerance * abs(float(sessions.rewards.sum(1).mean()))
     gap = next(each for each in found if (each.of, each.name) == ("difference", JUDGED_BY))
-    said = f"{gap.ess:.0f} effective sessions, {gate.effective:.0f} needed"
-    if gap.ess < gate.effective:
+    said = f"{gap.ess:.0f} effective sessions, {gate.effective:.0f} needed; mean weight {gap.weight:.2f}, near 1 needed"
+    if gap.ess < gate.effective or abs(gap.weight - 1) > gate.bias:
         said += " for the log to judge" + (
             "; the simulator alone decides" if others else "; explore more, or give a simulator"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,8 +19,10 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from mbcal.agents import load
 from mbcal.client import AsyncClient, Client
@@ -27,6 +30,7 @@ from mbcal.errors import ServiceError
 from mbcal.registry import Registry
 from mbcal.serving.archive import read
 from mbcal.serving.log import DecisionLog
+from mbcal.serving.messages import openapi
 from mbcal.serving.records import Decision, Feedback
 from mbcal.serving.server import App
 from mbcal.serving.service import Limits, Service
@@ -210,6 +214,35 @@ def test_any_bytes_get_an_answer(registry: Registry) -> None:
                 assert answer.status_code in (200, 400, 422), (path, body, answer.text)
 
     run(registry, story)
+
+
+def test_requests_made_from_the_document_get_documented_answers(registry: Registry) -> None:
+    """What the OpenAPI document allows, and what it does not, as schemathesis makes it up."""
+    schema = schemathesis.openapi.from_dict(openapi("0"))
+    asked: list[tuple[str, str, Any]] = []
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in schemathesis.GenerationMode:
+
+            @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def make(case: Any) -> None:
+                given = None if type(case.body).__name__ == "NotSet" else case.body
+                body = given if isinstance(given, bytes | None) else json.dumps(given).encode()
+                asked.append((case.method, case.path, body))
+
+            with contextlib.suppress(Unsatisfiable):  # there is nothing wrong one could say to a GET
+                make()
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for method, path, body in asked:
+            answer = await http.request(method, path, content=body)
+            known = openapi("0")["paths"][path][method.lower()]["responses"]
+            assert str(answer.status_code) in known, (path, body, answer.text)
+            assert answer.status_code < 500
+
+    run(registry, story)
+    assert len({path for _, path, _ in asked}) == 6
 
 
 def test_only_who_has_the_token_may(registry: Registry) -> None:
