@@ -102,9 +102,7 @@ def test_choosing_is_epsilon_greedy_again_and_again() -> None:
             continue
         uniform, epsilon = generator.random((4, 2)), (0.0, 0.3, 1.0)[trial % 3]
         available = np.isin(np.arange(9), left)
-        for (place, chance), draw in zip(
-            choose(scores.tolist(), left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False
-        ):
+        for (place, chance), draw in zip(choose(scores, left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False):
             chosen, propensity = epsilon_greedy(scores[None], available[None], epsilon, draw[None])
             assert place == chosen[0]
             assert chance == pytest.approx(float(propensity[0]))
