@@ -77,6 +77,30 @@ def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert np.array_equal(rewards["toy"], rewards_again["toy"])
 
 
+def test_replay_keeps_as_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[int] = []
+    fit = agents.Agent.fit
+
+    def spy(self: Any, sessions: Any, **more: Any) -> Any:
+        taught.append(len(sessions))
+        return fit(self, sessions, **more)
+
+    monkeypatch.setattr(agents.Agent, "fit", spy)
+    for replay, wanted in ((1, [50, 50, 50]), (2, [50, 100, 100]), (9, [50, 100, 150])):
+        taught.clear()
+        growing_batch(bench(rounds=3, replay=replay, round_sessions=50), "popular", 0)
+        assert taught == wanted
+
+
+def test_networks_stop_on_users_held_out_where_told() -> None:
+    for share, wanted in ((0.0, {"loss"}), (0.2, {"loss", "held_out"})):
+        played = batch_rl(bench(epochs=2, validation=share), "gru4rec", 0)
+        assert played.agent is not None
+        assert set(played.agent.curves["behaviour"][0]) == wanted
+    with pytest.raises(OptionError, match="validation"):
+        Settings(validation=1.0)
+
+
 def test_who_explores_collects_with_epsilon() -> None:
     shared = bench(epsilon=0.3, round_sessions=2000)
     for kind, share in ((GRU4Rec, 0.0), (agents.GRU4RecEpsilon, 0.3)):
