@@ -275,6 +275,21 @@ def test_a_thousand_appends_share_few_syncs(place: Path, slow_sync: list[int]) -
     assert len(list(read(place))) == 1200
 
 
+def test_a_record_lingers_for_others(place: Path, slow_sync: list[int]) -> None:
+    with DecisionLog(place, linger=0.2) as opened:
+        slow_sync.clear()
+        waiting = [opened.append(decision(number)) for number in range(10)]
+        for number in range(10, 20):  # and those that come a little later
+            time.sleep(0.005)
+            waiting.append(opened.append(decision(number)))
+        for one in waiting:
+            one.result(10)
+        assert len(slow_sync) == 1
+    assert len(list(read(place))) == 20
+    with pytest.raises(OptionError, match="linger"):
+        DecisionLog(place, linger=-1)
+
+
 def test_nothing_is_acknowledged_before_its_sync(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DecisionLog(place) as opened:
         allowed = threading.Event()

@@ -9,6 +9,9 @@ import typer
 
 from mbcal.errors import OptionError
 
+LINGER = 0.002
+"""Seconds a decision waits for others to be synced with."""
+
 
 def serve(
     registry: Annotated[Path, typer.Option(help="The registry whose current version ranks.", show_default=False)],
@@ -47,7 +50,7 @@ def serve(
     from mbcal.serving.service import Limits, Service
     from mbcal.serving.state import session_store
 
-    kept = DecisionLog(log) if log is not None else None
+    kept = DecisionLog(log, linger=LINGER) if log is not None else None
     service = Service(
         Registry(registry),
         session_store(state, lifetime),

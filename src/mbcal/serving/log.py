@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -38,14 +39,17 @@ class DecisionLog:
     """A log opened for writing, by one process at a time: `append` and wait, or `await append_async`.
 
     `notes` says what was mended when it was opened. `waiting` counts the records not acknowledged yet; beyond `most_waiting`
-    new ones are refused with `LogFullError`.
+    new ones are refused with `LogFullError`. With `linger` seconds a record waits that long for others to share its sync: a
+    sync costs more than all else, and where records come one by one there would be one each.
     """
 
-    def __init__(self, folder: str | Path, *, segment_bytes: int = 64 << 20, most_waiting: int = 10_000) -> None:
-        if segment_bytes < 1 or most_waiting < 1:
-            rule = f"must be at least 1, got {segment_bytes} and {most_waiting}"
+    def __init__(
+        self, folder: str | Path, *, segment_bytes: int = 64 << 20, most_waiting: int = 10_000, linger: float = 0.0
+    ) -> None:
+        if segment_bytes < 1 or most_waiting < 1 or not 0 <= linger <= 1:
+            rule = f"must be at least 1 and linger in [0, 1], got {segment_bytes}, {most_waiting} and {linger}"
             raise OptionError(f"decision log: segment_bytes and most_waiting {rule}")
-        self.folder, self.segment_bytes, self.most_waiting = Path(folder), segment_bytes, most_waiting
+        self.folder, self.segment_bytes, self.most_waiting, self.linger = Path(folder), segment_bytes, most_waiting, linger
         self.notes: tuple[str, ...] = ()
         self.waiting = 0
         self._queue: deque[_Waiting] = deque()
@@ -119,6 +123,9 @@ class DecisionLog:
             with self._changed:
                 while not self._queue and not self._closed:
                     self._changed.wait()
+            if self.linger and not self._closed:
+                time.sleep(self.linger)
+            with self._changed:
                 batch, self._queue = self._queue, deque()
             if not batch:
                 return
