@@ -33,9 +33,13 @@ results = load_tool()
 SMALL = ("netflix-batch", "newsfeed-growing", "netflix-ablation", "netflix-size")
 
 
-def test_the_page_says_what_its_files_say() -> None:
-    page = ROOT / "docs" / "results.md"
-    assert results.page_text(ROOT / "docs" / "results", page) == page.read_text(), "run python benchmarks/results.py page"
+@pytest.mark.parametrize(
+    "page", [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "methods").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_the_pages_say_what_their_files_say(page: Path) -> None:
+    remedy = f"run python benchmarks/results.py page --page {page.relative_to(ROOT)}"
+    assert results.BLOCK.search(page.read_text())
+    assert results.page_text(ROOT / "docs" / "results", page) == page.read_text(), remedy
 
 
 @pytest.mark.parametrize("name", results.EXPERIMENTS)
