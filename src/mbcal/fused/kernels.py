@@ -25,17 +25,19 @@ MASKED = tl.constexpr(MASK)
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
+    """By the fast exponential: within a few units in the last place."""
     return 1 / (1 + tl.exp(-x))
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
+    """Likewise; small values lose relative precision, not absolute."""
     return 1 - 2 / (1 + tl.exp(2 * x))
 
 
 @triton.jit
-def _columns(matrix, wide, begin, rows: tl.constexpr, columns: tl.constexpr):
+def columns_of(matrix, wide, begin, rows: tl.constexpr, columns: tl.constexpr):
     """The transpose (columns, rows) of rows `begin` … of a matrix with `wide` columns, ready to be multiplied by."""
     down, across = tl.arange(0, columns), tl.arange(0, rows)
     return tl.load(matrix + (begin + across)[None, :] * wide + down[:, None])
@@ -47,13 +49,13 @@ def _gru(items, behaviours, weight, bias, hidden, item, previous, H: tl.constexp
     unit = tl.arange(0, H)
     told = items + item[:, None].to(tl.int64) * (3 * H) + unit[None, :]
     said = behaviours + previous[:, None] * (3 * H) + unit[None, :]
-    reset = tl.dot(hidden, _columns(weight, H, 0, H, H), input_precision=PRECISION) + tl.load(bias + unit)[None, :]
-    reset = _sigmoid(reset + tl.load(told) + tl.load(said))
-    update = tl.dot(hidden, _columns(weight, H, H, H, H), input_precision=PRECISION) + tl.load(bias + H + unit)[None, :]
-    update = _sigmoid(update + tl.load(told + H) + tl.load(said + H))
-    new = tl.dot(hidden, _columns(weight, H, 2 * H, H, H), input_precision=PRECISION)
+    reset = tl.dot(hidden, columns_of(weight, H, 0, H, H), input_precision=PRECISION) + tl.load(bias + unit)[None, :]
+    reset = sigmoid(reset + tl.load(told) + tl.load(said))
+    update = tl.dot(hidden, columns_of(weight, H, H, H, H), input_precision=PRECISION) + tl.load(bias + H + unit)[None, :]
+    update = sigmoid(update + tl.load(told + H) + tl.load(said + H))
+    new = tl.dot(hidden, columns_of(weight, H, 2 * H, H, H), input_precision=PRECISION)
     new += tl.load(bias + 2 * H + unit)[None, :]
-    new = _tanh(tl.load(told + 2 * H) + tl.load(said + 2 * H) + reset * new)
+    new = tanh(tl.load(told + 2 * H) + tl.load(said + 2 * H) + reset * new)
     return new + update * (hidden - new)
 
 
@@ -63,22 +65,22 @@ def _lstm(items, behaviours, weight, bias, hidden, memory, item, previous, H: tl
     unit = tl.arange(0, H)
     told = items + item[:, None].to(tl.int64) * (4 * H) + unit[None, :]
     said = behaviours + previous[:, None] * (4 * H) + unit[None, :]
-    take = tl.dot(hidden, _columns(weight, H, 0, H, H), input_precision=PRECISION) + tl.load(bias + unit)[None, :]
-    take = _sigmoid(take + tl.load(told) + tl.load(said))
-    keep = tl.dot(hidden, _columns(weight, H, H, H, H), input_precision=PRECISION) + tl.load(bias + H + unit)[None, :]
-    keep = _sigmoid(keep + tl.load(told + H) + tl.load(said + H))
-    new = tl.dot(hidden, _columns(weight, H, 2 * H, H, H), input_precision=PRECISION)
-    new = _tanh(new + tl.load(bias + 2 * H + unit)[None, :] + tl.load(told + 2 * H) + tl.load(said + 2 * H))
-    out = tl.dot(hidden, _columns(weight, H, 3 * H, H, H), input_precision=PRECISION)
-    out = _sigmoid(out + tl.load(bias + 3 * H + unit)[None, :] + tl.load(told + 3 * H) + tl.load(said + 3 * H))
+    take = tl.dot(hidden, columns_of(weight, H, 0, H, H), input_precision=PRECISION) + tl.load(bias + unit)[None, :]
+    take = sigmoid(take + tl.load(told) + tl.load(said))
+    keep = tl.dot(hidden, columns_of(weight, H, H, H, H), input_precision=PRECISION) + tl.load(bias + H + unit)[None, :]
+    keep = sigmoid(keep + tl.load(told + H) + tl.load(said + H))
+    new = tl.dot(hidden, columns_of(weight, H, 2 * H, H, H), input_precision=PRECISION)
+    new = tanh(new + tl.load(bias + 2 * H + unit)[None, :] + tl.load(told + 2 * H) + tl.load(said + 2 * H))
+    out = tl.dot(hidden, columns_of(weight, H, 3 * H, H, H), input_precision=PRECISION)
+    out = sigmoid(out + tl.load(bias + 3 * H + unit)[None, :] + tl.load(told + 3 * H) + tl.load(said + 3 * H))
     memory = keep * memory + take * new
-    return out * _tanh(memory), memory
+    return out * tanh(memory), memory
 
 
 @triton.jit
 def _inner(hidden, first, first_bias, H: tl.constexpr, I: tl.constexpr):
     """The first layer of the head, (M, I)."""
-    made = tl.dot(hidden, _columns(first, H, 0, I, H), input_precision=PRECISION)
+    made = tl.dot(hidden, columns_of(first, H, 0, I, H), input_precision=PRECISION)
     return tl.maximum(made + tl.load(first_bias + tl.arange(0, I))[None, :], 0.0)
 
 
@@ -126,11 +128,11 @@ def _gates_kernel(behaviours, weight, bias, hidden, previous, gates, count, H: t
     said = behaviours + last[:, None] * (3 * H) + unit[None, :]
     out = gates + place * (4 * H) + unit[None, :]
     for part in tl.static_range(2):
-        half = tl.dot(state, _columns(weight, H, part * H, H, H), input_precision=PRECISION)
+        half = tl.dot(state, columns_of(weight, H, part * H, H, H), input_precision=PRECISION)
         half += tl.load(bias + part * H + unit)[None, :] + tl.load(said + part * H)
         tl.store(out + part * H, half, mask=live)
     tl.store(out + 2 * H, tl.load(said + 2 * H), mask=live)
-    half = tl.dot(state, _columns(weight, H, 2 * H, H, H), input_precision=PRECISION)
+    half = tl.dot(state, columns_of(weight, H, 2 * H, H, H), input_precision=PRECISION)
     tl.store(out + 3 * H, half + tl.load(bias + 2 * H + unit)[None, :], mask=live)
 
 
@@ -147,10 +149,10 @@ def _score_kernel(
     told = items + item[:, None] * (3 * H) + unit[None, :]
     shared = gates + who[:, None] * (4 * H) + unit[None, :]
     some = live[:, None]
-    reset = _sigmoid(tl.load(told) + tl.load(shared, mask=some, other=0.0))
-    update = _sigmoid(tl.load(told + H) + tl.load(shared + H, mask=some, other=0.0))
+    reset = sigmoid(tl.load(told) + tl.load(shared, mask=some, other=0.0))
+    update = sigmoid(tl.load(told + H) + tl.load(shared + H, mask=some, other=0.0))
     new = tl.load(told + 2 * H) + tl.load(shared + 2 * H, mask=some, other=0.0)
-    new = _tanh(new + reset * tl.load(shared + 3 * H, mask=some, other=0.0))
+    new = tanh(new + reset * tl.load(shared + 3 * H, mask=some, other=0.0))
     state = tl.load(hidden + who[:, None] * H + unit[None, :], mask=some, other=0.0)
     after = new + update * (state - new)
     if K > 0:
@@ -282,129 +284,6 @@ def _branch_kernel(
         gain += tl.where(step < last, discount * (tl.load(expected + at, mask=live, other=0.0) - reward), 0.0)
         discount *= gamma
     tl.store(out + wide * horizon + begin, gain, mask=live)
-
-
-@triton.jit
-def _gru_forward_kernel(
-    gates, weight, bias, begin, hidden, saved, count, steps,
-    H: tl.constexpr, M: tl.constexpr, SAVE: tl.constexpr,
-):  # fmt: skip
-    """h_t (B, T, H) of a GRU whose inputs have been multiplied in: gates (B, T, 3H)."""
-    row, unit = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, H)
-    some, wide = (row < count)[:, None], row.to(tl.int64)
-    state = tl.load(begin + wide[:, None] * H + unit[None, :], mask=some, other=0.0)
-    to_reset, to_update, to_new = (
-        _columns(weight, H, 0, H, H),
-        _columns(weight, H, H, H, H),
-        _columns(weight, H, 2 * H, H, H),
-    )
-    reset_bias, update_bias = tl.load(bias + unit)[None, :], tl.load(bias + H + unit)[None, :]
-    new_bias = tl.load(bias + 2 * H + unit)[None, :]
-    for step in range(steps):
-        at = (wide * steps + step)[:, None]
-        told = gates + at * (3 * H) + unit[None, :]
-        reset = tl.dot(state, to_reset, input_precision=PRECISION) + reset_bias
-        reset = _sigmoid(reset + tl.load(told, mask=some, other=0.0))
-        update = tl.dot(state, to_update, input_precision=PRECISION) + update_bias
-        update = _sigmoid(update + tl.load(told + H, mask=some, other=0.0))
-        past = tl.dot(state, to_new, input_precision=PRECISION) + new_bias
-        new = _tanh(tl.load(told + 2 * H, mask=some, other=0.0) + reset * past)
-        state = new + update * (state - new)
-        tl.store(hidden + at * H + unit[None, :], state, mask=some)
-        if SAVE:
-            kept = saved + at * (4 * H) + unit[None, :]
-            tl.store(kept, reset, mask=some)
-            tl.store(kept + H, update, mask=some)
-            tl.store(kept + 2 * H, new, mask=some)
-            tl.store(kept + 3 * H, past, mask=some)
-
-
-@triton.jit
-def _gru_backward_kernel(
-    grad_hidden, weight, begin, hidden, saved, grad_gates, grad_begin, grad_weight, grad_bias, count, steps,
-    H: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
-    """Backwards through time. Every tile writes what it adds to the gradients of weight (3H, H) and bias (3H,)."""
-    tile = tl.program_id(0)
-    row, unit = tile * M + tl.arange(0, M), tl.arange(0, H)
-    some, wide = (row < count)[:, None], row.to(tl.int64)
-    square = unit[:, None] * H + unit[None, :]
-    from_reset, from_update, from_new = (
-        tl.load(weight + square),
-        tl.load(weight + H * H + square),
-        tl.load(weight + 2 * H * H + square),
-    )
-    weight_reset, weight_update = tl.zeros((H, H), tl.float32), tl.zeros((H, H), tl.float32)
-    weight_new = tl.zeros((H, H), tl.float32)
-    bias_reset, bias_update, bias_new = tl.zeros((H,), tl.float32), tl.zeros((H,), tl.float32), tl.zeros((H,), tl.float32)
-    grad = tl.zeros((M, H), tl.float32)
-    first = tl.load(begin + wide[:, None] * H + unit[None, :], mask=some, other=0.0)
-    for back in range(steps):
-        step = steps - 1 - back
-        at = (wide * steps + step)[:, None]
-        kept = saved + at * (4 * H) + unit[None, :]
-        reset, update = tl.load(kept, mask=some, other=0.0), tl.load(kept + H, mask=some, other=0.0)
-        new, past = tl.load(kept + 2 * H, mask=some, other=0.0), tl.load(kept + 3 * H, mask=some, other=0.0)
-        before = tl.load(hidden + (at - 1) * H + unit[None, :], mask=some & (step > 0), other=0.0)
-        before = tl.where(step > 0, before, first)
-        grad += tl.load(grad_hidden + at * H + unit[None, :], mask=some, other=0.0)
-        grad_new = grad * (1 - update) * (1 - new * new)
-        grad_update = grad * (before - new) * update * (1 - update)
-        grad_reset = grad_new * past * reset * (1 - reset)
-        grad_past = grad_new * reset
-        out = grad_gates + at * (3 * H) + unit[None, :]
-        tl.store(out, grad_reset, mask=some)
-        tl.store(out + H, grad_update, mask=some)
-        tl.store(out + 2 * H, grad_new, mask=some)
-        weight_reset += tl.dot(tl.trans(grad_reset), before, input_precision=PRECISION)
-        weight_update += tl.dot(tl.trans(grad_update), before, input_precision=PRECISION)
-        weight_new += tl.dot(tl.trans(grad_past), before, input_precision=PRECISION)
-        bias_reset += tl.sum(grad_reset, 0)
-        bias_update += tl.sum(grad_update, 0)
-        bias_new += tl.sum(grad_past, 0)
-        grad = grad * update
-        grad += tl.dot(grad_reset, from_reset, input_precision=PRECISION)
-        grad += tl.dot(grad_update, from_update, input_precision=PRECISION)
-        grad += tl.dot(grad_past, from_new, input_precision=PRECISION)
-    tl.store(grad_begin + wide[:, None] * H + unit[None, :], grad, mask=some)
-    mine = grad_weight + tile * (3 * H * H) + square
-    tl.store(mine, weight_reset)
-    tl.store(mine + H * H, weight_update)
-    tl.store(mine + 2 * H * H, weight_new)
-    tl.store(grad_bias + tile * (3 * H) + unit, bias_reset)
-    tl.store(grad_bias + tile * (3 * H) + H + unit, bias_update)
-    tl.store(grad_bias + tile * (3 * H) + 2 * H + unit, bias_new)
-
-
-class GRU(torch.autograd.Function):
-    """torch's GRU after its inputs have been multiplied in: (gates (B, T, 3H), h_0 (B, H), W_hh, b_hh) -> h (B, T, H)."""
-
-    TILE = 16
-
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, begin: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        (count, steps, _), size, saves = gates.shape, begin.shape[1], any(ctx.needs_input_grad)
-        gates, begin = gates.contiguous(), begin.contiguous()
-        hidden = begin.new_empty(count, steps, size)
-        saved = begin.new_empty(count, steps, 4 * size) if saves else hidden
-        _gru_forward_kernel[(triton.cdiv(count, GRU.TILE),)](
-            gates, weight, bias, begin, hidden, saved, count, steps, size, GRU.TILE, saves
-        )
-        ctx.save_for_backward(weight, begin, hidden, saved)
-        return hidden
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        weight, begin, hidden, saved = ctx.saved_tensors
-        count, steps, size = hidden.shape
-        tiles = triton.cdiv(count, GRU.TILE)
-        grad_gates, grad_begin = hidden.new_empty(count, steps, 3 * size), torch.empty_like(begin)
-        grad_weight, grad_bias = hidden.new_empty(tiles, 3 * size, size), hidden.new_empty(tiles, 3 * size)
-        _gru_backward_kernel[(tiles,)](
-            grads[0].contiguous(), weight, begin, hidden, saved, grad_gates, grad_begin, grad_weight, grad_bias,
-            count, steps, size, GRU.TILE,
-        )  # fmt: skip
-        return grad_gates, grad_begin, grad_weight.sum(0), grad_bias.sum(0)
 
 
 def _wide(number: int, least: int = 16) -> int:
