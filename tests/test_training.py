@@ -16,11 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mbcal.checkpoints import Checkpoints
 from mbcal.errors import OptionError, TrainingError
 from mbcal.losses import behaviour_likelihood, value_error
 from mbcal.nets import NetConfig, Unit, ValueNet
 from mbcal.randomness import uniform
-from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
+from mbcal.training import Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import MASK
 from tests.batches import CATALOG, LABELS, net, sessions
 
@@ -308,7 +309,8 @@ mbcal.training.CHECK_EVERY = 1
 from mbcal.agents import MBCAL, MBCALConfig
 from mbcal.nets import NetConfig
 from mbcal.randomness import uniform
-from mbcal.training import Checkpoints, Training
+from mbcal.checkpoints import Checkpoints
+from mbcal.training import Training
 config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=4, batch=64))
 agent = MBCAL(config, "cpu")
 agent.fit(Store.open(sys.argv[1]).sessions("train"), checkpoints=Checkpoints(sys.argv[2], {}, every=0.0))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mbcal import bundle, metrics
 from mbcal.attention import AttentionNet
+from mbcal.checkpoints import Checkpoints
 from mbcal.config import from_dict, to_dict
 from mbcal.environment import ModelEnvironment
 from mbcal.errors import InputError, ModelError, OptionError
@@ -26,7 +27,7 @@ from mbcal.losses import behaviour_likelihood
 from mbcal.nets import Net, NetConfig, SequenceNet, meet_items, settle_items
 from mbcal.progress import SILENT, Progress
 from mbcal.randomness import initial_weights, seed_of, uniform
-from mbcal.training import Checkpoints, Resident, Training, device_named, put_state, split_users, state_arrays, train
+from mbcal.training import Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import Behaviours, Catalog, Sessions
 
 Family = Literal["lstm", "transformer"]

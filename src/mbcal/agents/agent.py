@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mbcal import bundle
+from mbcal.checkpoints import Checkpoints
 from mbcal.config import from_dict, to_dict
 from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nets import ItemEmbedding, NetConfig, SequenceNet, ValueNet, meet_items, settle_items
@@ -26,7 +27,6 @@ from mbcal.randomness import initial_weights, seed_of, uniform
 from mbcal.rollout import candidates_of
 from mbcal.scorers import NOBODY, Scorer, Term
 from mbcal.training import (
-    Checkpoints,
     Objective,
     Resident,
     Training,

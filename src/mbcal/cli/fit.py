@@ -51,10 +51,11 @@ def fit_agent(
     """
     from mbcal.agents import agent_named, load
     from mbcal.bundle import AGENT, Bundle
+    from mbcal.checkpoints import Checkpoints
     from mbcal.config import to_dict
     from mbcal.folder import NewFolder
     from mbcal.nets import NetConfig
-    from mbcal.training import Checkpoints, Training, device_named
+    from mbcal.training import Training, device_named
 
     kind = agent_named(agent)
     device_named(device)

@@ -48,11 +48,12 @@ def fit_simulator(
 
     SIM/report-card.json and SIM/report-card.png hold the verdict. Stopped, it goes on where it was when run again.
     """
+    from mbcal.checkpoints import Checkpoints
     from mbcal.config import to_dict
     from mbcal.folder import NewFolder
     from mbcal.report.card import draw_report_card
     from mbcal.simulator import Simulator, SimulatorConfig
-    from mbcal.training import Checkpoints, Training, device_named
+    from mbcal.training import Training, device_named
 
     device_named(device)
     with NewFolder(out, "simulator", overwrite):  # refuses now what it would refuse after an hour

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import cast
 
+from mbcal.checkpoints import Checkpoints
 from mbcal.evaluation import evaluate, oracle
 from mbcal.evaluation.bench import Bench, Played, summary
 from mbcal.evaluation.variance import analyse
 from mbcal.evaluation.xray import xray
 from mbcal.progress import SILENT, Progress
-from mbcal.training import Checkpoints
 from mbcal.worlds.newsfeed import Newsfeed
 
 TEST_SEED = 1_000_003

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from mbcal import bundle
 from mbcal.agents import AGENTS
+from mbcal.checkpoints import Checkpoints
 from mbcal.config import from_dict, to_dict
 from mbcal.data.sessions import Cut
 from mbcal.data.store import Store
@@ -47,7 +48,7 @@ from mbcal.nets import require_features
 from mbcal.progress import SILENT, Progress
 from mbcal.rollout import candidates_of
 from mbcal.simulator import Simulator
-from mbcal.training import Checkpoints, device_named
+from mbcal.training import device_named
 from mbcal.types import Sessions
 from mbcal.version import __version__
 from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
