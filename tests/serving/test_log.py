@@ -429,7 +429,9 @@ def test_what_cannot_be_logged_is_said_at_once(place: Path, tmp_path: Path) -> N
             opened.append(decision(1, time=2**70))
         opened.append(decision(2)).result(10)
     assert [record.id for record in read(place)] == ["d2"]
-    with pytest.raises(OptionError, match=r"segment_bytes and most_waiting must be at least 1, got 0 and 5"):
+    with pytest.raises(
+        OptionError, match=r"segment_bytes and most_waiting must be at least 1 and linger in .0, 1., got 0, 5 and 0.0"
+    ):
         DecisionLog(place, segment_bytes=0, most_waiting=5)
     with pytest.raises(LogError, match=r"nothing: cannot be read .No such file or directory.; give the folder"):
         list(read(tmp_path / "nothing"))
