@@ -175,3 +175,30 @@ def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.Capt
         app(["loop", *where, "--min-sessions", "1000", "--times", "2", "--every", "1"])
     assert left.value.code in (0, None)
     assert (weak.path / "updates" / "000003.json").is_file()
+
+
+def test_who_teaches_does_not_judge_and_replay_reaches_back(
+    weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served(weak, tmp_path / "log", 60)
+    weak.publish(tmp_path / "weak")
+    served(weak, tmp_path / "log", 50, seed=1)
+    seen: dict[str, set[int]] = {}
+    gap = Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)
+
+    def judged(candidate: Agent, now: Agent, sessions: Any, **_: Any) -> list[Estimate]:
+        seen["judge"] = set(sessions.user.tolist())
+        return [gap]
+
+    def taught(self: Agent, sessions: Any, **_: Any) -> Agent:
+        seen["teach"] = set(sessions.user.tolist())
+        return self
+
+    monkeypatch.setattr("mbcal.update.judge_offline", judged)
+    monkeypatch.setattr(Agent, "fit", taught)
+    for replay, users in ((1, 50), (2, 110)):
+        verdict = update(weak, tmp_path / "log", replay=replay, gate=Gate(sessions=10), device="cpu")
+        assert verdict.counts is not None
+        assert verdict.counts.sessions == len(seen["teach"] | seen["judge"]) == users
+        assert not seen["teach"] & seen["judge"]
+        assert len(seen["judge"]) == round(0.3 * users)
