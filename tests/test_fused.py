@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mbcal import fused
 from mbcal.environment import ModelEnvironment
 from mbcal.labels import counterfactual_future_advantage
 from mbcal.nets import LookUp, NetConfig, SequenceNet, ValueNet
@@ -19,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # before the first import
 kernels: Any = pytest.importorskip("mbcal.fused.kernels", reason="there is no Triton here")
-GRU: Any = pytest.importorskip("mbcal.fused.gru").GRU
+GRU: Any = pytest.importorskip("mbcal.fused.recurrence").GRU
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
 
@@ -151,3 +152,7 @@ def test_embeddings_learn(rows: int) -> None:
     slow = torch.autograd.grad((torch.nn.functional.embedding(places, weight) * weigh).sum(), weight)[0]
     fast = torch.autograd.grad((LookUp.apply(weight, places) * weigh).sum(), weight)[0]  # type: ignore[no-untyped-call]
     assert torch.allclose(fast, slow, atol=1e-5)
+
+
+def test_the_seams_are_functions_though_modules_lie_beside_them() -> None:
+    assert all(callable(seam) for seam in (fused.gru, fused.score, fused.read, fused.answer, fused.advantage))

@@ -68,7 +68,7 @@ def test_the_sizes_are_those_announced() -> None:
     assert (batch.protocols, batch.judges) == (("batch",), ("lstm", "transformer"))
     assert (growing.rounds, growing.round_sessions, growing.seeds, len(growing.agents)) == (40, 256_000, 1, 8)
     assert (feed.rounds, feed.round_sessions, feed.judges) == (10, 25_600, ("truth", "lstm", "transformer"))
-    assert len(results.EXPERIMENTS) == 20
+    assert len(results.EXPERIMENTS) == 27
 
 
 @pytest.fixture(scope="module")

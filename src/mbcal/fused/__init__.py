@@ -38,7 +38,7 @@ def gru(gates: Array, begin: Array, weight: Array, bias: Array) -> Array | None:
     """h_t (B, T, H) from what inputs add to the gates (B, T, 3H) and h_0 (B, H); with gradients."""
     if not runs_on(gates) or begin.shape[1] not in TRAINED:
         return None
-    from mbcal.fused.gru import GRU
+    from mbcal.fused.recurrence import GRU
 
     return GRU.apply(gates, begin, weight, bias)  # type: ignore[no-untyped-call]
 

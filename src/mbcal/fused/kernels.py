@@ -353,7 +353,8 @@ def answer(
 
 def advantage(tables: Tables, rewards: Tensor, begin: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
     """See `fused.advantage`."""
-    (count, size), horizon, tile = begin.shape, batch.horizon, 64
+    (count, size), horizon = begin.shape, batch.horizon
+    tile = 64 if size <= 32 else 16  # what the loops keep of wider states must fit a multiprocessor's memory
     start = len(rewards)  # the symbol after all behaviours
     previous = torch.nn.functional.pad(batch.behaviours[:, :-1], (1, 0), value=start)
     standing, expected = begin.new_empty(count, horizon, size), begin.new_empty(count, horizon)
