@@ -41,12 +41,13 @@ class _Asking:
 
         return _encoded(FeedbackRequest(decision, behaviour, item))
 
-    def _waits(self) -> Iterator[float]:
-        """Seconds before each further attempt."""
+    def _waits(self) -> Iterator[float | None]:
+        """Seconds to wait after each attempt that failed; None after the last."""
         wait = FIRST_WAIT
         for _ in range(self._retries):
             yield wait
             wait = min(2 * wait, LONGEST_WAIT)
+        yield None
 
     def _understood(self, response: Any, kind: Any) -> Any:
         """The answer as a value of its kind; a refusal as an error."""
@@ -91,20 +92,16 @@ class Client(_Asking):
         return made
 
     def _send(self, path: str, body: bytes | None = None) -> Any:
-        waits = self._waits()
-        while True:
+        for wait in self._waits():
             try:
                 response = self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
-                if response.status_code not in AGAIN:
-                    return response
-                wait = next(waits, None)
-                if wait is None:
+                if wait is None or response.status_code not in AGAIN:
                     return response
             except self._httpx.TransportError as error:
-                wait = next(waits, None)
                 if wait is None:
                     raise self._unreachable(error) from error
             time.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
         self._http.close()
@@ -141,20 +138,16 @@ class AsyncClient(_Asking):
         return made
 
     async def _send(self, path: str, body: bytes | None = None) -> Any:
-        waits = self._waits()
-        while True:
+        for wait in self._waits():
             try:
                 response = await self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
-                if response.status_code not in AGAIN:
-                    return response
-                wait = next(waits, None)
-                if wait is None:
+                if wait is None or response.status_code not in AGAIN:
                     return response
             except self._httpx.TransportError as error:
-                wait = next(waits, None)
                 if wait is None:
                     raise self._unreachable(error) from error
             await asyncio.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
         await self._http.aclose()
