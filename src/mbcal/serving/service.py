@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,10 +27,9 @@ from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,
     RankAnswer,
-    RankedItem,
     RankRequest,
 )
-from mbcal.serving.ranking import Place, Ranker, require_askable
+from mbcal.serving.ranking import Ranker
 from mbcal.serving.records import Decision, Feedback
 from mbcal.serving.state import Session, SessionStore, Step
 
@@ -68,13 +67,12 @@ class Tally:
     reward: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Made:
+class _Made(NamedTuple):
     """A decision that feedback can refer to."""
 
     session: str | None
     time: int
-    items: tuple[str, ...]
+    items: list[str]
     version: str
 
 
@@ -138,13 +136,13 @@ class Service:
         return await _once(self._answers, request.id, lambda: self._rank(request, str(request.id)))
 
     async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
-        require_askable(request.candidates, request.k, self.limits.candidates)
         known = await self._session(request)
         ranker, epsilon = self.live, self.epsilon  # one version for the whole answer, whatever happens meanwhile
+        candidates = ranker.reader.read(request.candidates, request.k, self.limits.candidates)
         shown = known.shown if request.shown is None else tuple(request.shown)
-        uniform = self._random.random((min(request.k, len(request.candidates)), 2))
-        places = ranker.rank(known.history, shown, request.candidates, request.k, epsilon, uniform, request.session)
-        version, now = ranker.version.name, time.time_ns() // 1000
+        uniform = self._random.random((min(request.k, len(candidates.rows)), 2))
+        items = ranker.rank(known.history, shown, candidates, request.k, epsilon, uniform, request.session)
+        names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
         if self.log is not None:
             await self.log.append_async(
                 Decision(
@@ -157,19 +155,19 @@ class Service:
                     epsilon=epsilon,
                     history=list(known.history),
                     shown=list(shown),
-                    candidates=request.candidates,
-                    items=[place.item for place in places],
-                    propensities=[place.propensity for place in places],
+                    candidates=candidates.logged(),
+                    items=names,
+                    propensities=[entry.propensity for entry in items],
                 )
             )
-        self._remember(decision, _Made(request.session, now, tuple(place.item for place in places), version))
+        self._remember(decision, _Made(request.session, now, names, version))
         tally = self.tallies[version]
         tally.decisions += 1
         tally.sessions += not shown
-        return RankAnswer(decision, version, epsilon, [_told(place) for place in places])
+        return RankAnswer(decision, version, epsilon, items)
 
     async def _session(self, request: RankRequest) -> Session:
-        said = Session(request.user or "", tuple(map(tuple, request.history)))  # type: ignore[arg-type]
+        said = Session(request.user or "", tuple(request.history))
         return said if request.session is None else await self.sessions.begin(request.session, said)
 
     def _remember(self, decision: str, made: _Made) -> None:
@@ -270,10 +268,6 @@ async def _once(kept: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Calla
             future.exception()  # seen: nobody else may be waiting
         raise
     return future.result()
-
-
-def _told(place: Place) -> RankedItem:
-    return RankedItem(place.item, place.score, place.parts, place.propensity, place.known)
 
 
 def _new_id() -> str:
