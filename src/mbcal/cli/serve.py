@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,6 +77,7 @@ def serve(
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
+            gc.freeze()  # what is here now stays: no need to look through it again and again
             for place in [socket.getsockname() for server in self.servers for socket in server.sockets]:
                 json_lines("listening", address=f"http://{place[0]}:{place[1]}")
 

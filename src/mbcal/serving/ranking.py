@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError
-from mbcal.native.session import Ranked, TermArrays, session_ranker
+from mbcal.native.session import MOST, Ranked, TermArrays, session_ranker
 from mbcal.scorers import NetScorer, Scorer, ScorerState
 from mbcal.serving.candidates import Candidates, JsonReader, Listed
 from mbcal.serving.messages import RankedItem
@@ -67,6 +67,7 @@ class Ranker:
         names = version.behaviours.names
         self._label = {name: place for place, name in enumerate(names)}
         self._known = version.seen & (np.arange(len(version.seen)) != UNKNOWN)
+        self._all = np.ones(MOST, np.bool_)
         self._gone = np.zeros(version.catalog.rows, np.bool_)  # all false but while it is looked at
         self._parts = tuple(version.scorer.parts(self._begin(()), np.full((1, 1), UNKNOWN, np.int32)))
         self._native = session_ranker(_terms(version.scorer))
@@ -99,8 +100,8 @@ class Ranker:
 
     def _free(self, asked: Candidates, shown: Pairs) -> NDArray[np.bool_]:
         """Which candidates may be chosen: those not shown yet, or all of them where none is left."""
-        if not shown:
-            return np.ones(len(asked.rows), np.bool_)
+        if not shown and len(asked.rows) <= MOST:
+            return self._all[: len(asked.rows)]
         gone = {item for item, _ in shown}
         rows = self.version.catalog.row(gone)
         if UNKNOWN in rows:  # items that share the row of the unknown are told apart by name

@@ -93,6 +93,7 @@ class Service:
         self.refused: dict[str, str] = {}
         self.tallies: dict[str, Tally] = {}
         self.began = time.time()
+        self._new_id = _Ids()
         self._random = np.random.default_rng(secrets.randbits(128))
         self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
         self._made: OrderedDict[str, _Made] = OrderedDict()
@@ -132,7 +133,7 @@ class Service:
     async def rank(self, request: RankRequest) -> RankAnswer:
         """Rank for one user. Asked twice with one id, the first answer is given twice."""
         if request.id is None:
-            return await self._rank(request, _new_id())
+            return await self._rank(request, self._new_id())
         return await _once(self._answers, request.id, lambda: self._rank(request, str(request.id)))
 
     async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
@@ -194,7 +195,7 @@ class Service:
     async def _feedback(self, request: FeedbackRequest, item: str, made: _Made | None, reward: float) -> FeedbackAnswer:
         if self.log is not None:
             now = time.time_ns() // 1000
-            await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, _new_id()))
+            await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, self._new_id()))
         if made is None:
             return FeedbackAnswer(request.decision, False)
         tally = self.tallies.setdefault(made.version, Tally())
@@ -270,6 +271,14 @@ async def _once(kept: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Calla
     return future.result()
 
 
-def _new_id() -> str:
-    """Unique, and rising with time."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+class _Ids:
+    """Unique, and rising with time. Chance is fetched in advance: asking the kernel each time lets other threads in."""
+
+    def __init__(self) -> None:
+        self._drawn: list[str] = []
+
+    def __call__(self) -> str:
+        if not self._drawn:
+            drawn = secrets.token_hex(8 * 256)
+            self._drawn = [drawn[start : start + 16] for start in range(0, len(drawn), 16)]
+        return f"{time.time_ns() // 1_000_000:012x}{self._drawn.pop()}"
