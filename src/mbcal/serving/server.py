@@ -117,6 +117,7 @@ class App:
             self._admit(scope, path)
             self._at_work += 1
             try:
+                await asyncio.sleep(0)  # all who came just now are counted, or refused, before the first of them is served
                 body = await self._body(receive) if method == "POST" else b""
                 status, content, kind = await work(body)
             finally:

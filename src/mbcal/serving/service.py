@@ -51,7 +51,7 @@ class Limits:
     """Bytes."""
     seconds: float = 5.0
     """To send a body in."""
-    at_once: int = 256
+    at_once: int = 64
     """Requests in work; more are told to come again."""
     rate: float = 0.0
     """Requests a second and client; 0 is no limit."""
@@ -113,8 +113,7 @@ class Service:
             name = self.registry.current()
             if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
                 return
-            version: Version = await asyncio.to_thread(self.registry.open, name)
-            self.ranker = Ranker(version)
+            self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name)))
             self.tallies.setdefault(name, Tally())
             self.tell("swapped", version=name)
         except MbcalError as error:
