@@ -5,11 +5,11 @@
     python benchmarks/serve.py --swaps 1000        then memory while versions take turns
     python benchmarks/serve.py --kills 20          then kill -9 of the server under load: is anything acknowledged lost?
 
-Server, echoes and load generator are processes of their own. A request has 200 candidates of a session the server
-remembers; answers hold ten items. Decisions are logged and synced before they are answered. Both echoes run on the same
-uvicorn, read the same bodies and send answers of the same size: the bare one does nothing else, the other also decodes the
-body into the service's own type of request and encodes an answer of its type, as any server has to that understands what it
-is told.
+Server and echoes are processes of their own on the first core, the load generator has the others. A request has 200
+candidates of a session the server remembers; answers hold ten items. Decisions are logged and synced before they are
+answered. Both echoes run on the same uvicorn, read the same bodies and send answers of the same size: the bare one does
+nothing else, the other also decodes the body into the service's own type of request and encodes an answer of its type, as
+any server has to that understands what it is told.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Server(uvicorn.Server):
 Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on")).run()
 """
 RUN = [sys.executable, "-m", "mbcal"]
+CORES = psutil.Process().cpu_affinity()
 
 
 def model(folder: Path, seed: int) -> tuple[Path, list[str], list[str]]:
@@ -77,9 +78,10 @@ def model(folder: Path, seed: int) -> tuple[Path, list[str], list[str]]:
 
 
 def started(command: list[str]) -> tuple[subprocess.Popen[str], int]:
-    """A server and its port, read off the line in which it says that it listens."""
+    """A server on the first core, and its port, read off the line in which it says that it listens."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    psutil.Process(process.pid).cpu_affinity(CORES[:1])
     for line in process.stderr:
         if "http://" in line:
             return process, int(line.rsplit(":", 1)[1].strip(' "}\n'))
@@ -310,6 +312,7 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0)
     options = parser.parse_args()
+    psutil.Process().cpu_affinity(CORES[1:] or CORES)
     with tempfile.TemporaryDirectory() as folder:
         measured(options, Path(folder))
 

@@ -15,6 +15,7 @@ from mbcal import native
 from mbcal.native.names import name_finder
 from mbcal.native.session import SessionRanker, TermArrays, session_ranker
 from mbcal.scorers import Term
+from mbcal.scoring import Tables
 from mbcal.serving.ranking import choose
 from mbcal.types import UNKNOWN, Catalog
 from tests.test_native import KINDS, ROWS, case, twin
@@ -93,6 +94,34 @@ def test_what_it_is_not_made_for_is_left_to_the_twin() -> None:
         assert ranker.rank(*given) is None
     many = np.zeros(10_001, np.int32)
     assert ranker.rank([state], np.zeros(1, np.int64), many, many == 0, 1, 0.0, np.zeros((1, 2))) is None
+
+
+@pytest.mark.parametrize("level", [0, 1, 2], ids=["plain", "avx2", "avx512"])
+def test_histories_are_read_as_by_the_twin(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LEVEL", level)
+    draw = np.random.default_rng(0)
+    for size, sessions, steps in ((8, 1, 20), (33, 5, 7), (1, 3, 1), (8, 2, 0)):
+        cell = case(size)[0].cell
+        tables = Tables(cell, case(size)[0].head, cell, None)
+        items = draw.integers(0, ROWS, (sessions, steps)).astype(np.int32)
+        behaviours = draw.integers(0, KINDS, (sessions, steps)).astype(np.uint8)
+        length = draw.integers(0, steps + 1, sessions).astype(np.int32)
+        given = (np.zeros(sessions, np.int32), items, behaviours, length)
+        made = native.read(cell.arrays, items, behaviours, length)
+        assert np.array_equal(made, tables.begin(*given))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MBCAL_NATIVE", "0")
+            assert np.abs(made - tables.begin(*given)).max(initial=0) < 1e-5
+    cell, one = case(8)[0].cell.arrays, np.ones(1, np.int32)
+    items, behaviours = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.uint8)
+    assert native.read(cell, items, behaviours, one) is not None
+    for wrong in (
+        (items.astype(np.int64), behaviours),
+        (items + ROWS, behaviours),
+        (items, behaviours + KINDS),
+        (items[0], one),
+    ):
+        assert native.read(cell, *wrong, one) is None
 
 
 TEXTS = st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=12), st.text("ab", max_size=300)), max_size=60)

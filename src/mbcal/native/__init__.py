@@ -90,6 +90,24 @@ def score(cell: Four, head: Four | None, hidden: Array, previous: Array, candida
     return outputs if _run(task, shape, (*tables, *given, outputs)) else None
 
 
+def read(cell: Four, items: Array, behaviours: Array, length: Array) -> Array | None:
+    """Hidden states (B, H) after histories (B, T) of these lengths (B,), from none; None where the twin has to do it."""
+    hidden, given = np.zeros((len(items), cell[3].shape[0] // 3), np.float32), (items, behaviours, length)
+    if not available() or _reader() is None or not all(_readable(array, np) and dense(array) for array in (*cell, *given)):
+        return None
+    if items.dtype != np.int32 or length.dtype != np.int32 or any(array.dtype != np.float32 for array in cell):
+        return None
+    if not (items.shape == behaviours.shape and len(length) == len(items) and shaped(cell, (hidden, length, items))):
+        return None
+    if not items.size:
+        return hidden
+    previous = behaviours.astype(np.int64)
+    pointers = (*map(address, cell), *NO_HEAD, *NO_REWARDS, None, *map(address, (previous, items, hidden)))
+    task = Task(*pointers, len(cell[0]), len(cell[1]), hidden.shape[1], 0, hidden.shape[1], 1, False)
+    failed = _reader()(ctypes.byref(task), address(length), *items.shape, LEVEL)
+    return None if failed else hidden
+
+
 def _space(array: Array) -> Any:
     """Where its kind lives: numpy or torch, which whoever has a tensor has imported."""
     return np if isinstance(array, np.ndarray) else sys.modules.get("torch")
@@ -155,6 +173,12 @@ def _run(task: Task, shape: Sequence[int], arrays: Sequence[Array]) -> bool:
 def _kernel() -> Any:
     """The compiled function, or None where there is none."""
     return function("mbcal_score_2", ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int))
+
+
+@cache
+def _reader() -> Any:
+    arguments = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+    return function("mbcal_read_1", ctypes.c_int, arguments, short=True)
 
 
 def function(name: str, result: Any, arguments: tuple[Any, ...], short: bool = False) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -60,10 +60,10 @@ class NameFinder:
         names, found = self._arguments
         return max(int(_find()(names, json, len(json), found)), 0)
 
-    def spans(self, places: Sequence[int]) -> list[list[int]]:
+    def spans(self, places: Iterable[int]) -> list[tuple[int, int]]:
         """Where in the JSON the names of these places begin and end."""
-        spans: list[list[int]] = self._spans[places].tolist()
-        return spans
+        ends = self._spans.data
+        return [(ends[place, 0], ends[place, 1]) for place in places]
 
     def packed(self) -> bytes:
         """The list found last, as MessagePack."""

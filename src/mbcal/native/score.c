@@ -157,6 +157,21 @@ EXPORT int mbcal_score_2(const struct task *task, int64_t begin, int64_t end, in
     return kernel_for(level)(task, begin, end);
 }
 
+/* Histories, read by a cell without a head: hidden states (B, H), zeros at first, are where `outputs` points; items and
+ * behaviours (B, steps) are the task's candidates and previous. */
+EXPORT int mbcal_read_1(const struct task *task, const int32_t *lengths, int64_t sessions, int64_t steps, int level) {
+    struct task one = *task;
+    for (int64_t n = 0; n < sessions * steps; n++) {
+        if (n % steps >= lengths[n / steps]) continue;
+        one.hidden = one.outputs = task->outputs + n / steps * task->size;
+        one.previous = task->previous + n;
+        one.candidates = (const int32_t *)task->candidates + n;
+        int status = kernel_for(level)(&one, 0, 1);
+        if (status != DONE) return status;
+    }
+    return DONE;
+}
+
 /* Mirrored by `_Choice` in session.py. */
 struct choice {
     float *scores;         /* (C,): the sum of the terms */

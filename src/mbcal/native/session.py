@@ -100,7 +100,8 @@ class SessionRanker:
         if self._call(*self._arguments, native.LEVEL):
             return None
         places: list[int] = self._places[:k].tolist()
-        return Ranked(places, self._chances[:k].tolist(), self._scores[places].tolist(), self._parts[:k].tolist())
+        scores = self._scores.data  # not indexed by the list: numpy would let another thread in
+        return Ranked(places, self._chances[:k].tolist(), [scores[place] for place in places], self._parts[:k].tolist())
 
 
 def session_ranker(terms: Sequence[TermArrays]) -> SessionRanker | None:

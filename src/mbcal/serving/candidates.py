@@ -42,7 +42,7 @@ class InJson:
         self._json, self.rows, self._finder = json, rows, finder
 
     def at(self, places: Iterable[int]) -> list[str]:
-        return [self._json[begin:end].decode() for begin, end in self._finder.spans(list(places))]
+        return [self._json[begin:end].decode() for begin, end in self._finder.spans(places)]
 
     def logged(self) -> list[str]:
         # the encoder writes what is encoded already as it is

@@ -66,7 +66,7 @@ class Ranker:
         self._standing: OrderedDict[str, _Standing] = OrderedDict()
         names = version.behaviours.names
         self._label = {name: place for place, name in enumerate(names)}
-        self._known = version.seen & (np.arange(len(version.seen)) != UNKNOWN)
+        self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN)).tobytes()
         self._all = np.ones(MOST, np.bool_)
         self._gone = np.zeros(version.catalog.rows, np.bool_)  # all false but while it is looked at
         self._parts = tuple(version.scorer.parts(self._begin(()), np.full((1, 1), UNKNOWN, np.int32)))
@@ -92,7 +92,8 @@ class Ranker:
         k = min(k, int(np.count_nonzero(free)))
         given = (state, asked.rows, free, k, epsilon, uniform[:k])
         places, chances, scores, parts = self._in_c(*given) or self._in_numpy(*given)
-        known = self._known[asked.rows[places]].tolist()
+        rows = asked.rows.data
+        known = [self._known[rows[place]] == 1 for place in places]
         return [
             RankedItem(item, score, dict(zip(self._parts, its_parts, strict=True)), chance, is_known)
             for item, score, its_parts, chance, is_known in zip(asked.at(places), scores, parts, chances, known, strict=True)
