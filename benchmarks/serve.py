@@ -84,6 +84,7 @@ def started(command: list[str]) -> tuple[subprocess.Popen[str], int]:
     psutil.Process(process.pid).cpu_affinity(CORES[:1])
     for line in process.stderr:
         if "http://" in line:
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
             return process, int(line.rsplit(":", 1)[1].strip(' "}\n'))
     raise RuntimeError(f"{command[0]} did not start")
 
@@ -201,12 +202,10 @@ def overload(port: int, made: list[bytes], rate: float, seconds: float) -> None:
     for status, each in sorted(waited.items()):
         low, high = np.percentile(each, [50, 99])
         print(f"flood of {rate:g}/s: {len(each) / seconds:,.0f}/s got {status}, p50 {low:.1f} ms, p99 {high:.1f} ms")
-    ended = time.perf_counter()
-    while True:
-        low, high, _ = run(open_loop(port, made, 200, 0.25, 16))
-        if high < 10:
-            break
-    print(f"well again (p99 {high:.1f} ms) within {time.perf_counter() - ended:.2f} s, of which 0.25 s are looking")
+    ended, high = time.perf_counter(), np.inf
+    while high > 10 and time.perf_counter() - ended < 20:
+        _, high, _ = run(open_loop(port, made, 200, 0.25, 16))
+    print(f"then p99 {high:.1f} ms after {time.perf_counter() - ended:.2f} s, of which 0.25 s are looking")
 
 
 def published(folder: Path) -> tuple[list[str], list[bytes]]:
