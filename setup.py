@@ -6,7 +6,7 @@ setup(
     ext_modules=[
         Extension(
             "mbcal.native._score",
-            ["src/mbcal/native/score.c"],
+            ["src/mbcal/native/score.c", "src/mbcal/native/names.c"],
             depends=["src/mbcal/native/kernel.h"],
             # nothing is trapped, so clamps may become vector code; NaN and infinity keep their meaning
             extra_compile_args=["-O3", "-fno-trapping-math"],

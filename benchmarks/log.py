@@ -6,6 +6,7 @@ one event loop, as the requests of a server do.
 
     python benchmarks/log.py                 in the temporary folder
     python benchmarks/log.py --folder DIR    on another disk
+    python benchmarks/log.py --kills 1000    a writer killed so often, at any moment: is anything acknowledged lost?
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import argparse
 import asyncio
 import os
 import resource
+import signal
 import tempfile
 import time
 from pathlib import Path
+
+import numpy as np
 
 from mbcal import Behaviours, Catalog
 from mbcal.serving import Decision, DecisionLog, Feedback, compact, join, read
@@ -93,13 +97,54 @@ def life_of_a_log(folder: Path, count: int) -> None:
     print(f"read and join   {records / (time.perf_counter() - began):>10,.0f} records/s, {len(found.sessions):,} sessions")
 
 
+def kills(folder: Path, count: int) -> None:
+    """Writers killed one after another after up to 60 ms; what they were told is on the disk is looked for in the end."""
+    acknowledged: set[str] = set()
+    began, chance = time.perf_counter(), np.random.default_rng(0)
+    for number in range(count):
+        out, into = os.pipe()
+        writer = os.fork()
+        if not writer:
+            os.close(out)
+            asyncio.run(write_until_killed(folder, number, into))
+        os.close(into)
+        time.sleep(chance.random() * 0.06)
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        with os.fdopen(out) as told:  # a line cut off was not told
+            acknowledged.update(line.strip() for line in told if line.endswith("\n"))
+    found = [record.id for record in read(folder) if isinstance(record, Decision)]
+    lost, doubled = len(acknowledged - set(found)), len(found) - len(set(found))
+    seconds = time.perf_counter() - began
+    print(f"{count:,} kills in {seconds:.0f} s: {len(acknowledged):,} acknowledged, {lost} lost, {doubled} doubled")
+    assert not lost
+    assert not doubled
+
+
+async def write_until_killed(folder: Path, number: int, into: int) -> None:
+    """Eight clients with a linger; each tells the pipe what it was told."""
+    log = DecisionLog(folder, segment_bytes=4 << 20, linger=0.001)
+
+    async def client(name: int) -> None:
+        for turn in range(1_000_000):
+            made = decision((number * 8 + name) * 1_000_000 + turn)
+            await log.append_async(made)
+            os.write(into, f"{made.id}\n".encode())
+
+    await asyncio.gather(*map(client, range(8)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where to write; the temporary folder unless given")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each number of clients")
+    parser.add_argument("--kills", type=int, default=0, help="kill writers instead of measuring")
     parser.add_argument("--records", type=int, default=40_000, help="decisions to read, compact and join")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        if options.kills:
+            kills(Path(scratch) / "log", options.kills)
+            return
         print("clients   records/s   records/sync   CPU µs/record")
         for clients in CLIENTS:
             speed, group, cpu = measure(Path(scratch) / f"log-{clients}", clients, options.seconds)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -87,7 +88,16 @@ class Bundle:
 
     @property
     def catalog(self) -> Catalog:
-        return table_catalog(parquet_table(self.kind.read(self.path, self.manifest, "items.parquet")))
+        return table_catalog(self._items)
+
+    @property
+    def names(self) -> Catalog:
+        """The catalogue without features, which only those need who learn: several times cheaper to make."""
+        return table_catalog(self._items, features=False)
+
+    @property
+    def _items(self) -> pa.Table:
+        return parquet_table(self.kind.read(self.path, self.manifest, "items.parquet"))
 
     @property
     def behaviours(self) -> Behaviours:

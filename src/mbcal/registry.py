@@ -63,6 +63,7 @@ class Version:
     manifest: Mapping[str, Any]
     scorer: Scorer
     catalog: Catalog
+    """Names and titles of items; without features, which are in the tables."""
     behaviours: Behaviours
     horizon: int
     history: int
@@ -317,7 +318,7 @@ def _verified(opened: Bundle) -> Version:
     said, about = opened.manifest, opened.manifest["version"]
     for name in _MODEL:
         VERSION.read(opened.path, said, name)
-    catalog, behaviours = opened.catalog, opened.behaviours
+    catalog, behaviours = opened.names, opened.behaviours
     files, golden = opened.arrays("scorer"), opened.arrays("golden")
     seen = files.pop("seen", None)
     if seen is None or seen.dtype != bool or seen.shape != (catalog.rows,):

@@ -79,6 +79,8 @@ class Tables:
         hidden = zeros(self.cell.weight, len(user))
         if self.history is not None:
             made = fused.read(self.history, hidden, history_items, history_behaviours, history_length)
+            if made is None and isinstance(history_items, np.ndarray):
+                made = native.read(self.history.arrays, history_items, history_behaviours, history_length)
             if made is not None:
                 return made
             for step in range(history_items.shape[1]):

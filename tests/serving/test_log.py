@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -278,16 +279,32 @@ def test_a_thousand_appends_share_few_syncs(place: Path, slow_sync: list[int]) -
 def test_a_record_lingers_for_others(place: Path, slow_sync: list[int]) -> None:
     with DecisionLog(place, linger=0.2) as opened:
         slow_sync.clear()
-        waiting = [opened.append(decision(number)) for number in range(10)]
-        for number in range(10, 20):  # and those that come a little later
-            time.sleep(0.005)
-            waiting.append(opened.append(decision(number)))
-        for one in waiting:
-            one.result(10)
+
+        async def several() -> None:
+            waiting = [asyncio.create_task(opened.append_async(decision(number))) for number in range(10)]
+            for number in range(10, 20):  # and those that come a little later
+                await asyncio.sleep(0.005)
+                waiting.append(asyncio.create_task(opened.append_async(decision(number))))
+            await asyncio.gather(*waiting)
+
+        asyncio.run(several())
         assert len(slow_sync) == 1
     assert len(list(read(place))) == 20
     with pytest.raises(OptionError, match="linger"):
         DecisionLog(place, linger=-1)
+
+
+def test_what_lingers_is_written_though_its_loop_is_gone(place: Path) -> None:
+    with DecisionLog(place, linger=1.0) as opened:
+
+        async def leave(number: int) -> None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(opened.append_async(decision(number)), 0.01)
+
+        asyncio.run(leave(0))
+        asyncio.run(leave(1))
+        assert opened.waiting == 2
+    assert [record.id for record in read(place)] == [decision(0).id, decision(1).id]
 
 
 def test_nothing_is_acknowledged_before_its_sync(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

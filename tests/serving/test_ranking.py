@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -14,7 +16,8 @@ from mbcal.agents import AGENTS
 from mbcal.arrays import to_numpy
 from mbcal.errors import InputError
 from mbcal.scoring import epsilon_greedy
-from mbcal.serving.ranking import Ranker, choose, require_askable
+from mbcal.serving.candidates import require_askable
+from mbcal.serving.ranking import Ranker, choose
 from tests.batches import CATALOG, sessions
 
 ITEMS = list(CATALOG.items)
@@ -102,7 +105,7 @@ def test_choosing_is_epsilon_greedy_again_and_again() -> None:
             continue
         uniform, epsilon = generator.random((4, 2)), (0.0, 0.3, 1.0)[trial % 3]
         available = np.isin(np.arange(9), left)
-        for (place, chance), draw in zip(choose(scores, left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False):
+        for place, chance, draw in zip(*choose(scores, left.tolist(), 4, epsilon, uniform.tolist()), uniform, strict=False):
             chosen, propensity = epsilon_greedy(scores[None], available[None], epsilon, draw[None])
             assert place == chosen[0]
             assert chance == pytest.approx(float(propensity[0]))
@@ -117,6 +120,32 @@ def test_items_come_as_often_as_their_propensities_say() -> None:
     assert sum(chances.values()) == pytest.approx(1)
     observed = [sum(place.item == item for place in firsts) for item in chances]
     assert stats.chisquare(observed, [count * chance for chance in chances.values()]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mbcal", "dqn", "ddpg", "popular"])
+def test_with_and_without_c_the_answer_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = fitted(name)
+    with_c = Ranker(version(agent))
+    monkeypatch.setenv("MBCAL_NATIVE", "0")
+    without = Ranker(version(agent))
+    monkeypatch.delenv("MBCAL_NATIVE")
+    assert without._native is None
+    strangers = [*ITEMS, "never heard of", "nor of this"]
+    for shown in ([], SHOWN, [*SHOWN, ("never heard of", "skip")], [(item, "skip") for item in strangers]):
+        for names in (ITEMS, strangers, strangers[-2:]):
+            text = msgspec.Raw(json.dumps(names).encode())
+            asked = (12, 0.3, draws(len(names), len(shown)))
+            wanted = without.rank(HISTORY, shown, without.reader.read(text, 12, 100), *asked)
+            for found in (
+                with_c.rank(HISTORY, shown, names, *asked),
+                with_c.rank(HISTORY, shown, with_c.reader.read(text, 12, 100), *asked, "s"),
+            ):
+                assert [(entry.item, entry.propensity, entry.known) for entry in found] == [
+                    (entry.item, entry.propensity, entry.known) for entry in wanted
+                ]
+                for mine, theirs in zip(found, wanted, strict=True):
+                    assert mine.score == pytest.approx(theirs.score, abs=1e-5)
+                    assert mine.parts == pytest.approx(theirs.parts, abs=1e-5)
 
 
 def test_what_has_no_answer_is_refused() -> None:

@@ -277,6 +277,24 @@ def test_the_rate_of_a_client_is_bounded(registry: Registry) -> None:
     run(registry, story, rate=5.0)
 
 
+def test_more_than_can_be_served_are_told_at_once(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        answered: list[int] = []
+
+        async def ask() -> httpx.Response:
+            answer = await http.post("/v1/rank", json={"candidates": ITEMS})
+            answered.append(answer.status_code)
+            return answer
+
+        answers = await asyncio.gather(*(ask() for _ in range(40)))
+        assert sorted(answered) == [200] * 10 + [503] * 30
+        assert answered[:30] == [503] * 30  # nobody is refused after others were served
+        assert all(answer.headers["retry-after"] == "1" for answer in answers if answer.status_code == 503)
+        assert (await ask()).status_code == 200
+
+    run(registry, story, tmp_path / "log", at_once=10)
+
+
 def test_numbers_for_machines_and_people(registry: Registry) -> None:
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         for behaviour in ("click", "like"):
@@ -379,7 +397,7 @@ def test_versions_change_under_load_without_a_failure(registry: Registry) -> Non
 
 def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Path) -> None:
     acknowledged: set[str] = set()
-    for _ in range(3):
+    for turn in range(3):
         with serving(registry, "--log", str(tmp_path / "log")) as (process, port):
 
             def work(port: int = port) -> None:
@@ -396,7 +414,9 @@ def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Pa
             workers = [threading.Thread(target=work) for _ in range(4)]
             for worker in workers:
                 worker.start()
-            time.sleep(0.7)
+            deadline = time.monotonic() + 30
+            while len(acknowledged) <= 40 * (turn + 1) and time.monotonic() < deadline:
+                time.sleep(0.02)
             os.kill(process.pid, signal.SIGKILL)
             for worker in workers:
                 worker.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ def serve(
     lifetime: Annotated[float, typer.Option(min=1, help="Seconds after which a silent session is forgotten.")] = 1800.0,
     max_candidates: Annotated[int, typer.Option(min=1, max=10_000, help="Candidates of one request.")] = 1000,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of one request.")] = 512 * 1024,
-    at_once: Annotated[int, typer.Option(min=1, help="Requests in work; more are told to come again.")] = 256,
+    at_once: Annotated[int, typer.Option(min=1, help="Requests in work; more are told to come again.")] = 64,
     rate: Annotated[float, typer.Option(min=0, help="Requests a second and client; 0 is no limit.")] = 0.0,
     admin_token: Annotated[
         str | None,
@@ -76,6 +77,7 @@ def serve(
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
+            gc.freeze()  # what is here now stays: no need to look through it again and again
             for place in [socket.getsockname() for server in self.servers for socket in server.sockets]:
                 json_lines("listening", address=f"http://{place[0]}:{place[1]}")
 

@@ -282,16 +282,16 @@ def catalog_table(catalog: Catalog) -> pa.Table:
     return pa.table(columns)
 
 
-def table_catalog(table: pa.Table) -> Catalog:
-    """The catalogue such a table was made of."""
-    features = {}
-    for column in table.column_names:
+def table_catalog(table: pa.Table, features: bool = True) -> Catalog:
+    """The catalogue such a table was made of, with or without what describes its items."""
+    described = {}
+    for column in table.column_names if features else ():
         if column.startswith("feature:"):
             name, values = column.removeprefix("feature:"), table[column].to_pylist()
             many = pa.types.is_list(table.schema.field(column).type)
-            features[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
+            described[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
     titles = table["title"].to_pylist() if "title" in table.column_names else ()
-    return Catalog(tuple(table["item"].to_pylist()), features, tuple(titles))
+    return Catalog(tuple(table["item"].to_pylist()), described, tuple(titles))
 
 
 def _rectangle(table: pa.Table, name: str) -> Any:

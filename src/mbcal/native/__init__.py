@@ -31,16 +31,17 @@ FEW = 16
 LEVEL = 2
 """The widest instructions to use if the machine has them: 0 plain, 1 AVX2, 2 AVX-512."""
 NO_HEAD = (None,) * 4
+NO_REWARDS = (None,)
 
 _threads = 1
 
 
-class _Task(ctypes.Structure):
+class Task(ctypes.Structure):
     """`struct task` of score.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("items", "behaviours", "weight", "bias")),
-        *((name, ctypes.c_void_p) for name in ("first", "first_bias", "second", "second_bias")),
+        *((name, ctypes.c_void_p) for name in ("first", "first_bias", "second", "second_bias", "rewards")),
         *((name, ctypes.c_void_p) for name in ("hidden", "previous", "candidates", "outputs")),
         *((name, ctypes.c_int64) for name in ("rows", "kinds", "size", "inner", "count", "width", "wide")),
     )
@@ -77,16 +78,34 @@ def score(cell: Four, head: Four | None, hidden: Array, previous: Array, candida
         return None
     if not (all(_readable(array, space) for array in tables) and all(_readable(array, space) for array in given)):
         return None
-    if not (_typed(tables, given, space) and _shaped(tables, given) and all(map(_dense, tables))):
+    if not (_typed(tables, given, space) and shaped(tables, given) and all(map(dense, tables))):
         return None
-    given = tuple(array if _dense(array) else _copied(array) for array in given)
+    given = tuple(array if dense(array) else _copied(array) for array in given)
     count, inner = head[2].shape if head else (hidden.shape[1], 0)
     shape = (*candidates.shape, count)
     outputs = np.empty(shape, np.float32) if space is np else hidden.new_empty(shape)
-    pointers = (*map(_address, tables), *(() if head else NO_HEAD), *map(_address, (*given, outputs)))
+    pointers = (*map(address, tables), *(() if head else NO_HEAD), *NO_REWARDS, *map(address, (*given, outputs)))
     sizes = (cell[0].shape[0], cell[1].shape[0], hidden.shape[1], inner, count, candidates.shape[1])
-    task = _Task(*pointers, *sizes, candidates.dtype == space.int64)
+    task = Task(*pointers, *sizes, candidates.dtype == space.int64)
     return outputs if _run(task, shape, (*tables, *given, outputs)) else None
+
+
+def read(cell: Four, items: Array, behaviours: Array, length: Array) -> Array | None:
+    """Hidden states (B, H) after histories (B, T) of these lengths (B,), from none; None where the twin has to do it."""
+    hidden, given = np.zeros((len(items), cell[3].shape[0] // 3), np.float32), (items, behaviours, length)
+    if not available() or _reader() is None or not all(_readable(array, np) and dense(array) for array in (*cell, *given)):
+        return None
+    if items.dtype != np.int32 or length.dtype != np.int32 or any(array.dtype != np.float32 for array in cell):
+        return None
+    if not (items.shape == behaviours.shape and len(length) == len(items) and shaped(cell, (hidden, length, items))):
+        return None
+    if not items.size:
+        return hidden
+    previous = behaviours.astype(np.int64)
+    pointers = (*map(address, cell), *NO_HEAD, *NO_REWARDS, None, *map(address, (previous, items, hidden)))
+    task = Task(*pointers, len(cell[0]), len(cell[1]), hidden.shape[1], 0, hidden.shape[1], 1, False)
+    failed = _reader()(ctypes.byref(task), address(length), *items.shape, LEVEL)
+    return None if failed else hidden
 
 
 def _space(array: Array) -> Any:
@@ -109,7 +128,7 @@ def _typed(tables: Sequence[Array], given: Sequence[Array], space: Any) -> bool:
     return indices and hidden == space.float32 and all(array.dtype == hidden for array in tables)
 
 
-def _shaped(tables: Sequence[Array], given: Sequence[Array]) -> bool:
+def shaped(tables: Sequence[Array], given: Sequence[Array]) -> bool:
     """Whether every shape is the plain one: what would have to be broadcast is left to the twin."""
     hidden, previous, candidates = (tuple(array.shape) for array in given)
     if len(hidden) != 2 or hidden[1] < 1 or len(candidates) != 2:
@@ -122,7 +141,8 @@ def _shaped(tables: Sequence[Array], given: Sequence[Array]) -> bool:
     return shapes == wanted and previous == hidden[:1] == candidates[:1]
 
 
-def _dense(array: Array) -> bool:
+def dense(array: Array) -> bool:
+    """Whether it lies row by row, without gaps."""
     return bool(array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous())
 
 
@@ -130,12 +150,13 @@ def _copied(array: Array) -> Array:
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.contiguous()
 
 
-def _address(array: Array) -> int:
+def address(array: Array) -> int:
+    """Where its memory begins."""
     # the interface, since `array.ctypes` makes an object of its own: three times as long, twelve times a call
     return int(array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr())
 
 
-def _run(task: _Task, shape: Sequence[int], arrays: Sequence[Array]) -> bool:
+def _run(task: Task, shape: Sequence[int], arrays: Sequence[Array]) -> bool:
     """Sessions in as many parts as pay; false if an index was out of range. `arrays` own the task's memory."""
     sessions, width = shape[0], shape[1]
     parts = max(1, min(_threads, sessions, sessions * width // WORTHWHILE))
@@ -151,15 +172,26 @@ def _run(task: _Task, shape: Sequence[int], arrays: Sequence[Array]) -> bool:
 @cache
 def _kernel() -> Any:
     """The compiled function, or None where there is none."""
+    return function("mbcal_score_2", ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int))
+
+
+@cache
+def _reader() -> Any:
+    arguments = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
+    return function("mbcal_read_1", ctypes.c_int, arguments, short=True)
+
+
+def function(name: str, result: Any, arguments: tuple[Any, ...], short: bool = False) -> Any:
+    """A compiled function, or None where there is none; a short one keeps the GIL, since handing it over takes longer."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_score{suffix}")
         if path.exists():
             try:
-                function = ctypes.CDLL(str(path)).mbcal_score_1
-            except (OSError, AttributeError):  # made for another machine, or from another version of score.c
+                found = getattr((ctypes.PyDLL if short else ctypes.CDLL)(str(path)), name)
+            except (OSError, AttributeError):  # made for another machine, or from another version of the source
                 return None
-            function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
-            return function
+            found.restype, found.argtypes = result, arguments
+            return found
     return None
 
 

@@ -86,7 +86,23 @@ TARGET static void NAME(hidden_gates)(const struct task *t, const struct scratch
     NAME(transpose)(s->made, TILE, s->gates, stride, stride, TILE);
 }
 
-/* The head for the `many` candidates whose hidden states lie in the tile; outputs (many, K). Without a head, the states. */
+/* The reward a candidate of the tile may expect: logits (K, TILE) -> softmax, weighted with the rewards (K,) -> (many,). */
+TARGET static void NAME(expect)(const struct task *t, const float *logits, float *expected, int64_t many) {
+    float top[TILE], total[TILE] = {0}, sum[TILE] = {0};
+    memcpy(top, logits, sizeof top);
+    for (int64_t k = 1; k < t->count; k++)
+        for (int n = 0; n < TILE; n++) top[n] = logits[k * TILE + n] > top[n] ? logits[k * TILE + n] : top[n];
+    for (int64_t k = 0; k < t->count; k++)
+        for (int n = 0; n < TILE; n++) {
+            float weight = fast_exp(logits[k * TILE + n] - top[n]);
+            total[n] += weight;
+            sum[n] += t->rewards[k] * weight;
+        }
+    for (int64_t n = 0; n < many; n++) expected[n] = sum[n] / total[n];
+}
+
+/* The head for the `many` candidates whose hidden states lie in the tile; outputs (many, K), or (many,) with rewards.
+ * Without a head, the states. */
 TARGET static void NAME(head)(const struct task *t, const struct scratch *s, float *outputs, int64_t many) {
     int64_t size = t->size, padded = round_up(size, LANES);
     if (!t->first) {
@@ -96,6 +112,10 @@ TARGET static void NAME(head)(const struct task *t, const struct scratch *s, flo
     NAME(transpose)(s->lying, padded, s->standing, TILE, TILE, padded);
     NAME(dense)(t->first, t->first_bias, s->standing, s->inner, t->inner, size, 1);
     NAME(dense)(t->second, t->second_bias, s->inner, s->made, t->count, t->inner, 0);
+    if (t->rewards) {
+        NAME(expect)(t, s->made, outputs, many);
+        return;
+    }
     for (int64_t n = 0; n < many; n++)
         for (int64_t k = 0; k < t->count; k++) outputs[n * t->count + k] = s->made[k * TILE + n];
 }
@@ -103,7 +123,7 @@ TARGET static void NAME(head)(const struct task *t, const struct scratch *s, flo
 /* Up to TILE sessions from `begin`. */
 TARGET static int NAME(score_tile)(const struct task *t, const struct scratch *s, int64_t begin, int64_t many) {
     int64_t size = t->size, padded = round_up(size, LANES), stride = round_up(3 * size, LANES);
-    int64_t total = many * t->width, filled = 0, first = begin * t->width;
+    int64_t total = many * t->width, filled = 0, first = begin * t->width, each = t->rewards ? 1 : t->count;
     NAME(hidden_gates)(t, s, begin, many);
     for (int64_t b = 0; b < many; b++) {
         int64_t kind = place(t->previous[begin + b], t->kinds);
@@ -118,7 +138,7 @@ TARGET static int NAME(score_tile)(const struct task *t, const struct scratch *s
             NAME(step)(t->items + row * 3 * size, session, behaviour + 2 * size, session + 2 * size, before,
                        s->lying + filled * padded, size);
             if (++filled == TILE || n + 1 == total) {
-                NAME(head)(t, s, t->outputs + (first + n + 1 - filled) * t->count, filled);
+                NAME(head)(t, s, t->outputs + (first + n + 1 - filled) * each, filled);
                 filled = 0;
             }
         }

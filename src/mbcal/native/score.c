@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Mirrored by `_Task` in __init__.py; whoever changes it counts up the function's name, so that no old build is called with
+/* Mirrored by `Task` in __init__.py; whoever changes it counts up the function's name, so that no old build is called with
  * it. All arrays are dense and row-major. */
 struct task {
     const float *items;      /* (rows, 3H) */
@@ -25,10 +25,11 @@ struct task {
     const float *first_bias;
     const float *second; /* (K, M), with its bias (K,) */
     const float *second_bias;
+    const float *rewards;    /* (K,): what goes out is the reward (B, C) expected of K behaviours; or NULL */
     const float *hidden;     /* (B, H) */
     const int64_t *previous; /* (B,) */
     const void *candidates;  /* (B, C), int64_t if wide, else int32_t */
-    float *outputs;          /* (B, C, K) */
+    float *outputs;          /* (B, C, K); (B, C) with rewards */
     int64_t rows, kinds, size, inner, count, width, wide; /* width is C, count is K */
 };
 
@@ -62,6 +63,25 @@ INLINE float fast_tanh(float x) {
 }
 
 INLINE float fast_sigmoid(float x) { return 0.5f * fast_tanh(0.5f * x) + 0.5f; }
+
+/* e^x for x <= 0, within 2e-7 of it: 2^n e^r with r in +-0.35 and the polynomial of Cephes. Below -87 as at -87; NaN stays. */
+INLINE float fast_exp(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float shifted = x * 1.44269504f + 12582912.0f; /* the whole part stands in the last bits */
+    float whole = shifted - 12582912.0f;
+    float r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float p = 1.98756915e-4f * r + 1.39819995e-3f;
+    p = p * r + 8.33345191e-3f;
+    p = p * r + 4.16657959e-2f;
+    p = p * r + 1.66666655e-1f;
+    p = p * r + 5.00000012e-1f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3f800000u;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return power * (p * r * r + r + 1.0f);
+}
 
 /* Python's indices: -1 is the last. Returns -1 for one that is none. */
 INLINE int64_t place(int64_t index, int64_t size) {
@@ -116,15 +136,96 @@ static float *zeros(int64_t count) {
 #include "kernel.h"
 #endif
 
-/* Sessions begin <= b < end of a task; ranges that do not overlap may run at the same time. Of the kernels this machine can
- * run, the fastest up to `level` (0 plain, 1 AVX2, 2 AVX-512), so that tests reach them all. */
-__attribute__((visibility("default"))) int mbcal_score_1(const struct task *task, int64_t begin, int64_t end, int level) {
+typedef int kernel(const struct task *task, int64_t begin, int64_t end);
+
+/* Of the kernels this machine can run, the fastest up to `level` (0 plain, 1 AVX2, 2 AVX-512), so that tests reach them all. */
+static kernel *kernel_for(int level) {
 #if defined(__x86_64__)
     if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return score_avx512(task, begin, end);
-    if (level >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return score_avx2(task, begin, end);
+        return score_avx512;
+    if (level >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return score_avx2;
 #endif
     (void)level;
-    return score_plain(task, begin, end);
+    return score_plain;
+}
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Sessions begin <= b < end of a task; ranges that do not overlap may run at the same time. */
+EXPORT int mbcal_score_2(const struct task *task, int64_t begin, int64_t end, int level) {
+    return kernel_for(level)(task, begin, end);
+}
+
+/* Histories, read by a cell without a head: hidden states (B, H), zeros at first, are where `outputs` points; items and
+ * behaviours (B, steps) are the task's candidates and previous. */
+EXPORT int mbcal_read_1(const struct task *task, const int32_t *lengths, int64_t sessions, int64_t steps, int level) {
+    struct task one = *task;
+    for (int64_t n = 0; n < sessions * steps; n++) {
+        if (n % steps >= lengths[n / steps]) continue;
+        one.hidden = one.outputs = task->outputs + n / steps * task->size;
+        one.previous = task->previous + n;
+        one.candidates = (const int32_t *)task->candidates + n;
+        int status = kernel_for(level)(&one, 0, 1);
+        if (status != DONE) return status;
+    }
+    return DONE;
+}
+
+/* Mirrored by `_Choice` in session.py. */
+struct choice {
+    float *scores;         /* (C,): the sum of the terms */
+    uint8_t *free;         /* (C,): 1 where a candidate may be chosen; those chosen become 0 */
+    const double *uniform; /* (k, 2) */
+    int32_t *places;       /* (k,): out, which were chosen */
+    double *chances;       /* (k,): out, of each given those before it */
+    float *parts;          /* (k, terms): out, their scores by term */
+    double epsilon;
+    int64_t k;
+};
+
+/* The best that is free; among equals the first, and what is no number last. */
+static int64_t best_free(const float *scores, const uint8_t *free, int64_t width) {
+    int64_t best = -1;
+    for (int64_t n = 0; n < width; n++)
+        if (free[n] && (best < 0 || scores[n] > scores[best] || (scores[best] != scores[best] && scores[n] == scores[n])))
+            best = n;
+    return best;
+}
+
+static int64_t nth_free(const uint8_t *free, int64_t nth) {
+    int64_t place = 0;
+    while (!free[place] || nth--) place++;
+    return place;
+}
+
+/* Epsilon-greedy k times, each among those the ones before have left: the twin of `choose` in serving/ranking.py. */
+static int choose(struct choice *c, int64_t width) {
+    int64_t count = 0;
+    for (int64_t n = 0; n < width; n++) count += c->free[n];
+    if (c->k > count) return OUT_OF_RANGE;
+    for (int64_t i = 0; i < c->k; i++, count--) {
+        int64_t best = best_free(c->scores, c->free, width), nth = (int64_t)(c->uniform[2 * i + 1] * count);
+        int64_t place = c->uniform[2 * i] < c->epsilon ? nth_free(c->free, nth < count ? nth : count - 1) : best;
+        c->places[i] = (int32_t)place;
+        c->chances[i] = c->epsilon / count + (1 - c->epsilon) * (place == best);
+        c->free[place] = 0;
+    }
+    return DONE;
+}
+
+/* One session, ranked: every term's outputs (1, C), their sum, and k of the free candidates. */
+EXPORT int mbcal_rank_1(const struct task *terms, int64_t count, struct choice *choice, int level) {
+    int64_t width = terms[0].width;
+    memset(choice->scores, 0, width * sizeof(float));
+    for (int64_t term = 0; term < count; term++) {
+        int status = kernel_for(level)(terms + term, 0, 1);
+        if (status != DONE) return status;
+        for (int64_t n = 0; n < width; n++) choice->scores[n] += terms[term].outputs[n];
+    }
+    int status = choose(choice, width);
+    for (int64_t i = 0; status == DONE && i < choice->k; i++)
+        for (int64_t term = 0; term < count; term++)
+            choice->parts[i * count + term] = terms[term].outputs[choice->places[i]];
+    return status;
 }

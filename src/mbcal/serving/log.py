@@ -13,11 +13,11 @@ import errno
 import fcntl
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -39,8 +39,9 @@ class DecisionLog:
     """A log opened for writing, by one process at a time: `append` and wait, or `await append_async`.
 
     `notes` says what was mended when it was opened. `waiting` counts the records not acknowledged yet; beyond `most_waiting`
-    new ones are refused with `LogFullError`. With `linger` seconds a record waits that long for others to share its sync: a
-    sync costs more than all else, and where records come one by one there would be one each.
+    new ones are refused with `LogFullError`. A coroutine's record waits `linger` seconds for others to share its sync: a
+    sync costs more than all else, and where records come one by one there would be one each. They gather in the event loop
+    and reach the thread together, since waking it for each would cost as much again.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class DecisionLog:
         self.folder, self.segment_bytes, self.most_waiting, self.linger = Path(folder), segment_bytes, most_waiting, linger
         self.notes: tuple[str, ...] = ()
         self.waiting = 0
-        self._queue: deque[_Waiting] = deque()
-        self._changed = threading.Condition()
+        self._gathered: list[_Waiting] = []  # in the event loop, not yet handed over
+        self._queue: SimpleQueue[list[_Waiting]] = SimpleQueue()  # an empty list is the last
+        self._changing = threading.Lock()
         self._closed = False
         self._dirty = False  # bytes beyond `_size` may be in the file: cut before the next write
         try:
@@ -74,22 +76,31 @@ class DecisionLog:
         """Queue a record; the future is done when it is on the disk, or carries why it is not."""
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # what is queued is written: too late to cancel
-        self._put(record, done)
+        payload = _payload(record)
+        with self._changing:
+            self._count_one()
+            self._queue.put([_Waiting(payload, done)])
         return done
 
     async def append_async(self, record: Record) -> None:
         """Queue a record and wait until it is on the disk."""
-        done = asyncio.get_running_loop().create_future()
-        self._put(record, done)
+        loop = asyncio.get_running_loop()
+        done, payload = loop.create_future(), _payload(record)
+        with self._changing:
+            self._count_one()
+            if not self._gathered or self._gathered[-1].done.get_loop() is not loop:  # type: ignore[union-attr]
+                loop.call_later(self.linger, self._hand_over)
+            self._gathered.append(_Waiting(payload, done))
         await done
 
     def close(self) -> None:
         """Write what waits, then let go of the folder. Closing twice does nothing."""
-        with self._changed:
+        with self._changing:
             if self._closed:
                 return
             self._closed = True
-            self._changed.notify()
+        self._hand_over()
+        self._queue.put([])
         self._thread.join()
         if self._dirty:
             with contextlib.suppress(OSError):  # opening it again cuts it too
@@ -103,32 +114,24 @@ class DecisionLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _put(self, record: Record, done: Future[None] | asyncio.Future[None]) -> None:
-        payload = encode(record)
-        if len(payload) > LONGEST:
-            rule = f"has {len(payload):,} bytes, at most {LONGEST:,} are kept"
-            raise LogError(f"record {record.id!r}: {rule}; give fewer candidates")
-        with self._changed:
-            if self._closed:
-                raise LogError(f"{self.folder}: the decision log is closed; open it again to append")
-            if self.waiting >= self.most_waiting:
-                raise LogFullError(f"{self.folder}: {self.waiting:,} records wait to be written; try again in a moment")
-            self.waiting += 1
-            self._queue.append(_Waiting(payload, done))
-            if len(self._queue) == 1:
-                self._changed.notify()
+    def _count_one(self) -> None:
+        """One more that waits, or the reason why it may not."""
+        if self._closed:
+            raise LogError(f"{self.folder}: the decision log is closed; open it again to append")
+        if self.waiting >= self.most_waiting:
+            raise LogFullError(f"{self.folder}: {self.waiting:,} records wait to be written; try again in a moment")
+        self.waiting += 1
+
+    def _hand_over(self) -> None:
+        with self._changing:
+            if self._gathered:
+                self._queue.put(self._gathered)
+                self._gathered = []
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
-            if self.linger and not self._closed:
-                time.sleep(self.linger)
-            with self._changed:
-                batch, self._queue = self._queue, deque()
-            if not batch:
-                return
+        last = False
+        while not last:
+            batch, last = self._taken()
             while batch:
                 group: list[_Waiting] = []
                 try:
@@ -138,9 +141,19 @@ class DecisionLog:
                     group.extend(batch)  # whoever waits hears it now, rather than one disk error at a time
                     batch.clear()
                     failure = _failure(self.folder, error, len(group))
-                with self._changed:
+                with self._changing:
                     self.waiting -= len(group)
                 _settle(group, failure)
+
+    def _taken(self) -> tuple[deque[_Waiting], bool]:
+        """All that was handed over, waiting for the first of it; and whether it is the last."""
+        given = self._queue.get()
+        batch = deque(given)
+        with contextlib.suppress(Empty):
+            while given:
+                given = self._queue.get_nowait()
+                batch.extend(given)
+        return batch, not given
 
     def _write(self, batch: deque[_Waiting], group: list[_Waiting]) -> None:
         """Move from the batch to the group what fits into a segment, and put it on the disk."""
@@ -189,6 +202,14 @@ class DecisionLog:
         _sync(file)  # what a dead process wrote but did not sync must not be lost once it has been read
         flush(self.folder)
         return last, size, file
+
+
+def _payload(record: Record) -> bytes:
+    payload = encode(record)
+    if len(payload) > LONGEST:
+        rule = f"has {len(payload):,} bytes, at most {LONGEST:,} are kept"
+        raise LogError(f"record {record.id!r}: {rule}; give fewer candidates")
+    return payload
 
 
 def _locked(folder: Path) -> int:

@@ -32,6 +32,12 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Chosen by the client: a repetition with the same id gets the same answer and is not logged again."""
 
 
+class QuickRankRequest(RankRequest):
+    """The same with the candidates as they stand in the body, to be read by whoever knows the items."""
+
+    candidates: msgspec.Raw  # type: ignore[assignment]
+
+
 class RankBatch(msgspec.Struct, forbid_unknown_fields=True):
     """Several users in one call."""
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError
-from mbcal.scorers import Scorer
+from mbcal.native.session import MOST, Ranked, TermArrays, session_ranker
+from mbcal.scorers import NetScorer, Scorer, ScorerState
+from mbcal.serving.candidates import Candidates, JsonReader, Listed
+from mbcal.serving.messages import RankedItem
 from mbcal.types import UNKNOWN, Behaviours, Catalog
 
 NOBODY = 2**31 - 1
@@ -48,17 +50,12 @@ class Ranks(Protocol):
     def seen(self) -> NDArray[np.bool_]: ...
 
 
-@dataclass(frozen=True)
-class Place:
-    """One item of an answer."""
+class _Standing(NamedTuple):
+    """Where a session stands: the scorer's state after these steps."""
 
-    item: str
-    score: float
-    parts: dict[str, float]
-    propensity: float
-    """Probability with which it was chosen for this place, given those before it."""
-    known: bool
-    """Whether the model has met the item; others are ranked as the average one."""
+    history: tuple[tuple[str, str], ...]
+    shown: tuple[tuple[str, str], ...]
+    state: Any
 
 
 class Ranker:
@@ -66,54 +63,86 @@ class Ranker:
 
     def __init__(self, version: Ranks, remembered: int = 50_000) -> None:
         self.version, self._remembered = version, remembered
-        self._standing: OrderedDict[str, tuple[tuple[Any, ...], Any]] = OrderedDict()
+        self._standing: OrderedDict[str, _Standing] = OrderedDict()
         names = version.behaviours.names
         self._label = {name: place for place, name in enumerate(names)}
+        self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN)).tobytes()
+        self._all = np.ones(MOST, np.bool_)
+        self._gone = np.zeros(version.catalog.rows, np.bool_)  # all false but while it is looked at
+        self._parts = tuple(version.scorer.parts(self._begin(()), np.full((1, 1), UNKNOWN, np.int32)))
+        self._native = session_ranker(_terms(version.scorer))
+        self.reader = JsonReader(version.catalog, None if self._native is None else self._native.rows)
 
     def rank(
         self,
         history: Pairs,
         shown: Pairs,
-        candidates: Sequence[str],
+        candidates: Candidates | Sequence[str],
         k: int,
         epsilon: float,
         uniform: NDArray[np.float64],
         session: str | None = None,
-    ) -> list[Place]:
+    ) -> list[RankedItem]:
         """The best k in order, now and then (epsilon) another in their place, by uniform numbers (k, 2).
 
         What was shown in this session is not shown again before every candidate has been.
         """
-        rows = self.version.catalog.row(candidates)
-        parts = self.version.scorer.parts(self.standing(history, shown, session), rows[None])
-        scores: NDArray[Any] = np.add.reduce(list(parts.values()))[0]
-        gone = {item for item, _ in shown}
-        left = [place for place, item in enumerate(candidates) if item not in gone] if gone else range(len(candidates))
+        asked = Listed(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
+        state, free = self.standing(history, shown, session), self._free(asked, shown)
+        k = min(k, int(np.count_nonzero(free)))
+        given = (state, asked.rows, free, k, epsilon, uniform[:k])
+        places, chances, scores, parts = self._in_c(*given) or self._in_numpy(*given)
+        rows = asked.rows.data
+        known = [self._known[rows[place]] == 1 for place in places]
         return [
-            Place(
-                item=candidates[place],
-                score=float(scores[place]),
-                parts={name: float(part[0, place]) for name, part in parts.items()},
-                propensity=chance,
-                known=bool(rows[place] != UNKNOWN and self.version.seen[rows[place]]),
-            )
-            for place, chance in choose(scores, left or range(len(candidates)), k, epsilon, uniform.tolist())
+            RankedItem(item, score, dict(zip(self._parts, its_parts, strict=True)), chance, is_known)
+            for item, score, its_parts, chance, is_known in zip(asked.at(places), scores, parts, chances, known, strict=True)
         ]
+
+    def _free(self, asked: Candidates, shown: Pairs) -> NDArray[np.bool_]:
+        """Which candidates may be chosen: those not shown yet, or all of them where none is left."""
+        if not shown and len(asked.rows) <= MOST:
+            return self._all[: len(asked.rows)]
+        gone = {item for item, _ in shown}
+        rows = self.version.catalog.row(gone)
+        if UNKNOWN in rows:  # items that share the row of the unknown are told apart by name
+            free = np.fromiter((name not in gone for name in asked.at(range(len(asked.rows)))), np.bool_, len(asked.rows))
+        else:
+            self._gone[rows] = True
+            free = ~self._gone[asked.rows]
+            self._gone[rows] = False
+        return free if free.any() else ~free
+
+    def _in_c(
+        self, state: Any, rows: NDArray[np.int32], free: NDArray[np.bool_], k: int, epsilon: float, uniform: NDArray[Any]
+    ) -> Ranked | None:
+        if self._native is None or not isinstance(state, ScorerState):
+            return None
+        return self._native.rank(state.hidden, state.previous, rows, free, k, epsilon, uniform)
+
+    def _in_numpy(
+        self, state: Any, rows: NDArray[np.int32], free: NDArray[np.bool_], k: int, epsilon: float, uniform: NDArray[Any]
+    ) -> Ranked:
+        """The twin."""
+        said = self.version.scorer.parts(state, rows[None])
+        parts = np.stack([said[name][0] for name in self._parts])  # (parts, C)
+        scores = np.add.reduce(parts)
+        places, chances = choose(scores, np.flatnonzero(free).tolist(), k, epsilon, uniform.tolist())
+        return Ranked(places, chances, scores[places].tolist(), parts[:, places].T.tolist())
 
     def standing(self, history: Pairs, shown: Pairs, session: str | None = None) -> Any:
         """The scorer's state after the history and what was shown; from memory where the session is known there."""
-        history = tuple((item, label) for item, label in history[-self.version.history :]) if self.version.history else ()
-        steps = (history, *((item, label) for item, label in shown))
+        history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
         known = self._standing.get(session) if session is not None else None
-        if known is not None and known[0] == steps[: len(known[0])]:
-            state, begin = known[1], len(known[0]) - 1
+        if known is not None and known.history == history and known.shown == shown[: len(known.shown)]:
+            state, begin = known.state, len(known.shown)
         else:
             state, begin = self._begin(history), 0
-        scorer = self.version.scorer
-        for item, behaviour in zip(*self._rows(shown[begin:]), strict=True):
-            state = scorer.observe(state, item[None], behaviour[None])
+        if begin < len(shown):
+            for item, behaviour in zip(*self._rows(shown[begin:]), strict=True):
+                state = self.version.scorer.observe(state, item[None], behaviour[None])
         if session is not None:
-            self._standing[session] = (steps, state)
+            self._standing[session] = _Standing(history, shown, state)
             self._standing.move_to_end(session)
             if len(self._standing) > self._remembered:
                 self._standing.popitem(last=False)
@@ -136,7 +165,7 @@ class Ranker:
 
 def choose(
     scores: NDArray[Any], left: Sequence[int], k: int, epsilon: float, uniform: Sequence[Sequence[float]]
-) -> list[tuple[int, float]]:
+) -> tuple[list[int], list[float]]:
     """The places of k candidates out of those left, and the probability of each given those before it.
 
     `scoring.epsilon_greedy` k times, each among those the ones before have left over; sorting once is faster.
@@ -144,7 +173,8 @@ def choose(
     free = list(left)
     order = np.argsort(-scores[free], kind="stable").tolist()  # among equals the first
     best_first = iter([free[place] for place in order])
-    chosen: list[tuple[int, float]] = []
+    places: list[int] = []
+    chances: list[float] = []
     taken: set[int] = set()
     best = next(best_first)
     for lottery, which in uniform[: min(k, len(free))]:
@@ -152,19 +182,15 @@ def choose(
             best = next(best_first)
         count = len(free)
         place = free[min(int(which * count), count - 1)] if lottery < epsilon else best
-        chosen.append((place, epsilon / count + (1 - epsilon) * (place == best)))
+        places.append(place)
+        chances.append(epsilon / count + (1 - epsilon) * (place == best))
         taken.add(place)
         free.remove(place)
-    return chosen
+    return places, chances
 
 
-def require_askable(candidates: Sequence[str], k: int, most: int) -> None:
-    """Refuse what has no answer."""
-    if not candidates:
-        raise InputError("candidates: none were given; name at least one item to rank")
-    if len(candidates) > most:
-        raise InputError(f"candidates: {len(candidates)} were given, at most {most} are ranked at a time")
-    if len(set(candidates)) != len(candidates):
-        raise InputError("candidates: an item is there twice; name every item once")
-    if not 1 <= k <= most:
-        raise InputError(f"k: must be from 1 to {most}, got {k}")
+def _terms(scorer: Scorer) -> list[TermArrays]:
+    """What C can rank by; nothing where the scorer is no sum of networks."""
+    if not isinstance(scorer, NetScorer):
+        return []
+    return [TermArrays(term.tables.cell.arrays, term.tables.head, term.rewards) for term in scorer.terms.values()]

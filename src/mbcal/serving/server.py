@@ -12,6 +12,7 @@ import hmac
 import json
 import sys
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.resources import files
@@ -25,8 +26,8 @@ from mbcal.serving.messages import (
     FeedbackBatch,
     FeedbackRequest,
     Problem,
+    QuickRankRequest,
     RankBatch,
-    RankRequest,
     openapi,
 )
 from mbcal.serving.service import NotReadyError, Service
@@ -43,7 +44,7 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 """Of the histogram of seconds a request took."""
 
 _encode = msgspec.json.Encoder().encode
-_rank_one, _rank_many = msgspec.json.Decoder(RankRequest), msgspec.json.Decoder(RankBatch)
+_rank_one, _rank_many = msgspec.json.Decoder(QuickRankRequest), msgspec.json.Decoder(RankBatch)
 _feedback_one, _feedback_many = msgspec.json.Decoder(FeedbackRequest), msgspec.json.Decoder(FeedbackBatch)
 _epsilon = msgspec.json.Decoder(EpsilonRequest)
 
@@ -116,6 +117,7 @@ class App:
             self._admit(scope, path)
             self._at_work += 1
             try:
+                await asyncio.sleep(0)  # all who came just now are counted, or refused, before the first of them is served
                 body = await self._body(receive) if method == "POST" else b""
                 status, content, kind = await work(body)
             finally:
@@ -239,7 +241,7 @@ class App:
         self._counts[path, status] = self._counts.get((path, status), 0) + 1
         if path.startswith("/v1/"):
             self._total += seconds
-            self._seconds[next((n for n, top in enumerate(BUCKETS) if seconds <= top), len(BUCKETS))] += 1
+            self._seconds[bisect_left(BUCKETS, seconds)] += 1
 
     async def _metrics(self, _: bytes) -> Answer:
         """Prometheus' text format."""

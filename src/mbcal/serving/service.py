@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,10 +27,9 @@ from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,
     RankAnswer,
-    RankedItem,
     RankRequest,
 )
-from mbcal.serving.ranking import Place, Ranker, require_askable
+from mbcal.serving.ranking import Ranker
 from mbcal.serving.records import Decision, Feedback
 from mbcal.serving.state import Session, SessionStore, Step
 
@@ -52,7 +51,7 @@ class Limits:
     """Bytes."""
     seconds: float = 5.0
     """To send a body in."""
-    at_once: int = 256
+    at_once: int = 64
     """Requests in work; more are told to come again."""
     rate: float = 0.0
     """Requests a second and client; 0 is no limit."""
@@ -68,13 +67,12 @@ class Tally:
     reward: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Made:
+class _Made(NamedTuple):
     """A decision that feedback can refer to."""
 
     session: str | None
     time: int
-    items: tuple[str, ...]
+    items: list[str]
     version: str
 
 
@@ -95,6 +93,7 @@ class Service:
         self.refused: dict[str, str] = {}
         self.tallies: dict[str, Tally] = {}
         self.began = time.time()
+        self._new_id = _Ids()
         self._random = np.random.default_rng(secrets.randbits(128))
         self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
         self._made: OrderedDict[str, _Made] = OrderedDict()
@@ -114,8 +113,7 @@ class Service:
             name = self.registry.current()
             if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
                 return
-            version: Version = await asyncio.to_thread(self.registry.open, name)
-            self.ranker = Ranker(version)
+            self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name)))
             self.tallies.setdefault(name, Tally())
             self.tell("swapped", version=name)
         except MbcalError as error:
@@ -134,17 +132,17 @@ class Service:
     async def rank(self, request: RankRequest) -> RankAnswer:
         """Rank for one user. Asked twice with one id, the first answer is given twice."""
         if request.id is None:
-            return await self._rank(request, _new_id())
+            return await self._rank(request, self._new_id())
         return await _once(self._answers, request.id, lambda: self._rank(request, str(request.id)))
 
     async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
-        require_askable(request.candidates, request.k, self.limits.candidates)
         known = await self._session(request)
         ranker, epsilon = self.live, self.epsilon  # one version for the whole answer, whatever happens meanwhile
+        candidates = ranker.reader.read(request.candidates, request.k, self.limits.candidates)
         shown = known.shown if request.shown is None else tuple(request.shown)
-        uniform = self._random.random((min(request.k, len(request.candidates)), 2))
-        places = ranker.rank(known.history, shown, request.candidates, request.k, epsilon, uniform, request.session)
-        version, now = ranker.version.name, time.time_ns() // 1000
+        uniform = self._random.random((min(request.k, len(candidates.rows)), 2))
+        items = ranker.rank(known.history, shown, candidates, request.k, epsilon, uniform, request.session)
+        names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
         if self.log is not None:
             await self.log.append_async(
                 Decision(
@@ -157,19 +155,19 @@ class Service:
                     epsilon=epsilon,
                     history=list(known.history),
                     shown=list(shown),
-                    candidates=request.candidates,
-                    items=[place.item for place in places],
-                    propensities=[place.propensity for place in places],
+                    candidates=candidates.logged(),
+                    items=names,
+                    propensities=[entry.propensity for entry in items],
                 )
             )
-        self._remember(decision, _Made(request.session, now, tuple(place.item for place in places), version))
+        self._remember(decision, _Made(request.session, now, names, version))
         tally = self.tallies[version]
         tally.decisions += 1
         tally.sessions += not shown
-        return RankAnswer(decision, version, epsilon, [_told(place) for place in places])
+        return RankAnswer(decision, version, epsilon, items)
 
     async def _session(self, request: RankRequest) -> Session:
-        said = Session(request.user or "", tuple(map(tuple, request.history)))  # type: ignore[arg-type]
+        said = Session(request.user or "", tuple(request.history))
         return said if request.session is None else await self.sessions.begin(request.session, said)
 
     def _remember(self, decision: str, made: _Made) -> None:
@@ -196,7 +194,7 @@ class Service:
     async def _feedback(self, request: FeedbackRequest, item: str, made: _Made | None, reward: float) -> FeedbackAnswer:
         if self.log is not None:
             now = time.time_ns() // 1000
-            await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, _new_id()))
+            await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, self._new_id()))
         if made is None:
             return FeedbackAnswer(request.decision, False)
         tally = self.tallies.setdefault(made.version, Tally())
@@ -272,10 +270,14 @@ async def _once(kept: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Calla
     return future.result()
 
 
-def _told(place: Place) -> RankedItem:
-    return RankedItem(place.item, place.score, place.parts, place.propensity, place.known)
+class _Ids:
+    """Unique, and rising with time. Chance is fetched in advance: asking the kernel each time lets other threads in."""
 
+    def __init__(self) -> None:
+        self._drawn: list[str] = []
 
-def _new_id() -> str:
-    """Unique, and rising with time."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+    def __call__(self) -> str:
+        if not self._drawn:
+            drawn = secrets.token_hex(8 * 256)
+            self._drawn = [drawn[start : start + 16] for start in range(0, len(drawn), 16)]
+        return f"{time.time_ns() // 1_000_000:012x}{self._drawn.pop()}"

@@ -69,23 +69,28 @@ class MemoryStore:
         self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
 
     async def get(self, name: str) -> Session | None:
+        return self._recall(name, self._clock())
+
+    async def begin(self, name: str, session: Session) -> Session:
+        now = self._clock()
+        return self._keep(name, self._recall(name, now) or session, now)
+
+    async def add(self, name: str, step: Step) -> Session | None:
+        now = self._clock()
+        known = self._recall(name, now)
+        return None if known is None else self._keep(name, known.after(step), now)
+
+    def _recall(self, name: str, now: float) -> Session | None:
         known = self._sessions.get(name)
-        if known is None or known[0] < self._clock():
+        if known is None or known[0] < now:
             self._sessions.pop(name, None)
             return None
         return known[1]
 
-    async def begin(self, name: str, session: Session) -> Session:
-        return self._keep(name, await self.get(name) or session)
-
-    async def add(self, name: str, step: Step) -> Session | None:
-        known = await self.get(name)
-        return None if known is None else self._keep(name, known.after(step))
-
-    def _keep(self, name: str, session: Session) -> Session:
-        self._sessions[name] = (self._clock() + self._lifetime, session)
+    def _keep(self, name: str, session: Session, now: float) -> Session:
+        self._sessions[name] = (now + self._lifetime, session)
         self._sessions.move_to_end(name)
-        while len(self._sessions) > self._most or next(iter(self._sessions.values()))[0] < self._clock():
+        while len(self._sessions) > self._most or next(iter(self._sessions.values()))[0] < now:
             self._sessions.popitem(last=False)
         return session
 
