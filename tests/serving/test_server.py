@@ -59,9 +59,10 @@ def run(
     """A story told to the application in this process."""
     token = more.pop("token", None)
     epsilon = more.pop("epsilon", 0.0)
+    sessions = more.pop("sessions", None) or MemoryStore()
 
     async def tell() -> Service:
-        service = Service(registry, MemoryStore(), DecisionLog(log) if log else None, epsilon, Limits(**more))
+        service = Service(registry, sessions, DecisionLog(log) if log else None, epsilon, Limits(**more))
         await service.look()
         app = App(service, token)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
@@ -87,6 +88,26 @@ def test_it_ranks_as_the_library_does(registry: Registry, models: list[Path]) ->
             assert entry["propensity"] == 1.0
 
     run(registry, story)
+
+
+def test_feedback_may_go_to_another_server_than_the_one_that_ranked(registry: Registry) -> None:
+    shared = MemoryStore()
+    made: list[str] = []
+
+    async def rank(http: httpx.AsyncClient, _: Service) -> None:
+        asked = {"candidates": ITEMS, "session": "s", "history": HISTORY, "k": 2}
+        made.append((await http.post("/v1/rank", json=asked)).json()["decision"])
+
+    async def tell(http: httpx.AsyncClient, service: Service) -> None:
+        told = await http.post("/v1/feedback", json={"decision": made[0], "behaviour": "click"})
+        assert told.json() == {"decision": made[0], "applied": True}
+        known = await service.sessions.get("s")
+        assert known is not None
+        assert [behaviour for _, behaviour in known.shown] == ["click"]
+        assert service.stats()["versions"]["v000001"]["feedback"] == 1
+
+    run(registry, rank, sessions=shared)
+    run(registry, tell, sessions=shared)
 
 
 def test_a_session_remembered_equals_one_sent_whole(registry: Registry, tmp_path: Path) -> None:

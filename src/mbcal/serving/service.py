@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from mbcal.serving.messages import (
 )
 from mbcal.serving.ranking import Ranker
 from mbcal.serving.records import Decision, Feedback
-from mbcal.serving.state import Session, SessionStore, Step
+from mbcal.serving.state import Made, Session, SessionStore, Step
 
 WATCH_EVERY = 0.4
 """Seconds between looks at the registry's pointer."""
@@ -67,15 +67,6 @@ class Tally:
     reward: float = 0.0
 
 
-class _Made(NamedTuple):
-    """A decision that feedback can refer to."""
-
-    session: str | None
-    time: int
-    items: list[str]
-    version: str
-
-
 @dataclass
 class Service:
     """One process that ranks. All of it runs in one event loop; only opening versions and syncing the log happen aside."""
@@ -96,7 +87,6 @@ class Service:
         self._new_id = _Ids()
         self._random = np.random.default_rng(secrets.randbits(128))
         self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
-        self._made: OrderedDict[str, _Made] = OrderedDict()
         self._told: OrderedDict[tuple[str, str], asyncio.Future[FeedbackAnswer]] = OrderedDict()
 
     # ---- versions
@@ -160,7 +150,7 @@ class Service:
                     propensities=[entry.propensity for entry in items],
                 )
             )
-        self._remember(decision, _Made(request.session, now, names, version))
+        await self.sessions.note(decision, Made(request.session, now, names, version))
         tally = self.tallies[version]
         tally.decisions += 1
         tally.sessions += not shown
@@ -170,18 +160,13 @@ class Service:
         said = Session(request.user or "", tuple(request.history))
         return said if request.session is None else await self.sessions.begin(request.session, said)
 
-    def _remember(self, decision: str, made: _Made) -> None:
-        self._made[decision] = made
-        if len(self._made) > ANSWERED:
-            self._made.popitem(last=False)
-
     # ---- feedback
 
     async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
         """Take what came of an item. The same again changes nothing."""
-        made = self._made.get(request.decision)
+        made = await self.sessions.noted(request.decision)
         if made is None and request.item is None:
-            raise InputError("item: this decision is not remembered here any more; name the item the feedback is about")
+            raise InputError("item: this decision is not remembered any more; name the item the feedback is about")
         item = request.item if request.item is not None or made is None else made.items[0]
         if made is not None and item not in made.items:
             raise InputError(f"item: {item!r} is not among those of decision {request.decision}")
@@ -191,7 +176,7 @@ class Service:
             self._told, (request.decision, str(item)), lambda: self._feedback(request, str(item), made, reward)
         )
 
-    async def _feedback(self, request: FeedbackRequest, item: str, made: _Made | None, reward: float) -> FeedbackAnswer:
+    async def _feedback(self, request: FeedbackRequest, item: str, made: Made | None, reward: float) -> FeedbackAnswer:
         if self.log is not None:
             now = time.time_ns() // 1000
             await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, self._new_id()))

@@ -1,7 +1,9 @@
-"""What the service remembers of a session between requests: its history, and what was shown with which behaviour.
+"""What the service remembers between requests: of a session its history, and what was shown with which behaviour; of a
+decision what was shown to whom, so that feedback finds its session.
 
-In memory for one process, in Redis for several. A session that has not been heard of for `lifetime` seconds is forgotten.
-Steps are kept by (decision, item), so feedback that comes twice, late or out of order changes nothing it should not.
+In memory for one process, in Redis for several: whoever of them ranked, any may be told what came of it. What has not been
+heard of for `lifetime` seconds is forgotten. Steps are kept by (decision, item), so feedback that comes twice, late or out
+of order changes nothing it should not.
 """
 
 from __future__ import annotations
@@ -45,8 +47,17 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, steps=tuple(sorted((*self.steps, step))))
 
 
+class Made(msgspec.Struct, frozen=True, array_like=True):
+    """A decision that feedback can refer to."""
+
+    session: str | None
+    time: int
+    items: list[str]
+    version: str
+
+
 class SessionStore(Protocol):
-    """Where sessions are remembered."""
+    """Where sessions and decisions are remembered."""
 
     async def get(self, name: str) -> Session | None:
         """A session, if it has been heard of lately."""
@@ -57,6 +68,12 @@ class SessionStore(Protocol):
     async def add(self, name: str, step: Step) -> Session | None:
         """Remember a step of a known session; None where the session is forgotten."""
 
+    async def note(self, decision: str, made: Made) -> None:
+        """Remember a decision."""
+
+    async def noted(self, decision: str) -> Made | None:
+        """A decision, if it is remembered."""
+
     async def close(self) -> None:
         """Let go of connections."""
 
@@ -64,9 +81,16 @@ class SessionStore(Protocol):
 class MemoryStore:
     """In this process; the longest silent go first when there are too many."""
 
-    def __init__(self, lifetime: float = 1800.0, most: int = 200_000, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lifetime, self._most, self._clock = lifetime, most, clock
+    def __init__(
+        self,
+        lifetime: float = 1800.0,
+        most: int = 200_000,
+        decisions: int = 50_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lifetime, self._most, self._most_decisions, self._clock = lifetime, most, decisions, clock
         self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
+        self._decisions: OrderedDict[str, Made] = OrderedDict()
 
     async def get(self, name: str) -> Session | None:
         return self._recall(name, self._clock())
@@ -94,6 +118,14 @@ class MemoryStore:
             self._sessions.popitem(last=False)
         return session
 
+    async def note(self, decision: str, made: Made) -> None:
+        self._decisions[decision] = made
+        if len(self._decisions) > self._most_decisions:
+            self._decisions.popitem(last=False)
+
+    async def noted(self, decision: str) -> Made | None:
+        return self._decisions.get(decision)
+
     async def close(self) -> None:
         """Nothing to let go of."""
 
@@ -111,6 +143,13 @@ class RedisStore:
 
     async def get(self, name: str) -> Session | None:
         return _decoded(await self._redis.get(_key(name)))
+
+    async def note(self, decision: str, made: Made) -> None:
+        await self._redis.set(f"mbcal:decision:{decision}", msgspec.msgpack.encode(made), ex=self._lifetime)
+
+    async def noted(self, decision: str) -> Made | None:
+        value = await self._redis.get(f"mbcal:decision:{decision}")
+        return None if value is None else msgspec.msgpack.decode(value, type=Made)
 
     async def begin(self, name: str, session: Session) -> Session:
         made = await self._redis.set(_key(name), msgspec.msgpack.encode(session), ex=self._lifetime, nx=True)
