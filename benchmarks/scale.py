@@ -87,7 +87,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
-    told = {"agents": ["gru4rec"], "seeds": options.cells, "protocols": ["batch"], "judges": ["truth"], "epochs": 4}
+    told: dict[str, Any] = {"agents": ["gru4rec"], "seeds": options.cells, "protocols": ["batch"], "judges": ["lstm"]}
+    told |= {"epochs": 4, "simulator": {"training": {"epochs": 1}}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = Run.create(folder / "run", settings_from(told, "quick"), "cpu")
