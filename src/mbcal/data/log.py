@@ -1,7 +1,8 @@
 """A raw log as a reader describes it, and the SQL that turns its columns into typed values or a reason to refuse.
 
-A reader answers with a `Log`: a SELECT for the rows of each file, one for the item features, and the rule for behaviours. All
-readers then share the same parsing, so that a null, a NaN, an unknown label or an absurd time is treated alike everywhere.
+A reader answers with a `Log`: a SELECT for the rows of each file, one for the item features, and the rule for behaviours.
+All readers then share the same parsing, so that a null, a NaN, an unknown label or an absurd time is treated alike
+everywhere.
 """
 
 from __future__ import annotations
