@@ -15,12 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mbcal import Cut, Items, KuaiRand, Labels, Levels, MovieLens, Netflix, Table, prepare
-from mbcal.data import spread
 from mbcal.data.ingest import Source
 from mbcal.data.shards import Plan
 from mbcal.engines import ONE_CORE, Share
 from mbcal.engines.local import LocalEngine
-from mbcal.errors import InputError, OutputError
+from mbcal.errors import InputError
 from tests.logs import REWARDS, content, unpacked, write_csv, zipped
 
 HEADER = ("user", "item", "time", "behaviour", "session", "shown")
@@ -211,12 +210,6 @@ def test_a_damaged_file_is_named_and_nothing_left(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the log cannot be read: .*b\.parquet"):
         prepare(table([tmp_path / "a.parquet", tmp_path / "b.parquet"]), tmp_path / "store", engine=Restless())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
-
-
-def test_a_worker_that_cannot_see_the_folder_says_so(tmp_path: Path) -> None:
-    elsewhere = spread.Shared("store", tmp_path / "nowhere", tmp_path / "build", 1 << 30)
-    with pytest.raises(OutputError, match="^store: not to be seen from"), elsewhere.corner():
-        pass
 
 
 def test_a_plan_cut_in_two_is_the_same_plan() -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,6 @@ from mbcal.data.sessions import Cut
 from mbcal.data.shards import Plan, Tally
 from mbcal.data.store import StoreWriter
 from mbcal.data.workspace import Workspace, connect
-from mbcal.errors import OutputError
 from mbcal.progress import Progress
 from mbcal.types import Behaviours
 
@@ -59,7 +57,6 @@ _ROW_GROUP = 1 << 15
 class Shared:
     """What every worker is told: the folders all of them share, and the bytes of memory each may take."""
 
-    out: str
     scratch: Path
     build: Path
     memory: int
@@ -83,8 +80,6 @@ class Shared:
     @contextmanager
     def corner(self) -> Iterator[tuple[Path, duckdb.DuckDBPyConnection]]:
         """A folder of one's own, and DuckDB on one core, spilling into it."""
-        if not self.scratch.is_dir():
-            raise OutputError(f"{self.out}: not to be seen from {platform.node()}; choose a folder that all workers share")
         with (
             tempfile.TemporaryDirectory(prefix="corner-", dir=self.scratch, ignore_cleanup_errors=True) as folder,
             connect(Path(folder), self.memory, threads=1) as connection,
@@ -159,7 +154,7 @@ class Spread:
 
     def __init__(self, work: Workspace, engine: Engine) -> None:
         self.connection, self.engine, self.stretches = work.connection, engine, 0
-        self.shared = Shared(work.given, work.scratch, work.build, work.share(engine.workers))
+        self.shared = Shared(work.scratch, work.build, work.share(engine.workers))
 
     def scan(self, log: Log, how: Cut, progress: Progress) -> Scanned:
         """Read stretch by stretch, and put together what was counted."""
@@ -167,6 +162,7 @@ class Spread:
         self.stretches = len(logs)
         tasks = [Stretch(self.shared, number, part, how) for number, part in enumerate(logs)]
         self.shared.scanned(0).parent.mkdir()
+        self._require_shared(log)
         progress.phase("reading the log", len(tasks))
         found: list[Scanned] = []
         for _, scanned in self.engine.each(scan_stretch, tasks):
@@ -195,6 +191,13 @@ class Spread:
             writer.files.update(files)
             progress.advance(int(runs[number].rows.sum()))
         return tally, [self.shared.duplicates(task.number) for task in tasks]
+
+    def _require_shared(self, log: Log) -> None:
+        """Refuse at once what workers could not read, or could not write to."""
+        mark = self.shared.scratch / "mark"
+        mark.touch()
+        for file in (mark, log.pieces[0].path):
+            self.engine.require_shared(file)
 
     def _stretches(self, log: Log) -> list[Log]:
         """The log in parts of about equal size: neighbouring files, and of a large Parquet neighbouring row groups. Each has
