@@ -200,15 +200,20 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
         prepare(table(tmp_path / "log.parquet"), tmp_path / "store", engine=Restless())
 
 
-def test_a_damaged_file_is_named_and_nothing_left(tmp_path: Path) -> None:
+def damaged(folder: Path) -> Table:
+    """A log of two files, of which one is broken in the middle."""
     columns = dict(zip(HEADER, zip(*rows(5_000), strict=True), strict=True))
     for name in ("a", "b"):
-        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=1_000)
-    broken = bytearray((tmp_path / "b.parquet").read_bytes())
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet", row_group_size=1_000)
+    broken = bytearray((folder / "b.parquet").read_bytes())
     broken[1_000:3_000] = bytes(2_000)
-    (tmp_path / "b.parquet").write_bytes(broken)
-    with pytest.raises(InputError, match=r"the log cannot be read: .*b\.parquet"):
-        prepare(table([tmp_path / "a.parquet", tmp_path / "b.parquet"]), tmp_path / "store", engine=Restless())
+    (folder / "b.parquet").write_bytes(broken)
+    return table([folder / "a.parquet", folder / "b.parquet"])
+
+
+def test_a_damaged_file_is_named_and_nothing_left(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^the log cannot be read: .*b\.parquet"):
+        prepare(damaged(tmp_path), tmp_path / "store", engine=Restless())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
 
 
