@@ -54,8 +54,8 @@ class Engine(Protocol):
         """The same job on all workers at a time, each told its place in the group; returns what the first one made. Where
         a worker is lost all begin again, so the job keeps checkpoints where every worker can read them."""
 
-    def require_shared(self, folder: Path) -> None:
-        """Refuse a folder that some worker does not see as we do."""
+    def require_shared(self, file: Path) -> None:
+        """Refuse a file that some worker does not see as we do: the manifest of a store, say, for the store."""
 
 
 def engine_named(

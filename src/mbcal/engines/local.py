@@ -32,5 +32,5 @@ class LocalEngine:
         """See `Engine`."""
         return job(ALONE)
 
-    def require_shared(self, folder: Path) -> None:
+    def require_shared(self, file: Path) -> None:
         """See `Engine`: we see what we see."""
