@@ -9,7 +9,8 @@ own, in turns; the best of the repeats counts.
     python benchmarks/ingest.py --rows 100000000 --repeats 1 --memory-limit 2GB
     python benchmarks/ingest.py --engine ray --workers 1 2
                                                     the same logs on Ray instead, against this machine without it: "start" is
-                                                    the cluster, "first" has workers start too, "again" finds them there
+                                                    the cluster, "first" has workers start too, "again" finds them there;
+                                                    seconds of CPU, of driver and workers, tell more on a busy machine
 """
 
 from __future__ import annotations
@@ -90,21 +91,35 @@ def ours(path: Path, memory_limit: str, folder: Path, engine: Engine | None = No
 def on_ray(path: Path, memory_limit: str, folder: Path, workers: int) -> dict[str, float]:
     from mbcal.engines import engine_named
 
-    moments = [time.perf_counter()]
+    moments, spent = [time.perf_counter()], []
     with engine_named("ray", workers) as engine:
         for _ in range(2):
             moments.append(time.perf_counter())
+            spent.append(cpu(*ray_workers()))
             ours(path, memory_limit, folder, engine)
         moments.append(time.perf_counter())
-        largest = max(map(peak, psutil.Process().children(recursive=True)))
+        found = ray_workers()
+        spent.append(cpu(*found))
+        largest = max(map(peak, found))
     start, first, again = (later - earlier for earlier, later in pairwise(moments))
-    return {"start": start, "first": first, "seconds": again, "worker": largest}
+    return {"start": start, "first": first, "seconds": again, "cpu": spent[-1] - spent[-2], "worker": largest}
+
+
+def ray_workers() -> list[psutil.Process]:
+    """The cluster's own processes are no workers."""
+    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::")]
+
+
+def cpu(*others: psutil.Process) -> float:
+    """Seconds of CPU this process and others have used."""
+    times = [process.cpu_times() for process in (psutil.Process(), *others)]
+    return sum(spent.user + spent.system for spent in times)
 
 
 def peak(process: psutil.Process) -> float:
-    """MiB a worker of Ray has held at most; the cluster's own processes are no workers."""
+    """MiB a process has held at most."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    return int(found[1]) / 2**10 if found and process.name().startswith("ray::") else 0.0
+    return int(found[1]) / 2**10 if found else 0.0
 
 
 def child(way: str, path: Path, memory_limit: str) -> None:
@@ -113,7 +128,7 @@ def child(way: str, path: Path, memory_limit: str) -> None:
     import mbcal  # noqa: F401  # likewise
 
     with tempfile.TemporaryDirectory(dir=path.parent if path != NETFLIX else None) as folder:
-        start, found = time.perf_counter(), {}
+        start, before, found = time.perf_counter(), cpu(), {}
         if way == "mbcal":
             ours(path, memory_limit, Path(folder))
         elif way.startswith("ray"):
@@ -122,7 +137,7 @@ def child(way: str, path: Path, memory_limit: str) -> None:
             bare(path, way == "sort+write", memory_limit, Path(folder))
         seconds = time.perf_counter() - start
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(json.dumps({"seconds": seconds, "mib": most, **found}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu() - before, "mib": most, **found}))
 
 
 def measure(path: Path, ways: Sequence[str], repeats: int, memory_limit: str) -> dict[str, dict[str, float]]:
@@ -153,7 +168,7 @@ def compare_with_ray(name: str, rows: int, best: dict[str, dict[str, float]]) ->
     for way, found in best.items():
         print(
             f"| {name} | {rows:,} | {here['seconds']:.2f} | {way.split()[1]} | {found['start']:.2f} | {found['first']:.2f} "
-            f"| {found['seconds']:.2f} | {found['seconds'] / here['seconds']:.2f} | {rows / found['seconds'] / 1e6:.2f} "
+            f"| {found['seconds']:.2f} | {here['cpu']:.2f} | {found['cpu']:.2f} | {found['cpu'] / here['cpu']:.2f} "
             f"| {here['mib']:.0f} | {found['mib']:.0f} | {found['worker']:.0f} |",
             flush=True,
         )
@@ -178,10 +193,8 @@ def main() -> None:
         columns = "log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs a row | mbcal MiB | sort MiB"
     else:
         ways, compare = ("mbcal", *(f"ray {workers}" for workers in options.workers)), compare_with_ray
-        columns = (
-            "log | rows | local s | workers | start s | first s | again s | / local | M rows/s | local MiB | driver MiB"
-        )
-        columns += " | worker MiB"
+        columns = "log | rows | local s | workers | start s | first s | again s | local CPU s | again CPU s | / local"
+        columns += " | local MiB | driver MiB | worker MiB"
     print(f"| {columns} |\n|{'---|' * len(columns.split(' | '))}", flush=True)
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
         shuffled = Path(folder) / "ratings-shuffled.parquet"

@@ -231,7 +231,7 @@ def _parts(piece: Piece, enough: float) -> Iterator[tuple[Piece, float]]:
         yield piece, size
         return
     rows = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-    sizes = [size * count / about.num_rows for count in rows]
+    sizes = [size * count / max(about.num_rows, 1) for count in rows]
     for run in _runs(sizes, enough):
         begin, end = sum(rows[: run.start]), sum(rows[: run.stop])
         source = f"(FROM {piece.source} WHERE file_row_number >= {begin} AND file_row_number < {end})"
