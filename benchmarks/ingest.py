@@ -10,7 +10,8 @@ own, in turns; the best of the repeats counts.
     python benchmarks/ingest.py --engine ray --workers 1 2
                                                     the same logs on Ray instead, against this machine without it: "start" is
                                                     the cluster, "first" has workers start too, "again" finds them there;
-                                                    seconds of CPU, of driver and workers, tell more on a busy machine
+                                                    seconds of CPU tell more on a busy machine: those of the driver, which
+                                                    more workers do not shorten, and those of all together
 """
 
 from __future__ import annotations
@@ -91,18 +92,21 @@ def ours(path: Path, memory_limit: str, folder: Path, engine: Engine | None = No
 def on_ray(path: Path, memory_limit: str, folder: Path, workers: int) -> dict[str, float]:
     from mbcal.engines import engine_named
 
-    moments, spent = [time.perf_counter()], []
+    moments, driver, everybody = [time.perf_counter()], [], []
     with engine_named("ray", workers) as engine:
         for _ in range(2):
             moments.append(time.perf_counter())
-            spent.append(cpu(*ray_workers()))
+            driver.append(cpu())
+            everybody.append(cpu(*ray_workers()))
             ours(path, memory_limit, folder, engine)
         moments.append(time.perf_counter())
         found = ray_workers()
-        spent.append(cpu(*found))
+        driver.append(cpu())
+        everybody.append(cpu(*found))
         largest = max(map(peak, found))
     start, first, again = (later - earlier for earlier, later in pairwise(moments))
-    return {"start": start, "first": first, "seconds": again, "cpu": spent[-1] - spent[-2], "worker": largest}
+    spent = {"driver": driver[-1] - driver[-2], "cpu": everybody[-1] - everybody[-2]}
+    return {"start": start, "first": first, "seconds": again, **spent, "worker": largest}
 
 
 def ray_workers() -> list[psutil.Process]:
@@ -166,12 +170,11 @@ def compare_with_duckdb(name: str, rows: int, best: dict[str, dict[str, float]])
 def compare_with_ray(name: str, rows: int, best: dict[str, dict[str, float]]) -> None:
     here = best.pop("mbcal")
     for way, found in best.items():
-        print(
-            f"| {name} | {rows:,} | {here['seconds']:.2f} | {way.split()[1]} | {found['start']:.2f} | {found['first']:.2f} "
-            f"| {found['seconds']:.2f} | {here['cpu']:.2f} | {found['cpu']:.2f} | {found['cpu'] / here['cpu']:.2f} "
-            f"| {here['mib']:.0f} | {found['mib']:.0f} | {found['worker']:.0f} |",
-            flush=True,
-        )
+        seconds = " | ".join(f"{found[column]:.2f}" for column in ("start", "first", "seconds"))
+        cpu = f"{here['cpu']:.2f} | {found['driver']:.2f} | {found['cpu']:.2f} | {found['cpu'] / here['cpu']:.2f}"
+        memory = f"{here['mib']:.0f} | {found['mib']:.0f} | {found['worker']:.0f}"
+        workers = way.split()[1]
+        print(f"| {name} | {rows:,} | {here['seconds']:.2f} | {workers} | {seconds} | {cpu} | {memory} |", flush=True)
 
 
 def main() -> None:
@@ -193,8 +196,8 @@ def main() -> None:
         columns = "log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs a row | mbcal MiB | sort MiB"
     else:
         ways, compare = ("mbcal", *(f"ray {workers}" for workers in options.workers)), compare_with_ray
-        columns = "log | rows | local s | workers | start s | first s | again s | local CPU s | again CPU s | / local"
-        columns += " | local MiB | driver MiB | worker MiB"
+        columns = "log | rows | local s | workers | start s | first s | again s | local CPU s | driver CPU s | all CPU s"
+        columns += " | / local | local MiB | driver MiB | worker MiB"
     print(f"| {columns} |\n|{'---|' * len(columns.split(' | '))}", flush=True)
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
         shuffled = Path(folder) / "ratings-shuffled.parquet"
