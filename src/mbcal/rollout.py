@@ -60,6 +60,7 @@ def rollout(
     candidates: NDArray[np.int32] | Tensor | None = None,
     fixed: NDArray[np.int64] | None = None,
     block: int | None = None,
+    first: int = 0,
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> Rows:
@@ -69,6 +70,7 @@ def rollout(
     Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again
     before every candidate has been.
     With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
+    Luck goes by a session's place: these are the `first` and following of however many there are.
     Sessions come back as they were given: in arrays, or in tensors on the device where they lie.
     """
     if not 0 <= epsilon <= 1:
@@ -93,7 +95,7 @@ def rollout(
         rows = slice(begin, begin + size)
         part = replace(given[rows].without("propensities", "timestamps"), candidates=offered[rows]).to(device)
         # two numbers to choose by and one to answer by, a step
-        uniforms = uniform(luck, (len(part), horizon, 3), device, begin * horizon * 3)
+        uniforms = uniform(luck, (len(part), horizon, 3), device, (first + begin) * horizon * 3)
         kept = None if fixed is None else torch.from_numpy(fixed[rows]).to(device)
         served.append(_serve(policy, environment, part, uniforms, epsilon, temperature, kept).to(given.device))
         progress.advance(len(part))

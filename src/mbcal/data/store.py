@@ -231,28 +231,45 @@ class Store:
 
     def shards(self, part: Part) -> Iterator[Shard]:
         """The shards of a part, one in memory at a time."""
+        return (self._shard(name) for name, _ in self._counted(part))
+
+    def _counted(self, part: Part) -> list[tuple[str, int]]:
+        """The files of a part's steps, in order, and how many sessions point into each."""
         if part not in PARTS:
             raise OptionError(f"part {part!r} is unknown; parts are {', '.join(PARTS)}.{nearest(part, PARTS)}")
-        for name in sorted(self.manifest["files"]):
-            if name.startswith(f"steps-{part}-"):
-                steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
-                yield Shard(
-                    items=_numpy(steps["item"]),
-                    behaviours=_numpy(steps["behaviour"]),
-                    timestamps=_numpy(steps["time"]) if "time" in steps.column_names else None,
-                    propensities=_numpy(steps["propensity"]) if "propensity" in steps.column_names else None,
-                    user=_numpy(sessions["user"]),
-                    start=_numpy(sessions["start"]),
-                    length=_numpy(sessions["length"]),
-                    history_length=_numpy(sessions["history_length"]),
-                    candidates=_rectangle(sessions, "candidates"),
-                    history=_rectangle(sessions, "history"),
-                )
+        files = self.manifest["files"]
+        names = [name for name in sorted(files) if name.startswith(f"steps-{part}-")]
+        return [(name, int(files[name.replace("steps", "sessions")]["rows"])) for name in names]
 
-    def sessions(self, part: Part) -> Sessions:
-        """All sessions of a part, padded to the store's horizon."""
-        dense = [shard.dense(self.catalog, self.behaviours, self.horizon, self.history) for shard in self.shards(part)]
-        if not any(map(len, dense)):
+    def _shard(self, name: str) -> Shard:
+        steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
+        return Shard(
+            items=_numpy(steps["item"]),
+            behaviours=_numpy(steps["behaviour"]),
+            timestamps=_numpy(steps["time"]) if "time" in steps.column_names else None,
+            propensities=_numpy(steps["propensity"]) if "propensity" in steps.column_names else None,
+            user=_numpy(sessions["user"]),
+            start=_numpy(sessions["start"]),
+            length=_numpy(sessions["length"]),
+            history_length=_numpy(sessions["history_length"]),
+            candidates=_rectangle(sessions, "candidates"),
+            history=_rectangle(sessions, "history"),
+        )
+
+    def count(self, part: Part) -> int:
+        """Sessions of a part."""
+        return sum(count for _, count in self._counted(part))
+
+    def sessions(self, part: Part, first: int = 0, last: int | None = None) -> Sessions:
+        """Sessions of a part, padded to the store's horizon: all, or those from `first` to before `last`, of which only the
+        shards that hold them are read."""
+        dense, before = [], 0
+        for name, count in self._counted(part):
+            begin, end = max(first - before, 0), count if last is None else min(last - before, count)
+            if begin < end:
+                dense.append(self._shard(name).dense(self.catalog, self.behaviours, self.horizon, self.history)[begin:end])
+            before += count
+        if not dense:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
         return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
 
