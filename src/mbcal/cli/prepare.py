@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import quoted
+from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, quoted
 from mbcal.data import Cut, Items, KuaiRand, Levels, MovieLens, Netflix, Store, Table, kuairand, movielens, netflix
 from mbcal.data import prepare as prepare_log
 from mbcal.data.ingest import Source
 from mbcal.data.log import Labels, TimeUnit
 from mbcal.data.table import parse_numbers, parse_rewards
+from mbcal.engines import Name, engine_named
 from mbcal.errors import InputError, OptionError
 
 app = typer.Typer(
@@ -33,18 +34,27 @@ Paths = Annotated[list[Path] | None, typer.Argument(help="Folder, zip or files, 
 
 @dataclass(frozen=True)
 class Job:
-    """What every layout has in common: where to, how to cut, what to spend."""
+    """What every layout has in common: where to, how to cut, what to spend, who does it."""
 
     out: Path
     how: Cut
     memory_limit: str
     overwrite: bool
+    engine: Name
+    workers: int | None
+    address: str | None
 
     def run(self, source: Source) -> None:
         """Prepare, with progress, and say what came of it."""
-        with progress() as listener:
+        with engine_named(self.engine, self.workers, self.address) as engine, progress() as listener:
             store = prepare_log(
-                source, self.out, self.how, memory_limit=self.memory_limit, overwrite=self.overwrite, progress=listener
+                source,
+                self.out,
+                self.how,
+                engine=None if self.engine == "local" else engine,
+                memory_limit=self.memory_limit,
+                overwrite=self.overwrite,
+                progress=listener,
             )
         _summarise(store)
 
@@ -63,14 +73,20 @@ def _job(
         float, typer.Option(help="Stop when more than this share of rows is bad.")
     ] = _DEFAULT.max_rejected,
     memory_limit: Annotated[
-        str, typer.Option(help="Memory to stay within; the rest spills to disk beside --out.")
+        str, typer.Option(help="Memory to stay within, which workers share; the rest spills to disk beside --out.")
     ] = "1.5GB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
 ) -> Job:
     if out is None:
         raise OptionError("out: missing; say where the store goes with --out DIR")
     shares: Any = parse_numbers("split", split)  # Cut itself checks that there are three
-    return Job(out, Cut(horizon, history, min_length, gap, shares, seed, max_rejected), memory_limit, overwrite)
+    if workers is not None and engine == "local":
+        raise OptionError("workers: are those of --engine ray; add it, or leave them out")
+    how = Cut(horizon, history, min_length, gap, shares, seed, max_rejected)
+    return Job(out, how, memory_limit, overwrite, engine, workers, address)
 
 
 def _with_job(command: Callable[..., None]) -> Callable[..., None]:
@@ -236,6 +252,8 @@ def prepare_feed(
     from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed  # torch takes a second to import; the others need none
 
     known = job()
+    if known.engine != "local":
+        raise OptionError("engine: the newsfeed is generated here, there is no log for workers to read; leave it out")
     with progress() as listener:
         log = NewsfeedLog(sessions, items)
         store = prepare_newsfeed(known.out, log, known.how, overwrite=known.overwrite, progress=listener)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import KEY, Log, Quantiles, csv_sql, name
+from mbcal.data.log import KEY, Log, Piece, Quantiles, csv_sql, name
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -49,19 +49,15 @@ class KuaiRand:
         """Describe it for ingestion."""
         paths = files.listed(self.paths)
         found = files.gather(paths, PATTERNS, work.scratch)
-        scans = [_scan(path, COLUMNS, work, "log") for path in files.require(found, "log", paths, PATTERNS)]
-        rows = " UNION ALL ".join(
-            f'SELECT user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour FROM ({scan})'
-            for scan in scans
-        )
+        picked = 'user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour'
+        logs = files.require(found, "log", paths, PATTERNS)
         described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
         columns = ", ".join(f"{sql} AS {name(feature)}" for feature, sql in FEATURES.items())
         features = " UNION ALL ".join(f"SELECT video_id AS {name(KEY)}, {columns} FROM ({scan})" for scan in described)
         return Log(
             layout="kuairand",
-            rows=rows,
+            pieces=tuple(Piece(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
             rule=Quantiles(LEVELS),
-            text=True,
             features=features or None,
             time_unit="ms",
             options={"features": list(FEATURES) if features else []},

@@ -1,7 +1,8 @@
 """A raw log as a reader describes it, and the SQL that turns its columns into typed values or a reason to refuse.
 
-A reader answers with a `Log`: one SELECT for the rows, one for the item features, and the rule for behaviours. All
-readers then share the same parsing, so that a null, a NaN, an unknown label or an absurd time is treated alike everywhere.
+A reader answers with a `Log`: a SELECT for the rows of each file, one for the item features, and the rule for behaviours.
+All readers then share the same parsing, so that a null, a NaN, an unknown label or an absurd time is treated alike
+everywhere.
 """
 
 from __future__ import annotations
@@ -120,20 +121,41 @@ KEY = "#item"
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The rows of one file, which nothing but the file is needed to read: `picked` are user, item, time, behaviour and,
+    where the log has them, session and propensity, in the columns of `source`."""
+
+    path: Path
+    picked: str
+    source: str
+    parquet: bool = False
+
+    @property
+    def sql(self) -> str:
+        return f"SELECT {self.picked} FROM {self.source}"
+
+
+@dataclass(frozen=True)
 class Log:
-    """What a reader found. `rows` selects user, item, time, behaviour and, where the log has them, session and
-    propensity; `features` selects KEY and one column a feature (text, or a list of text where multi-valued); `titles`
-    selects KEY and title."""
+    """What a reader found. `features` selects KEY and one column a feature (text, or a list of text where multi-valued);
+    `titles` selects KEY and title."""
 
     layout: str
-    rows: str
+    pieces: tuple[Piece, ...]
     rule: Rule
-    text: bool
     features: str | None = None
     titles: str | None = None
     time_unit: TimeUnit = "auto"
     time_format: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> str:
+        return " UNION ALL ".join(piece.sql for piece in self.pieces)
+
+    @property
+    def text(self) -> bool:
+        return not all(piece.parquet for piece in self.pieces)
 
 
 def quote(text: str) -> str:
@@ -152,7 +174,10 @@ def _finite_sql(column: str) -> str:
 
 def name_sql(column: str, kind: str) -> str:
     """What a user, item or session is called: whole numbers alike whether stored as integers or, for a null among them,
-    as floats; nothing and NaN are NULL. (Not `isnan`: DuckDB 2.0 answers it from Parquet statistics, wrongly.)"""
+    as floats; nothing and NaN are NULL. (Not `isnan`: DuckDB 2.0 answers it from Parquet statistics, wrongly.) Integers of
+    128 bits become text: Parquet has none."""
+    if "HUGEINT" in kind:
+        return f"{column}::VARCHAR"
     if kind in ("FLOAT", "DOUBLE"):
         whole = f"isfinite({column}) AND {column} = trunc({column}) AND abs({column}) < 9007199254740992"
         return f"CASE WHEN {whole} THEN {column}::BIGINT::VARCHAR WHEN isfinite({column}) THEN {column}::VARCHAR END"
@@ -160,13 +185,14 @@ def name_sql(column: str, kind: str) -> str:
 
 
 def path_sql(path: Path) -> str:
-    """A file by its very name: DuckDB would take brackets, stars and question marks for patterns."""
-    return quote(re.sub(r"([*?[])", r"[\1]", str(path)))
+    """A file by its very name, from wherever it is read: DuckDB would take brackets, stars and question marks for
+    patterns."""
+    return quote(re.sub(r"([*?[])", r"[\1]", str(path.absolute())))
 
 
-def parquet_sql(path: Path) -> str:
-    """A Parquet file and no more: DuckDB would take a folder called `user=9` above it for a column."""
-    return f"read_parquet({path_sql(path)}, hive_partitioning=false)"
+def parquet_sql(*paths: Path) -> str:
+    """Parquet files and no more: DuckDB would take a folder called `user=9` above them for a column."""
+    return f"read_parquet([{', '.join(map(path_sql, paths))}], hive_partitioning=false)"
 
 
 def csv_sql(

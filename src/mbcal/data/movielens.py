@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import KEY, Labels, Log, csv_sql, name
+from mbcal.data.log import KEY, Labels, Log, Piece, csv_sql, name
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -47,13 +47,12 @@ class MovieLens:
             tag_files = files.require(files.gather(tags, {"tags": PATTERNS["tags"]}, work.scratch), "tags", tags, PATTERNS)
         whole = "CASE WHEN try_cast(rating AS DOUBLE) BETWEEN 0 AND 5 THEN floor(rating::DOUBLE)::VARCHAR ELSE rating END"
         rated = [_Release(path, ["userId", "movieId", "rating", "timestamp"], work, "log") for path in ratings]
-        rows = _union(f'SELECT userId AS "user", movieId AS item, timestamp AS "time", {whole} AS behaviour', rated)
+        picked = f'userId AS "user", movieId AS item, timestamp AS "time", {whole} AS behaviour'
         movies = [_Release(path, ["movieId", "title", "genres"], work, "item") for path in found["movies"]]
         return Log(
             layout="movielens",
-            rows=str(rows),
+            pieces=tuple(Piece(release.text.path, picked, f"({_scan(release)})") for release in rated),
             rule=RULE,
-            text=True,
             features=_features(movies, tag_files, work),
             titles=_union(f"SELECT movieId AS {name(KEY)}, title", movies),
             time_unit="s",

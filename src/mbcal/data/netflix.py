@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import KEY, Log, csv_sql, name, parquet_sql
+from mbcal.data.log import KEY, Log, Piece, csv_sql, name, parquet_sql
 from mbcal.data.movielens import RULE
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
@@ -52,10 +52,13 @@ class Netflix:
         texts: list[Path] = []
         for path in ratings:
             (tables if files.is_parquet(path) else texts).append(path)
-        scans = []
+        kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
+        ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
+        picked = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
+        pieces = []
         for path in tables:
             files.require_columns(path, files.parquet_columns(path), COLUMNS)
-            scans.append(f"SELECT {', '.join(COLUMNS)} FROM {parquet_sql(path)}")
+            pieces.append(Piece(path, picked, parquet_sql(path), parquet=True))
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:
@@ -63,16 +66,13 @@ class Netflix:
                     with path.open("rb") as file:
                         flatten(file, out, path)
             header = ["movie_id", "customer_id", "rating", "date"]
-            scans.append(csv_sql(files.text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False))
-        kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
-        ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
-        picked = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
-        rows = " UNION ALL ".join(f"SELECT {picked} FROM ({scan})" for scan in scans)
+            scan = csv_sql(files.text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False)
+            pieces.append(Piece(flat, picked, f"({scan})"))
         titles = None
         if found["titles"]:
             work.connection.register("movie_titles", read_titles(found["titles"], work.scratch))
             titles = "SELECT * FROM movie_titles"
-        return Log(layout="netflix", rows=rows, rule=RULE, text=bool(texts), titles=titles)
+        return Log(layout="netflix", pieces=tuple(pieces), rule=RULE, titles=titles)
 
 
 def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:

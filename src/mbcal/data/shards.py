@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -26,23 +27,43 @@ _AHEAD = 3
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Which users make which shard. A slice of a plan is the plan of some shards."""
+
+    borders: NDArray[np.int64]  # the first user of each shard and, at the end, the first of none
+    rows: NDArray[np.int64]  # by shard
+    places: tuple[tuple[Part, int], ...]  # by shard: its part, and its number there
+
+    @classmethod
+    def of(cls, part: NDArray[Any], rows: NDArray[np.int64], weight: int = 1) -> Plan:
+        """From each user's part (0, 1, 2, never falling) and rows; a shard is smaller by how much more a row weighs."""
+        before = np.cumsum(rows * weight) - rows * weight
+        before -= before[np.searchsorted(part, part)]  # counted within the part
+        begin = np.flatnonzero(np.r_[True, (np.diff(part) != 0) | (np.diff(before // SHARD_STEPS) != 0)])
+        owner = part[begin]
+        numbers = np.arange(len(begin)) - np.searchsorted(owner, owner)
+        places = tuple((PARTS[p], number) for p, number in zip(owner.tolist(), numbers.tolist(), strict=True))
+        return cls(np.r_[begin, len(part)], np.add.reduceat(rows, begin), places)
+
+    def __getitem__(self, shards: slice) -> Plan:
+        begin, end, _ = shards.indices(len(self.places))
+        return Plan(self.borders[begin : end + 1], self.rows[begin:end], self.places[begin:end])
+
+
+@dataclass(frozen=True)
 class Index:
     """What the numbers in a block stand for."""
 
-    user_part: NDArray[Any]  # by user: 0, 1, 2, never falling
-    user_shard: NDArray[np.int64]  # by user: 0, 1, 2, … never falling
-    user_digest: NDArray[np.uint64]
+    plan: Plan
+    user_digest: NDArray[np.uint64]  # by user, from the first of the plan
     item_row: NDArray[np.int32]  # by tie
     item_digest: NDArray[np.uint64]  # by tie
     value_digest: NDArray[np.uint64] | None  # by label; None where behaviours are levels of a number, hashed as it is
 
-    @staticmethod
-    def shard_of(part: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The shard of each user, from the users' parts and how many rows each has."""
-        before = np.cumsum(rows) - rows
-        before -= before[np.searchsorted(part, part)]  # counted within the part
-        new = (np.diff(part) != 0) | (np.diff(before // SHARD_STEPS) != 0)
-        return np.cumsum(np.r_[False, new])
+    @cached_property
+    def user_shard(self) -> NDArray[np.int64]:
+        """By user, from the first of the plan: 0, 1, 2, …"""
+        return np.repeat(np.arange(len(self.plan.places)), np.diff(self.plan.borders))
 
 
 @dataclass
@@ -58,6 +79,15 @@ class Tally:
     log_hash: int = 0
     duplicates: int = 0
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
+
+    def add(self, other: Tally) -> None:
+        """What was counted elsewhere, in blocks of other users."""
+        for name in ("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.log_hash = (self.log_hash + other.log_hash) % 2**64
+        for part, counts in other.parts.items():
+            for name, count in counts.items():
+                self.parts[part][name] += count
 
 
 @dataclass(frozen=True)
@@ -85,10 +115,10 @@ def write_shards(
     with ThreadPoolExecutor(2) as pool:
         writing: deque[Future[None]] = deque()
         works = _in_order(pool, blocks, index, behaviours, how)
-        for part, shard in _shards(works, index, how, tally, set_aside):
+        for place, shard in _shards(works, index.plan, how, tally, set_aside):
             while len(writing) >= 2:
                 writing.popleft().result()
-            writing.append(pool.submit(writer.shard, part, writer.next_shard(part), shard))
+            writing.append(pool.submit(writer.shard, *place, shard))
         for future in writing:
             future.result()
     return tally
@@ -114,7 +144,7 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
         duplicates = {column: array[repeats] for column, array in block.items()}
         block = {column: np.delete(array, repeats) for column, array in block.items()}
     codes = behaviours.level(block["value"]) if behaviours.cuts else block["value"]
-    owner = index.user_shard[block["u"]]
+    owner = index.user_shard[block["u"] - index.plan.borders[0]]
     edges = np.r_[0, np.flatnonzero(np.diff(owner)) + 1, len(owner)]
     pieces, short_windows = [], 0
     for begin, end in pairwise(edges.tolist()):
@@ -141,12 +171,11 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
 
 
 def _shards(
-    works: Iterable[_Work], index: Index, how: Cut, tally: Tally, set_aside: Callable[[Block], None]
-) -> Iterator[tuple[Part, Shard]]:
+    works: Iterable[_Work], plan: Plan, how: Cut, tally: Tally, set_aside: Callable[[Block], None]
+) -> Iterator[tuple[tuple[Part, int], Shard]]:
     """Count what is done, and join the pieces of each shard."""
     number = 0
     pieces: list[Shard] = []
-    part_of = index.user_part[np.searchsorted(index.user_shard, np.arange(index.user_shard[-1] + 1))]
     for work in works:
         tally.labels += work.labels
         tally.short_windows += work.short_windows
@@ -156,17 +185,17 @@ def _shards(
             tally.duplicates += len(work.duplicates["u"])
             set_aside(work.duplicates)
         for owner, piece in work.pieces:
-            part: Part = PARTS[part_of[owner]]
+            part, _ = plan.places[owner]
             tally.rows += len(piece.items)
             tally.sessions += len(piece.start)
             tally.full_sessions += int(np.sum(piece.length == how.horizon))
             tally.parts[part]["sessions"] += len(piece.start)
             tally.parts[part]["steps"] += len(piece.items)
             if owner != number:
-                yield PARTS[part_of[number]], _joined(pieces)
+                yield plan.places[number], _joined(pieces)
                 number, pieces = owner, []
             pieces.append(piece)
-    yield PARTS[part_of[number]], _joined(pieces)
+    yield plan.places[number], _joined(pieces)
 
 
 def _joined(pieces: list[Shard]) -> Shard:
@@ -201,7 +230,7 @@ def _hash(block: Block, index: Index) -> int:
         row += block["propensity"].view(np.uint32).astype(np.uint64) << np.uint64(32)
     _mix(row)
     row += index.item_digest[block["tie"]]
-    row ^= index.user_digest[block["u"]]
+    row ^= index.user_digest[block["u"] - index.plan.borders[0]]
     if "session" in block:
         _mix(row)
         row += block["session"]

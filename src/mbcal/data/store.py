@@ -100,8 +100,8 @@ class StoreWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, dict[str, Any]] = {}
-        self._shards = dict.fromkeys(PARTS, 0)
+        self.files: dict[str, dict[str, Any]] = {}
+        """What the manifest will say of each; what was written elsewhere and put into the folder is added here."""
 
     def table(self, name: str, table: pa.Table, deltas: Sequence[str] = ()) -> None:
         """One Parquet file, remembered with its hash; the columns named are stored as differences."""
@@ -123,19 +123,14 @@ class StoreWriter:
                     waiting = waiting.slice(_ROW_GROUP)
             if waiting.num_rows or rows == 0:
                 writer.write_table(waiting, _ROW_GROUP)
-        self._files[name] = {"rows": rows, **entry(path)}
+        self.files[name] = {"rows": rows, **entry(path)}
 
     def digest(self, name: str) -> str:
         """sha256 of a file already written."""
-        return str(self._files[name]["sha256"])
-
-    def next_shard(self, part: Part) -> int:
-        """The number of the next shard of a part; asked in order, so that shards may be written in any."""
-        self._shards[part] += 1
-        return self._shards[part] - 1
+        return str(self.files[name]["sha256"])
 
     def shard(self, part: Part, number: int, shard: Shard) -> None:
-        """The two files of one shard."""
+        """The two files of one shard, the `number`-th of its part."""
         steps: dict[str, NDArray[Any]] = {"item": shard.items, "behaviour": shard.behaviours}
         if shard.timestamps is not None:
             steps["time"] = shard.timestamps
@@ -178,7 +173,7 @@ class StoreWriter:
             "rejected": rejected,
             "counts": counts,
             "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
-            "files": self._files,
+            "files": self.files,
         }
         write_manifest(self.folder, whole)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.log import KEY, Labels, Levels, Log, TimeUnit, csv_sql, name, name_sql, parquet_sql, quote
+from mbcal.data.log import KEY, Labels, Levels, Log, Piece, TimeUnit, csv_sql, name, name_sql, parquet_sql, quote
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 
@@ -98,9 +98,8 @@ class Table:
             _load_items(items, self.item, work)
         return Log(
             layout="table",
-            rows=_rows(found, wanted, work),
+            pieces=_pieces(found, wanted, work),
             rule=self.rule,
-            text=not all(map(files.is_parquet, found)),
             features=_features(items, work) if items is not None and items.features else None,
             titles=f"SELECT {name(KEY)}, {name(TITLE)} AS title FROM item_table"
             if items is not None and items.title
@@ -126,10 +125,11 @@ def _check_format(form: str, work: Workspace) -> None:
         raise OptionError(f"time-format: {form!r} is no strptime format ({why})") from error
 
 
-def _rows(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> str:
-    """One SELECT over every file. Where their types differ, or Parquet and text meet, all is compared as text."""
-    scans = [_scan(path, list(dict.fromkeys(wanted.values())), work, "log") for path in paths]
-    kinds = [_kinds(f"({scan})", work) for scan in scans]
+def _pieces(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> tuple[Piece, ...]:
+    """Every file. Where their types differ, or Parquet and text meet, all is compared as text."""
+    needed = list(dict.fromkeys(wanted.values()))
+    sources = [_source(path, needed, work, "log") for path in paths]
+    kinds = [_kinds(needed, source, work) for source in sources]
     for column, kind in ((column, kind[column]) for kind in kinds for column in wanted.values()):
         if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kind):
             raise InputError(f"column {column!r} holds {kind}; a log's columns must hold one plain value each")
@@ -139,29 +139,36 @@ def _rows(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> 
         return f"{name(theirs) if alike else f'({name_sql(name(theirs), kind[theirs])})::VARCHAR'} AS {name(our)}"
 
     selects = [", ".join(picked(kind, our, theirs) for our, theirs in wanted.items()) for kind in kinds]
-    return " UNION ALL ".join(f"SELECT {select} FROM ({scan})" for select, scan in zip(selects, scans, strict=True))
+    return tuple(
+        Piece(path, select, source, _is_parquet(path)) for path, select, source in zip(paths, selects, sources, strict=True)
+    )
 
 
-def _kinds(table: str, work: Workspace) -> dict[str, str]:
+def _kinds(columns: Sequence[str], source: str, work: Workspace) -> dict[str, str]:
     """Column -> DuckDB's name of its type."""
-    return {column: kind for column, kind, *_ in work.connection.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
+    query = f"DESCRIBE SELECT {', '.join(map(name, columns))} FROM {source}"
+    return {column: kind for column, kind, *_ in work.connection.execute(query).fetchall()}
 
 
-def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
-    """A SELECT of the needed columns of one file."""
-    if files.is_parquet(path) or path.suffix.lower() in (".parquet", ".pq"):
+def _is_parquet(path: Path) -> bool:
+    return files.is_parquet(path) or path.suffix.lower() in (".parquet", ".pq")
+
+
+def _source(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
+    """One file, with at least the needed columns."""
+    if _is_parquet(path):
         present = files.parquet_columns(path)
         files.require_columns(path, present, needed)
         lowered = [column.lower() for column in present]
         if twins := [column for column in needed if lowered.count(column.lower()) > 1]:
             raise InputError(f"{path}: two columns are called {twins[0]!r} but for upper and lower case; rename one")
-        return f"SELECT {', '.join(map(name, needed))} FROM {parquet_sql(path)}"
+        return parquet_sql(path)
     text = files.text(path, work.scratch)
     headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
     fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
     delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
     files.require_columns(path, headers[delimiter], needed)
-    return csv_sql(text, headers[delimiter], needed, delimiter=delimiter, rejects=rejects)
+    return f"({csv_sql(text, headers[delimiter], needed, delimiter=delimiter, rejects=rejects)})"
 
 
 def _load_items(items: Items, item_column: str, work: Workspace) -> None:
@@ -171,8 +178,8 @@ def _load_items(items: Items, item_column: str, work: Workspace) -> None:
     columns = list(dict.fromkeys([key, *items.features, *([items.title] if items.title else [])]))
     if len({column.lower() for column in columns}) < len(columns):
         raise OptionError(f"items: of the columns {', '.join(columns)} two differ only in case; rename one")
-    scans = [_scan(path, columns, work, "item") for path in paths]
-    kinds = [_kinds(f"({scan})", work) for scan in scans]
+    sources = [_source(path, columns, work, "item") for path in paths]
+    kinds = [_kinds(columns, source, work) for source in sources]
     lists = [feature for feature in items.features if any(kind[feature].endswith("[]") for kind in kinds)]
 
     def picked(kind: Mapping[str, str]) -> str:
@@ -183,12 +190,12 @@ def _load_items(items: Items, item_column: str, work: Workspace) -> None:
         named = [f"{sql[key]} AS {name(KEY)}", *(f"{sql[feature]} AS {name(feature)}" for feature in items.features)]
         return ", ".join([*named, f"{sql[items.title] if items.title else 'NULL::VARCHAR'} AS {name(TITLE)}"])
 
-    table = " UNION ALL ".join(f"SELECT {picked(kind)} FROM ({scan})" for scan, kind in zip(scans, kinds, strict=True))
+    table = " UNION ALL ".join(f"SELECT {picked(kind)} FROM {source}" for source, kind in zip(sources, kinds, strict=True))
     work.connection.execute(f"CREATE TEMP TABLE item_table AS {table}")
 
 
 def _features(items: Items, work: Workspace) -> str:
-    kinds, columns = _kinds("item_table", work), [name(KEY)]
+    kinds, columns = _kinds(items.features, "item_table", work), [name(KEY)]
     for feature in items.features:
         column, separator = name(feature), quote(items.separator)
         if not kinds[feature].endswith("[]") and items.separator and _holds(work, column, separator):

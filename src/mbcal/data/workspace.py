@@ -42,7 +42,7 @@ class Workspace(NewFolder):
 
     def __init__(self, out: Path, memory_limit: str = "1.5GB", overwrite: bool = False) -> None:
         super().__init__(out, "store", overwrite)
-        self._memory = int(parse_memory(memory_limit) * DUCKDB_SHARE)
+        self._limit = parse_memory(memory_limit)
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -76,18 +76,29 @@ class Workspace(NewFolder):
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """DuckDB, limited in memory, spilling into the scratch folder, and never reaching for the network."""
+        """DuckDB, spilling into the scratch folder, with every core."""
         if self._connection is None:
-            import duckdb
-
-            config: dict[str, str | bool | int | float | list[str]] = {
-                "memory_limit": f"{self._memory >> 10}KiB",
-                "temp_directory": str(self.scratch / "spill"),
-                "threads": max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
-                "preserve_insertion_order": False,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
-            self._connection = duckdb.connect(str(self.scratch / "work.duckdb"), config=config)
-            self._connection.execute("SET TimeZone='UTC'; SET enable_progress_bar=false")
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self._connection = connect(self.scratch, self._limit, cores)
         return self._connection
+
+    def share(self, workers: int) -> int:
+        """Bytes for each of several workers: the limit divided, though never less than a sort needs."""
+        return max(self._limit // workers, SMALLEST_LIMIT)
+
+
+def connect(folder: Path, limit: int, threads: int) -> duckdb.DuckDBPyConnection:
+    """DuckDB, limited in memory, spilling into a folder, and never reaching for the network."""
+    import duckdb
+
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{int(limit * DUCKDB_SHARE) >> 10}KiB",
+        "temp_directory": str(folder / "spill"),
+        "threads": threads,
+        "preserve_insertion_order": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    connection = duckdb.connect(str(folder / "work.duckdb"), config=config)
+    connection.execute("SET TimeZone='UTC'; SET enable_progress_bar=false")
+    return connection

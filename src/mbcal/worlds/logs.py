@@ -7,6 +7,7 @@ be asked about any session of the store.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mbcal.data.sessions import Cut, key
-from mbcal.data.shards import Index
+from mbcal.data.shards import Plan
 from mbcal.data.store import PARTS, Shard, Store, StoreWriter
 from mbcal.data.workspace import Workspace
 from mbcal.errors import OptionError
@@ -79,20 +80,19 @@ def _write(log: NewsfeedLog, how: Cut, writer: StoreWriter, progress: Progress) 
     writer.catalog(world.catalog)
     nothing = pa.schema([(column, pa.string()) for column in ("user", "item", "time", "behaviour", "reason")])
     writer.table("rejected.parquet", nothing.empty_table())
-    shard_of = Index.shard_of(part, np.full(log.users, SESSIONS_PER_USER * how.horizon))
+    plan = Plan.of(part, np.full(log.users, SESSIONS_PER_USER * how.horizon))
     generator = torch.Generator().manual_seed(how.seed + 1)  # the world itself was drawn from the seed
     progress.phase("generating sessions", log.sessions)
     labels = np.zeros(len(world.behaviours), np.int64)
     parts = {p: {"users": int(np.sum(part == k)), "sessions": 0, "steps": 0} for k, p in enumerate(PARTS)}
-    for number in range(int(shard_of[-1]) + 1):
-        users = np.flatnonzero(shard_of == number)
+    for (name, number), (begin, end) in zip(plan.places, pairwise(plan.borders.tolist()), strict=True):
+        users = np.arange(begin, end)
         blocks = [
             generate(world, torch.from_numpy(block), how, generator)
             for block in np.array_split(users, -(-len(users) // USERS_AT_A_TIME))
         ]
         shard = _trim(_shard(blocks, users, how), log.sessions - SESSIONS_PER_USER * int(users[0]))
-        name = PARTS[part[users[0]]]
-        writer.shard(name, writer.next_shard(name), shard)
+        writer.shard(name, number, shard)
         labels += np.bincount(shard.behaviours, minlength=len(labels))
         parts[name]["sessions"] += len(shard.start)
         parts[name]["steps"] += len(shard.items)
