@@ -236,30 +236,58 @@ class Store:
 
     def shards(self, part: Part) -> Iterator[Shard]:
         """The shards of a part, one in memory at a time."""
+        for name in self._shard_names(part):
+            yield self._shard(name)
+
+    def _shard_names(self, part: Part) -> list[str]:
+        """Of their files of sessions, in order."""
         if part not in PARTS:
             raise OptionError(f"part {part!r} is unknown; parts are {', '.join(PARTS)}.{nearest(part, PARTS)}")
-        for name in sorted(self.manifest["files"]):
-            if name.startswith(f"steps-{part}-"):
-                steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
-                yield Shard(
-                    items=_numpy(steps["item"]),
-                    behaviours=_numpy(steps["behaviour"]),
-                    timestamps=_numpy(steps["time"]) if "time" in steps.column_names else None,
-                    propensities=_numpy(steps["propensity"]) if "propensity" in steps.column_names else None,
-                    user=_numpy(sessions["user"]),
-                    start=_numpy(sessions["start"]),
-                    length=_numpy(sessions["length"]),
-                    history_length=_numpy(sessions["history_length"]),
-                    candidates=_rectangle(sessions, "candidates"),
-                    history=_rectangle(sessions, "history"),
-                )
+        return sorted(name for name in self.manifest["files"] if name.startswith(f"sessions-{part}-"))
+
+    def _shard(self, name: str) -> Shard:
+        steps, sessions = self.table(name.replace("sessions", "steps")), self.table(name)
+        return Shard(
+            items=_numpy(steps["item"]),
+            behaviours=_numpy(steps["behaviour"]),
+            timestamps=_numpy(steps["time"]) if "time" in steps.column_names else None,
+            propensities=_numpy(steps["propensity"]) if "propensity" in steps.column_names else None,
+            user=_numpy(sessions["user"]),
+            start=_numpy(sessions["start"]),
+            length=_numpy(sessions["length"]),
+            history_length=_numpy(sessions["history_length"]),
+            candidates=_rectangle(sessions, "candidates"),
+            history=_rectangle(sessions, "history"),
+        )
 
     def sessions(self, part: Part) -> Sessions:
         """All sessions of a part, padded to the store's horizon."""
-        dense = [shard.dense(self.catalog, self.behaviours, self.horizon, self.history) for shard in self.shards(part)]
-        if not any(map(len, dense)):
+        return self.share(part, 0, 1)
+
+    def share(self, part: Part, rank: int, size: int) -> Sessions:
+        """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them.
+
+        Of the shards only those are read in which it has sessions.
+        """
+        names = self._shard_names(part)
+        ends = np.cumsum([0, *(self.manifest["files"][name]["rows"] for name in names)])
+        if not ends[-1]:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
+        low, high = (int(ends[-1]) * number // size for number in (rank, rank + 1))
+        dense = []
+        for name, begin, end in zip(names, ends[:-1], ends[1:], strict=True):
+            if begin <= low < end or low <= begin < high:
+                shard = self._shard(name)
+                rows = slice(*(_user_edge(shard.user, at - begin) for at in (low, high)))
+                dense.append(shard.dense(self.catalog, self.behaviours, self.horizon, self.history)[rows])
         return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
+
+
+def _user_edge(users: NDArray[np.int32], at: int) -> int:
+    """The first row from `at` on that begins another user; all users are whole within a shard."""
+    if at <= 0 or at >= len(users):
+        return min(max(at, 0), len(users))
+    return at + int(np.append(users[at:] != users[at - 1], True).argmax())
 
 
 def parquet_table(data: bytes) -> pa.Table:
