@@ -34,6 +34,10 @@ class TrainingError(MbcalError):
     """A fit went wrong: a loss that is no number, a checkpoint of other settings."""
 
 
+class EngineError(MbcalError):
+    """Where jobs were to run, they cannot: no cluster, no worker to be had, workers lost again and again."""
+
+
 class OutputError(MbcalError):
     """Something could not be written: the disk is full, the folder exists or is read-only."""
 

@@ -10,12 +10,18 @@ import typer
 
 from mbcal.config import Device
 from mbcal.data import Store
+from mbcal.engines import Name
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing one.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 Seed = Annotated[int, typer.Option(help="Another seed, another result; the same seed, the same.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+EngineOption = Annotated[Name, typer.Option(help="Where to run: this machine, or Ray, with workers (docs/scale.md).")]
+AddressOption = Annotated[
+    str | None, typer.Option(help="A Ray cluster, '10.0.0.5:6379' or 'auto'.", show_default="one of this machine's own")
+]
+WorkersOption = Annotated[int | None, typer.Option(help="Workers of --engine ray.", min=1, show_default="all cores")]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
 
 

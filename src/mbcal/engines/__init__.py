@@ -8,10 +8,14 @@ worker can read, and only the folder's name travels. The library knows these ver
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
+from mbcal.errors import OptionError, nearest
 from mbcal.group import Group
 
 Name = Literal["local", "ray"]
@@ -19,6 +23,8 @@ Name = Literal["local", "ray"]
 
 Task = TypeVar("Task")
 Made = TypeVar("Made")
+Hear = Callable[[int, Any], None]
+"""Told what tasks `say` as they go: a task's number, and what it said."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Engine(Protocol):
     """Tasks at a time, at most."""
 
     def each(
-        self, job: Callable[[Task], Made], tasks: Sequence[Task], share: Share = ONE_CORE
+        self, job: Callable[[Task], Made], tasks: Sequence[Task], share: Share = ONE_CORE, hear: Hear | None = None
     ) -> Iterator[tuple[int, Made]]:
         """Every task once: its number and what was made of it, as soon as it is done. Where a worker is lost, its task is
         done again; what a job raises is raised here, and nothing is left running."""
@@ -47,3 +53,46 @@ class Engine(Protocol):
     def together(self, job: Callable[[Group], Made], share: Share = ONE_CORE) -> Made:
         """The same job on all workers at a time, each told its place in the group; returns what the first one made. Where
         a worker is lost all begin again, so the job keeps checkpoints where every worker can read them."""
+
+    def require_shared(self, folder: Path) -> None:
+        """Refuse a folder that some worker does not see as we do."""
+
+
+def engine_named(
+    name: str, workers: int | None = None, address: str | None = None
+) -> contextlib.AbstractContextManager[Engine]:
+    """`with engine_named("ray", 4) as engine:` and nothing of it is left afterwards. `workers` is as many as there are cores
+    unless told, `address` a cluster that is there already."""
+    if name not in get_args(Name):
+        raise OptionError(
+            f"engine: {name!r} is unknown; known are {', '.join(get_args(Name))}.{nearest(name, get_args(Name))}"
+        )
+    if name == "ray":
+        from mbcal.engines.ray import RayEngine
+
+        return RayEngine(workers, address)
+    if address is not None:
+        raise OptionError("address: names a Ray cluster; add --engine ray, or leave it out")
+    from mbcal.engines.local import LocalEngine
+
+    return contextlib.nullcontext(LocalEngine())
+
+
+_listener: ContextVar[Callable[[Any], None] | None] = ContextVar("listener", default=None)
+
+
+def say(what: Any) -> None:
+    """From within a job, to whoever listens to it: how it gets on, in plain data. Nobody may, and some of it may be lost."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(what)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[[Any], None] | None) -> Iterator[None]:
+    """Within, jobs speak to this listener."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
-from mbcal.engines import ONE_CORE, Made, Share, Task
+from mbcal.engines import ONE_CORE, Hear, Made, Share, Task, heard_by
 from mbcal.group import ALONE, Group
 
 
@@ -18,11 +20,17 @@ class LocalEngine:
         job: Callable[[Task], Made],
         tasks: Sequence[Task],
         share: Share = ONE_CORE,  # noqa: ARG002
+        hear: Hear | None = None,
     ) -> Iterator[tuple[int, Made]]:
         """See `Engine`."""
         for number, task in enumerate(tasks):
-            yield number, job(task)
+            with heard_by(hear and partial(hear, number)):
+                made = job(task)
+            yield number, made
 
     def together(self, job: Callable[[Group], Made], share: Share = ONE_CORE) -> Made:  # noqa: ARG002
         """See `Engine`."""
         return job(ALONE)
+
+    def require_shared(self, folder: Path) -> None:
+        """See `Engine`: we see what we see."""
