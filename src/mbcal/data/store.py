@@ -260,6 +260,10 @@ class Store:
             history=_rectangle(sessions, "history"),
         )
 
+    def count(self, part: Part) -> int:
+        """How many sessions a part has."""
+        return sum(self.manifest["files"][name]["rows"] for name in self._shard_names(part))
+
     def sessions(self, part: Part) -> Sessions:
         """All sessions of a part, padded to the store's horizon."""
         return self.share(part, 0, 1)
@@ -288,6 +292,42 @@ def _user_edge(users: NDArray[np.int32], at: int) -> int:
     if at <= 0 or at >= len(users):
         return min(max(at, 0), len(users))
     return at + int(np.append(users[at:] != users[at - 1], True).argmax())
+
+
+def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Path:
+    """Sessions as a store with one part and no names of users, for whoever reads stores: each with a history of its own.
+
+    Candidates are kept where a session had one set of them.
+    """
+    folder.mkdir(parents=True)
+    both = np.concatenate([sessions.history_mask, sessions.mask], 1)  # (N, H + T), and so the steps, session by session
+
+    def steps(history: Any, later: Any) -> Any:
+        return np.concatenate([history, later], 1)[both]
+
+    ends = np.cumsum(sessions.history_length + sessions.length, dtype=np.int64)
+    candidates = sessions.candidates
+    writer = StoreWriter(folder)
+    writer.shard(
+        part,
+        writer.next_shard(part),
+        Shard(
+            items=steps(sessions.history_items, sessions.items),
+            behaviours=steps(sessions.history_behaviours, sessions.behaviours),
+            timestamps=None,
+            propensities=None,
+            user=sessions.user,
+            start=ends - sessions.length,
+            length=sessions.length,
+            history_length=sessions.history_length,
+            candidates=candidates if candidates is not None and candidates.ndim == 2 else None,
+        ),
+    )
+    writer.catalog(sessions.catalog)
+    options = {"horizon": sessions.horizon, "history": sessions.history_items.shape[1]}
+    counts = {"sessions": len(sessions)}
+    writer.finish(sessions.behaviour_set, source="sessions", options=options, source_hashes={}, rejected={}, counts=counts)
+    return folder
 
 
 def parquet_table(data: bytes) -> pa.Table:
