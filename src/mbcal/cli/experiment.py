@@ -15,7 +15,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as Bars
 
 from mbcal.cli.console import SECONDS_BETWEEN_LINES, progress
-from mbcal.cli.options import DeviceOption
+from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, share_of
+from mbcal.engines import engine_named
 from mbcal.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ def run_experiment(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Cells at a time: processes on a CPU, threads with a stream each on a GPU.",
+            help="Cells at a time: processes on a CPU, threads with a stream each on a GPU, tasks on Ray.",
             min=1,
             show_default="cores, 1 on a GPU",
         ),
     ] = None,
     track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
 ) -> None:
     """Compare methods: Batch-RL and Growing Batch-RL, several seeds, on common random numbers.
 
@@ -58,8 +62,11 @@ def run_experiment(
     from mbcal.evaluation.experiment import Run
     from mbcal.evaluation.tracking import track as send
     from mbcal.evaluation.tracking import write_tensorboard
-    from mbcal.evaluation.workers import execute_all
+    from mbcal.evaluation.workers import execute_all, execute_on, prepare_on
 
+    share = share_of(engine, device, gpus)
+    if engine == "ray":
+        device = "cpu"  # here things are only read; workers compute on what they are given
     if resume is not None:
         if what or out or change:
             raise OptionError("resume: a run knows its settings; give --resume alone")
@@ -68,17 +75,24 @@ def run_experiment(
         if what is None or out is None:
             raise OptionError("give what to run on (newsfeed, a store, a TOML file) and --out RUN, or --resume RUN")
         run = Run.create(out, _settings(what, preset, agents, seeds, protocols, change or []), device)
-    with progress() as listener:
-        run.prepare(listener)
-    missing = run.missing
-    count = workers or (len(os.sched_getaffinity(0)) if run.device == "cpu" and hasattr(os, "sched_getaffinity") else 1)
-    with _Watch(run, len(missing)) as watch:
-        execute_all(run, missing, min(count, max(len(missing), 1)), watch)
+    with engine_named(engine, workers, address) as remote:
+        with progress() as listener:
+            run.prepare(listener) if engine == "local" else prepare_on(remote, run, share, listener)
+        missing = run.missing
+        with _Watch(run, len(missing)) as watch:
+            if engine == "local":
+                execute_all(run, missing, min(workers or _cores(run.device), max(len(missing), 1)), watch)
+            else:
+                execute_on(remote, run, missing, watch, share)
     run.write_metrics()
     write_tensorboard(run)
     if track:
         send(run, track)
     _show(run)
+
+
+def _cores(device: str) -> int:
+    return len(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else 1
 
 
 def _settings(

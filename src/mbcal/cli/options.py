@@ -10,7 +10,8 @@ import typer
 
 from mbcal.config import Device
 from mbcal.data import Store
-from mbcal.engines import Name
+from mbcal.engines import Name, Share
+from mbcal.errors import OptionError
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing one.")]
@@ -22,6 +23,7 @@ AddressOption = Annotated[
     str | None, typer.Option(help="A Ray cluster, '10.0.0.5:6379' or 'auto'.", show_default="one of this machine's own")
 ]
 WorkersOption = Annotated[int | None, typer.Option(help="Workers of --engine ray.", min=1, show_default="all cores")]
+GpusOption = Annotated[float, typer.Option(help="Of a GPU, what each worker of --engine ray takes; 0.25 or 1, say.", min=0)]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
 
 
@@ -45,3 +47,12 @@ def checkpoint_folder(out: Path) -> Path:
 def about(store: Store, part: str) -> dict[str, Any]:
     """Which data a model was made of."""
     return {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": part}
+
+
+def share_of(engine: str, device: str, gpus: float) -> Share:
+    """What each worker takes, after refusing what contradicts itself."""
+    if engine == "local" and gpus:
+        raise OptionError("gpus: workers of --engine ray take a share of a GPU; here say --device cuda")
+    if engine == "ray" and device == "cuda" and not gpus:
+        raise OptionError("device: workers of --engine ray are on a GPU where they are given a share of one; say --gpus 1")
+    return Share(gpus=gpus)

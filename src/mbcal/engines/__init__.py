@@ -57,8 +57,8 @@ class Engine(Protocol):
         passes on what that one says. Where a worker is lost all begin again, so the job keeps checkpoints where every
         worker can read them."""
 
-    def require_shared(self, folder: Path) -> None:
-        """Refuse a folder that some worker does not see as we do."""
+    def require_shared(self, file: Path) -> None:
+        """Refuse a file that some worker does not see as we do: the manifest of a store, say, for the store."""
 
 
 def engine_named(

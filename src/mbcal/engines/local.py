@@ -39,5 +39,5 @@ class LocalEngine:
         with heard_by(hear):
             return job(ALONE)
 
-    def require_shared(self, folder: Path) -> None:
+    def require_shared(self, file: Path) -> None:
         """See `Engine`: we see what we see."""

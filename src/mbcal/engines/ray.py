@@ -8,13 +8,13 @@ ports execute what they are sent, so a cluster of our own listens on this machin
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -109,19 +109,18 @@ class RayEngine:
                 rule = f"node {node} has mbcal {found}, this machine {__version__}"
                 raise EngineError(f"ray: {rule}; install the same version on every node")
 
-    def require_shared(self, folder: Path) -> None:
-        """See `Engine`: a file put there must be seen from every node."""
+    def require_shared(self, file: Path) -> None:
+        """See `Engine`: its first bytes must be seen from every node."""
         if self._address is None:
             return
-        mark = folder.resolve() / f".seen-{uuid.uuid4().hex}"
-        mark.touch()
-        try:
-            for node, seen in self._on_every_node(os.path.exists, str(mark)):
-                if not seen:
-                    rule = f"{folder}: node {node} does not see this folder as it is here"
-                    raise EngineError(f"{rule}; put it on storage that all nodes mount at the same place")
-        finally:
-            mark.unlink()
+        path = str(file.resolve())
+        wanted = _opening(path)
+        for node, found in self._on_every_node(_opening, path):
+            if found != wanted:
+                rule = (
+                    f"{file}: node {node} {'does not see this file' if found is None else 'sees another file of this name'}"
+                )
+                raise EngineError(f"{rule}; put its folder on storage that all nodes mount at the same place")
 
     def _on_every_node(self, ask: Callable[..., Any], *arguments: Any) -> Iterator[tuple[str, Any]]:
         ray = _ray()
@@ -214,6 +213,15 @@ def _do(job: Callable[[Any], Any], task: Any, mail: Any, call: int, number: int,
 
 def _version() -> str:
     return __version__
+
+
+def _opening(path: str) -> str | None:
+    """A hash of a file's size and first bytes; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(b"%d " % os.path.getsize(path) + file.read(1 << 20)).hexdigest()
+    except OSError:
+        return None
 
 
 def _cancel(running: list[Any]) -> None:

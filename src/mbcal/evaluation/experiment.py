@@ -143,13 +143,17 @@ class Run:
         """Cells not done yet."""
         return [cell for cell in self.cells if not (self.path(cell) / "manifest.json").is_file()]
 
-    def prepare(self, progress: Progress = SILENT) -> None:
-        """Make what cells need: the generated log, the simulators. What a killed process half wrote is removed first."""
+    def sweep(self) -> None:
+        """Remove what killed processes half wrote. Nobody may be writing."""
         for torn in list(self.folder.rglob(".*.partial-*")):
             if torn.is_dir():
                 shutil.rmtree(torn, ignore_errors=True)
             else:
                 torn.unlink(missing_ok=True)
+
+    def prepare(self, progress: Progress = SILENT) -> None:
+        """Make what cells need: the generated log, the simulators."""
+        self.sweep()
         store = self.store(progress)
         self._require_data(store)
         for judge in self.judge_names:

@@ -1,8 +1,10 @@
-"""Cells side by side on this machine.
+"""Cells side by side: on this machine, or wherever an engine takes them.
 
-On a CPU in several processes: each has its own interpreter, one thread, and dies with its parent. On a GPU in several
+Here, on a CPU in several processes: each has its own interpreter, one thread, and dies with its parent. On a GPU in several
 threads of one process, each with its own stream: the kernels of a small network leave most of a GPU idle, and those of
 different streams run at the same time, while processes would take turns; sessions and simulators lie there once for all.
+
+On an engine a cell is a task: it finds everything in the run's folder, which all workers share, and leaves its result there.
 """
 
 from __future__ import annotations
@@ -15,16 +17,20 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from mbcal.engines import ONE_CORE, Engine, Share, say
 from mbcal.errors import MbcalError, TrainingError
 from mbcal.evaluation.experiment import Cell, Run
+from mbcal.progress import SILENT, Progress
 
 
 class Watch(Protocol):
@@ -51,6 +57,70 @@ class _Told:
 
     def advance(self, amount: int) -> None:
         self._tell(("advance", self._cell, amount))
+
+
+SAY_EVERY = 0.5
+"""Seconds: how often a cell far away says how far it is."""
+
+
+class _Said:
+    """Progress of a task, said to whoever listens to its engine; steps are added up in between."""
+
+    def __init__(self) -> None:
+        self._steps, self._last = 0, 0.0
+
+    def phase(self, title: str, total: int | None = None) -> None:
+        self._steps = 0
+        say(("phase", title, total))
+
+    def advance(self, amount: int) -> None:
+        self._steps += amount
+        if time.monotonic() - self._last > SAY_EVERY:
+            say(("advance", self._steps))
+            self._steps, self._last = 0, time.monotonic()
+
+
+def prepare_on(engine: Engine, run: Run, share: Share = ONE_CORE, progress: Progress = SILENT) -> None:
+    """`run.prepare()` as a task of the engine's; every worker must see the run's folder and its data."""
+    engine.require_shared(run.folder / "settings.json")
+    if run.settings.data != "newsfeed":
+        engine.require_shared(Path(run.settings.data) / "manifest.json")
+
+    def hear(_: int, event: tuple[Any, ...]) -> None:
+        getattr(progress, event[0])(*event[1:])
+
+    list(engine.each(_prepare, [_place(run, share)], share, hear))
+
+
+def execute_on(engine: Engine, run: Run, cells: list[Cell], watch: Watch, share: Share = ONE_CORE) -> None:
+    """Every cell as a task of the engine's. Where a worker is lost, its cell goes on from its own checkpoint."""
+
+    def hear(number: int, event: tuple[Any, ...]) -> None:
+        getattr(watch, event[0])(cells[number], *event[1:])
+
+    for number, _ in engine.each(_execute, [(_place(run, share), cell) for cell in cells], share, hear):
+        watch.done(cells[number])
+    run.sweep()
+
+
+def _place(run: Run, share: Share) -> tuple[str, str]:
+    """The run's folder, and the device on which a worker with this share computes."""
+    return str(run.folder.resolve()), "cuda" if share.gpus else "cpu"
+
+
+def _prepare(place: tuple[str, str]) -> None:
+    Run.open(*place).prepare(_Said())
+
+
+def _execute(task: tuple[tuple[str, str], Cell]) -> None:
+    place, cell = task
+    _opened(*place).execute(cell, _Said())
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: str, device: str) -> Run:
+    """Sessions and simulators are read once by a worker, however many cells it runs."""
+    return Run.open(folder, device)
 
 
 def execute_all(run: Run, cells: list[Cell], workers: int, watch: Watch) -> None:
