@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -55,3 +56,16 @@ def together(size: int, job: Callable[[Group], Any]) -> list[Any]:
         for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
             raise error
         return [future.result() for future in futures]
+
+
+class ThreadedEngine:
+    """An engine whose workers are such threads."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def together(self, job: Callable[[Group], Any], *_: Any) -> Any:
+        return together(self.workers, job)[0]
+
+    def require_shared(self, folder: Path) -> None:
+        assert folder.is_dir()

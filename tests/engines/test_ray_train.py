@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from mbcal.training import state_arrays
 from tests.fits import Deadly
 
 psutil = pytest.importorskip("psutil", reason="tells which processes are left")
-pytest.importorskip("ray", reason="Ray is not installed")
+ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 
-SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
+SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "10", "--patience", "10", "--batch", "32"]
 CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=2, batch=64))
-BOUND = 120.0
+BOUND = 300.0
 """Seconds in which everything here must have an end, on a busy machine."""
 
 
@@ -107,17 +106,13 @@ def test_a_damaged_shard_is_named_in_one_sentence(shop: Path, engine: RayEngine)
 def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, engine: RayEngine) -> None:
     crowd = RayEngine(9, patience=2.0)
     begun = time.monotonic()
-    with crowd, pytest.raises(EngineError, match="9 workers of 1 CPU and 0 GPU could not be had in 2 seconds"):
+    with crowd, pytest.raises(EngineError, match="9 workers of 1 CPU and 0 GPU could not be started in 2 seconds"):
         fit_by(crowd, job(shop, "nothing"))
     assert time.monotonic() - begun < BOUND
-    assert engine.together(_rank) == 0  # the cluster is as it was
+    _wait_for(lambda: ray.available_resources().get("CPU") == 2)  # nobody is left of those that came
 
 
-def _rank(group: Any) -> int:
-    return int(group.rank)
-
-
-def test_the_driver_is_killed_and_goes_on(shop: Path) -> None:
+def test_the_driver_is_killed_and_goes_on(shop: Path, engine: RayEngine) -> None:
     command = [sys.executable, "-m", "mbcal", "fit", "feed", "--out", "driven", *SMALL, "--engine", "ray", "--workers", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     mark = {**environment, "MBCAL_TEST_MARK": str(shop)}  # inherited by all it starts
@@ -126,15 +121,15 @@ def test_the_driver_is_killed_and_goes_on(shop: Path) -> None:
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     _wait_for(lambda: not _marked(str(shop)))  # nothing it started is left
-    again = subprocess.run(command, cwd=shop, env=mark, capture_output=True, text=True, timeout=BOUND, check=True)
+    there = ["--address", ray.get_runtime_context().gcs_address]  # this time on a cluster that is there
+    again = subprocess.run([*command, *there], cwd=shop, env=mark, capture_output=True, text=True, timeout=BOUND, check=True)
     assert "going on from the last checkpoint" in again.stderr
     assert "environment: epoch" in again.stderr  # what a worker says is heard here
     assert "driven: mbcal, fitted on" in again.stdout
-    _wait_for(lambda: not _marked(str(shop)))
     local = [*command[: command.index("--engine")], "--device", "cpu"]
     subprocess.run([*local[:6], "here", *local[7:]], cwd=shop, env=environment, check=True, capture_output=True)
     require_equal(shop / "here", shop / "driven")
-    assert replace(load(shop / "here", "cpu").config) == load(shop / "driven", "cpu").config
+    assert load(shop / "here", "cpu").config == load(shop / "driven", "cpu").config
 
 
 def _wait_for(happened: Any) -> None:

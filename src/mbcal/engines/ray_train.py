@@ -11,8 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYetError
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from mbcal.engines import Made, Share, heard_by
@@ -56,7 +55,7 @@ def together(
     patience: float,
     hear: Callable[[Any], None] | None = None,
 ) -> Made:
-    """See `Engine`. A lost worker costs what came after the job's last checkpoint; all begin again, up to `RETRIES` times."""
+    """See `Engine`. A lost worker costs what came after the last checkpoint; all begin again, up to `RETRIES` times."""
     ray, train = _ray(), _ray_train()
     board = ray.remote(num_cpus=0)(_Board).remote()
     with tempfile.TemporaryDirectory(prefix="mbcal-ray-") as notes, _environment(patience):
@@ -76,16 +75,16 @@ def together(
             ),
         )
         try:
-            _wait(trainer.fit, lambda: _pass_on(board, hear, patience))
+            _wait(trainer.fit, lambda: _pass_on(board, hear))
         except train.ControllerError as error:
             raise EngineError(_nobody(workers, share, patience, error)) from error
         except train.TrainingFailedError as error:
-            refused = ray.get(board.verdict.remote(), timeout=patience)[0]
+            refused = ray.get(board.verdict.remote(), timeout=SILENCE)[0]
             raise refused or EngineError(_given_up(error)) from error
         except ray.exceptions.RayError as error:
             raise EngineError(f"ray: the cluster failed ({_line(error)}); see that it is up, and start again") from error
-        _pass_on(board, hear, patience)
-        refused, made = ray.get(board.verdict.remote(), timeout=patience)
+        _pass_on(board, hear)
+        refused, made = ray.get(board.verdict.remote(), timeout=SILENCE)
     if refused:
         raise refused
     return made  # type: ignore[no-any-return]
@@ -141,17 +140,13 @@ def _wait(call: Callable[[], Any], meanwhile: Callable[[], None]) -> None:
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while True:
-        try:
-            done.result(POLL)
-        except NotYetError:
-            meanwhile()
-        else:
-            return
+    while not wait([done], POLL).done:
+        meanwhile()
+    done.result()
 
 
-def _pass_on(board: Any, hear: Callable[[Any], None] | None, patience: float) -> None:
-    for what in _ray().get(board.take.remote(), timeout=patience):
+def _pass_on(board: Any, hear: Callable[[Any], None] | None) -> None:
+    for what in _ray().get(board.take.remote(), timeout=SILENCE):
         if hear is not None:
             hear(what)
 
@@ -174,8 +169,9 @@ def _nobody(workers: int, share: Share, patience: float, error: Exception) -> st
     there = _ray().cluster_resources()
     wanted = f"{workers} workers of {share.cpus:g} CPU and {share.gpus:g} GPU"
     found = f"{there.get('CPU', 0):g} CPU and {there.get('GPU', 0):g} GPU, all its users' together"
-    rule = f"ray: {wanted} could not be had in {patience:g} seconds; the cluster has {found}"
-    return f"{rule} ({_line(error.__cause__ or error)}); take fewer workers, add nodes, or start again when it is free"
+    rule = f"ray: {wanted} could not be started in {patience:g} seconds; the cluster has {found}"
+    why = _line(getattr(error, "controller_failure", error))
+    return f"{rule} ({why}); take fewer workers, add nodes, or start again when it is free"
 
 
 def _given_up(error: Any) -> str:
