@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,24 @@ class Deadly:
     """Rank -> n."""
     marks: Path
     """Where the dead leave a mark."""
+    stuck: bool = False
+    """They do not die but never come back."""
 
     def __call__(self, group: Group) -> Any:
         mbcal.training.CHECK_EVERY = 1
-        return self.fit(_Doomed(group, self.deaths.get(group.rank, 0), self.marks / f"dead-{group.rank}"))
+        return self.fit(_Doomed(group, self.deaths.get(group.rank, 0), self.marks / f"dead-{group.rank}", self.stuck))
 
 
 class _Doomed:
-    def __init__(self, group: Group, sums: int, mark: Path) -> None:
+    def __init__(self, group: Group, sums: int, mark: Path, stuck: bool) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
-        self._left, self._mark = 0 if mark.exists() else sums, mark
+        self._left, self._mark, self._stuck = 0 if mark.exists() else sums, mark, stuck
 
     def add(self, *tensors: Tensor) -> None:
         self._left -= 1
         if self._left == 0:
             self._mark.touch()
+            if self._stuck:
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
         self.group.add(*tensors)

@@ -30,7 +30,7 @@ psutil = pytest.importorskip("psutil", reason="tells which processes are left")
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 
-SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "10", "--patience", "10", "--batch", "32"]
+SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
 CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=2, batch=64))
 BOUND = 300.0
 """Seconds in which everything here must have an end, on a busy machine."""
@@ -112,24 +112,43 @@ def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, engin
     _wait_for(lambda: ray.available_resources().get("CPU") == 2)  # nobody is left of those that came
 
 
-def test_the_driver_is_killed_and_goes_on(shop: Path, engine: RayEngine) -> None:
-    command = [sys.executable, "-m", "mbcal", "fit", "feed", "--out", "driven", *SMALL, "--engine", "ray", "--workers", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    mark = {**environment, "MBCAL_TEST_MARK": str(shop)}  # inherited by all it starts
-    running = subprocess.Popen(command, cwd=shop, env=mark, stderr=subprocess.DEVNULL)
-    _wait_for(lambda: any((shop / ".driven.checkpoint").glob("[0-9]*")) or running.poll() is not None)
+DRIVER = """
+import sys
+from pathlib import Path
+from mbcal.engines.ray import RayEngine
+from tests.engines.test_ray_train import job
+from tests.fits import Deadly
+shop = Path(sys.argv[1])
+with RayEngine(2) as engine:
+    engine.together(Deadly(job(shop, "driven", every=0.0), {1: 12}, shop / "driver", stuck=True))
+"""
+
+
+def test_the_driver_is_killed_and_goes_on(shop: Path, undisturbed: Path, engine: RayEngine) -> None:
+    (shop / "driver").mkdir()
+    environment = {**os.environ, "MBCAL_TEST_MARK": str(shop)}  # inherited by all it starts
+    root = Path(__file__).parents[2]
+    running = subprocess.Popen([sys.executable, "-c", DRIVER, str(shop)], cwd=root, env=environment)
+    _wait_for(lambda: (shop / "driver" / "dead-1").exists() or running.poll() is not None)
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     _wait_for(lambda: not _marked(str(shop)))  # nothing it started is left
-    there = ["--address", ray.get_runtime_context().gcs_address]  # this time on a cluster that is there
-    again = subprocess.run([*command, *there], cwd=shop, env=mark, capture_output=True, text=True, timeout=BOUND, check=True)
-    assert "going on from the last checkpoint" in again.stderr
-    assert "environment: epoch" in again.stderr  # what a worker says is heard here
-    assert "driven: mbcal, fitted on" in again.stdout
-    local = [*command[: command.index("--engine")], "--device", "cpu"]
-    subprocess.run([*local[:6], "here", *local[7:]], cwd=shop, env=environment, check=True, capture_output=True)
-    require_equal(shop / "here", shop / "driven")
-    assert load(shop / "here", "cpu").config == load(shop / "driven", "cpu").config
+    again = job(shop, "driven", every=0.0)
+    assert any(again.checkpoints.glob("[0-9]*"))
+    fit_by(engine, again)
+    assert said(shop / "driven", "files") == said(undisturbed, "files")
+
+
+def test_the_command_on_a_cluster_that_is_there(shop: Path, engine: RayEngine) -> None:
+    command = [sys.executable, "-m", "mbcal", "fit", "feed", *SMALL, "--device", "cpu"]
+    there = ["--engine", "ray", "--workers", "2", "--address", ray.get_runtime_context().gcs_address]
+    told = {"cwd": shop, "check": True, "capture_output": True, "text": True, "timeout": BOUND}
+    told["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *there, "--out", "there"], **told)
+    assert "environment: epoch 1 of at most 2" in done.stderr  # what a worker says is heard here
+    assert "there: mbcal, fitted on" in done.stdout
+    subprocess.run([*command, "--out", "here"], **told)
+    require_equal(shop / "here", shop / "there")
 
 
 def _wait_for(happened: Any) -> None:
