@@ -29,7 +29,7 @@ loop-demo: $(STAMP) ## simulated users and a real server: collect, update, gate,
 	$(BIN)/python examples/closed_loop.py --folder build/loop
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup  # what shares a Ray cluster stays together
 
 check: $(STAMP) ## format, lint, types, import contract
 	$(BIN)/ruff format --check
@@ -46,6 +46,7 @@ bench: $(STAMP) ## run the benchmarks (minutes, gigabytes of disk)
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/experiment.py
 	$(BIN)/python benchmarks/log.py
+	$(BIN)/python benchmarks/scale.py
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) build dist src/*.egg-info src/mbcal/native/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +26,14 @@ else:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "store"
+
+
+@pytest.fixture(scope="session")
+def ray_engine() -> Iterator[Any]:
+    """A real Ray cluster of two workers on this machine, one for all tests of the group `ray`."""
+    if find_spec("ray") is None:  # not imported here: the engine says where Ray listens before it is
+        pytest.skip("Ray is not installed; pip install 'mbcal[ray]'")
+    from mbcal.engines.ray import RayEngine
+
+    with RayEngine(2) as engine:
+        yield engine

@@ -1,4 +1,4 @@
-"""Jobs for tests of engines: functions of a module, as engines want them."""
+"""Jobs for tests of engines: functions of a module, as engines want them; and how to see what is left of a process."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,6 +83,14 @@ def test_every_command_on_experiments_runs(workshop: Path) -> None:
     assert len(experiments) == 5
     small = [re.sub("--agents all --seeds 3", "--agents mbcal,random --seeds 1", line) for line in experiments]
     run([prepare, *small, *own], workshop)
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'mbcal[ray]'")
+def test_every_command_on_scale_runs(workshop: Path) -> None:
+    commands = commands_of((ROOT / "docs/scale.md").read_text(), 0)
+    assert len(commands) == 2
+    run([commands[0].replace("mbcal,gru4rec,random --seeds 2", "mbcal --seeds 1"), commands[1]], workshop)
 
 
 def test_every_method_has_its_page() -> None:

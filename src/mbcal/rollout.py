@@ -72,7 +72,7 @@ def rollout(
     Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again
     before every candidate has been.
     With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
-    `first` is the number of the first session, where these are a part of many: luck goes by number.
+    Luck goes by a session's place: these are the `first` and following of however many there are.
     Sessions come back as they were given: in arrays, or in tensors on the device where they lie.
     """
     if not 0 <= epsilon <= 1:

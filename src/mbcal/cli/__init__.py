@@ -89,6 +89,10 @@ def main() -> None:
         app()
     except MbcalError as error:
         _fail(str(error))
+    except SystemExit:
+        if caught:
+            sys.exit(128 + caught[-1])  # Ray turns our exit into one of its own
+        raise
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DeviceOption, Json, Seed
+from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, Json, Seed, WorkersOption, share_of
 from mbcal.data import Store
+from mbcal.engines import engine_named
 from mbcal.errors import ModelError, OptionError
 from mbcal.metrics import Mean
 
-CHANCE = "chance"
+NEWSFEED = "the newsfeed's truth"
 
 
 def evaluate_models(
@@ -35,6 +36,10 @@ def evaluate_models(
     seed: Seed = 0,
     as_json: Json = False,
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
 ) -> None:
     """Mean reward per session of each model with its 95% interval, against chance and against the first model.
 
@@ -43,6 +48,7 @@ def evaluate_models(
     """
     from mbcal.agents import AGENTS, load
     from mbcal.evaluation import evaluate
+    from mbcal.evaluation.partitions import CHANCE, TRUTH, Users, rewards_on
     from mbcal.metrics import mean_interval
     from mbcal.rollout import candidates_of
     from mbcal.simulator import Simulator
@@ -50,6 +56,8 @@ def evaluate_models(
 
     if not simulator and not truth:
         raise OptionError("simulator: missing; give --simulator SIM (from 'mbcal simulator'), or --truth for the newsfeed")
+    share = share_of(engine, device, gpus)
+    device = "cpu" if engine == "ray" else device
     store = Store.open(data)
     test = store.sessions("test")
     test = replace(test, candidates=candidates_of(test, seed))[:sessions]  # the same for a session however many are served
@@ -59,7 +67,7 @@ def evaluate_models(
         judge.require_strangers(test)
         judges[str(path)] = judge
     if truth:
-        judges["the newsfeed's truth"] = _truth(store, str(device_named(device)))
+        judges[NEWSFEED] = _truth(store, str(device_named(device)))
     agents = [(str(path), load(path, device)) for path in models]
     for name, agent in agents:
         agent.domain.require(test, name)
@@ -68,14 +76,24 @@ def evaluate_models(
             raise ModelError(f"{rule}; fit one on {data}")
     agents.append((CHANCE, AGENTS["random"](device=device).fit(test)))
     rows: list[dict[str, Any]] = []
-    with progress() as listener:
+    users = Users(data, "test", len(test), seed)
+    with engine_named(engine, workers, address) as remote, progress() as listener:
         for judge_name, judge in judges.items():
             first = None
-            for name, agent in agents:
+            for place, (name, agent) in enumerate(agents):
                 title = f"{name} meets {judge_name}"
-                outcome = evaluate(agent, judge, test, epsilon=epsilon, seed=seed, title=title, progress=listener)
-                first = outcome if first is None else first
-                mean, gap = outcome.mean, mean_interval(outcome.rewards - first.rewards, test.user)
+                if engine == "local":
+                    rewards = evaluate(
+                        agent, judge, test, epsilon=epsilon, seed=seed, title=title, progress=listener
+                    ).rewards
+                else:
+                    who = models[place] if place < len(models) else CHANCE
+                    whom = TRUTH if judge_name == NEWSFEED else Path(judge_name)
+                    rewards = rewards_on(
+                        remote, users, who, whom, epsilon=epsilon, share=share, title=title, progress=listener
+                    )
+                first = rewards if first is None else first
+                mean, gap = mean_interval(rewards, test.user), mean_interval(rewards - first, test.user)
                 rows.append(
                     {
                         "judge": judge_name,

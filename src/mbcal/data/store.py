@@ -236,17 +236,18 @@ class Store:
 
     def shards(self, part: Part) -> Iterator[Shard]:
         """The shards of a part, one in memory at a time."""
-        for name in self._shard_names(part):
-            yield self._shard(name)
+        return (self._shard(name) for name, _ in self._counted(part))
 
-    def _shard_names(self, part: Part) -> list[str]:
-        """Of their files of sessions, in order."""
+    def _counted(self, part: Part) -> list[tuple[str, int]]:
+        """The files of a part's steps, in order, and how many sessions point into each."""
         if part not in PARTS:
             raise OptionError(f"part {part!r} is unknown; parts are {', '.join(PARTS)}.{nearest(part, PARTS)}")
-        return sorted(name for name in self.manifest["files"] if name.startswith(f"sessions-{part}-"))
+        files = self.manifest["files"]
+        names = [name for name in sorted(files) if name.startswith(f"steps-{part}-")]
+        return [(name, int(files[name.replace("steps", "sessions")]["rows"])) for name in names]
 
     def _shard(self, name: str) -> Shard:
-        steps, sessions = self.table(name.replace("sessions", "steps")), self.table(name)
+        steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
         return Shard(
             items=_numpy(steps["item"]),
             behaviours=_numpy(steps["behaviour"]),
@@ -261,37 +262,37 @@ class Store:
         )
 
     def count(self, part: Part) -> int:
-        """How many sessions a part has."""
-        return sum(self.manifest["files"][name]["rows"] for name in self._shard_names(part))
+        """Sessions of a part."""
+        return sum(count for _, count in self._counted(part))
 
-    def sessions(self, part: Part) -> Sessions:
-        """All sessions of a part, padded to the store's horizon."""
-        return self.share(part, 0, 1)
-
-    def share(self, part: Part, rank: int, size: int) -> Sessions:
-        """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them.
-
-        Of the shards only those are read in which it has sessions.
-        """
-        names = self._shard_names(part)
-        ends = np.cumsum([0, *(self.manifest["files"][name]["rows"] for name in names)])
-        if not ends[-1]:
+    def sessions(self, part: Part, first: int = 0, last: int | None = None) -> Sessions:
+        """Sessions of a part, padded to the store's horizon: all, or those from `first` to before `last`, of which only the
+        shards that hold them are read."""
+        dense, before = [], 0
+        for name, count in self._counted(part):
+            begin, end = max(first - before, 0), count if last is None else min(last - before, count)
+            if begin < end:
+                dense.append(self._shard(name).dense(self.catalog, self.behaviours, self.horizon, self.history)[begin:end])
+            before += count
+        if not dense:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
-        low, high = (int(ends[-1]) * number // size for number in (rank, rank + 1))
-        dense = []
-        for name, begin, end in zip(names, ends[:-1], ends[1:], strict=True):
-            if begin <= low < end or low <= begin < high:
-                shard = self._shard(name)
-                rows = slice(*(_user_edge(shard.user, at - begin) for at in (low, high)))
-                dense.append(shard.dense(self.catalog, self.behaviours, self.horizon, self.history)[rows])
         return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
 
+    def share(self, part: Part, rank: int, size: int) -> Sessions:
+        """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them."""
+        total = self.count(part)
+        first, last = (self._user_edge(part, total * number // size) for number in (rank, rank + 1))
+        return self.sessions(part, first, last) if first < last else self.sessions(part, 0, 1)[:0]
 
-def _user_edge(users: NDArray[np.int32], at: int) -> int:
-    """The first row from `at` on that begins another user; all users are whole within a shard."""
-    if at <= 0 or at >= len(users):
-        return min(max(at, 0), len(users))
-    return at + int(np.append(users[at:] != users[at - 1], True).argmax())
+    def _user_edge(self, part: Part, at: int) -> int:
+        """The first session from `at` on that is another user's than the one before; users are whole within a shard."""
+        before = 0
+        for name, count in self._counted(part):
+            if before < at < before + count:
+                users = _numpy(self.table(name.replace("steps", "sessions"))["user"])[at - before - 1 :]
+                return at + int(np.append(users[1:] != users[0], True).argmax())
+            before += count
+        return at
 
 
 def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Path:

@@ -115,6 +115,8 @@ class RayEngine:
             return
         path = str(file.resolve())
         wanted = _opening(path)
+        if wanted is None:
+            raise EngineError(f"{file}: there is no such file, so workers cannot see it either")
         for node, found in self._on_every_node(_opening, path):
             if found != wanted:
                 rule = (
@@ -173,9 +175,10 @@ class RayEngine:
                     alive = time.monotonic()
                 elif time.monotonic() - alive > self.patience:
                     raise EngineError(_nobody(share, self.patience, ray.cluster_resources()))
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
         except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
+                raise cause from error  # the job's own
             raise EngineError(f"ray: the cluster failed ({_line(error)}); see that it is up, and start again") from error
         finally:
             _cancel(list(running))

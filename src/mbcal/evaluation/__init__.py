@@ -48,10 +48,12 @@ def evaluate(
     *,
     epsilon: float = 0.0,
     seed: int = 0,
+    first: int = 0,
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> Outcome:
     """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck.
+    `first` is the place of the first of these sessions among all, where they are but a part.
 
     A simulator refuses users it was fitted on, an agent sessions over other items or behaviours than it knows.
     """
@@ -59,4 +61,5 @@ def evaluate(
         environment.require_strangers(sessions)
     if isinstance(policy, Agent):
         policy.domain.require(sessions, f"the {policy.name} agent")
-    return Outcome(rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, title=title, progress=progress))
+    served = rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, first=first, title=title, progress=progress)
+    return Outcome(served)

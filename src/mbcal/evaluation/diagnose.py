@@ -28,6 +28,7 @@ from mbcal.simulator import Simulator, SimulatorConfig
 from mbcal.training import Training
 from mbcal.types import Sessions
 
+Labels = tuple[NDArray[np.float64], NDArray[np.float64]]
 PERMUTATIONS = 20
 AT_ONCE = 1024
 
@@ -117,14 +118,17 @@ def diagnose(
     )
 
 
-def dependence(agent: MBCAL, sessions: Sessions, seed: int, progress: Progress = SILENT) -> tuple[float, float]:
+def dependence(
+    agent: MBCAL, sessions: Sessions, seed: int, progress: Progress = SILENT, labels: Labels | None = None
+) -> tuple[float, float]:
     """Share of the variance of the reward still to come that the item shown now explains, and what chance would find.
 
     What came of the rest of each session, minus what the model expects of it without knowing the item, is correlated with
     the counterfactual future advantage, around the mean of each step; the share is the correlation squared (0 where it is
-    negative). Chance is the largest such share when advantages are dealt out anew among the sessions.
+    negative). Chance is the largest such share when advantages are dealt out anew among the sessions. `labels` are those of
+    `advantage_and_surprise`, where somebody has them already.
     """
-    advantage, surprise = _advantage_and_surprise(agent, sessions)
+    advantage, surprise = labels or advantage_and_surprise(agent, sessions)
     inner = np.arange(sessions.horizon) < sessions.length[:, None] - 1  # the last step has no future
     found = _explained(advantage, surprise, inner)
     progress.advance(1)
@@ -140,7 +144,7 @@ def dependence(agent: MBCAL, sessions: Sessions, seed: int, progress: Progress =
 
 
 @torch.no_grad()
-def _advantage_and_surprise(agent: MBCAL, sessions: Sessions) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def advantage_and_surprise(agent: MBCAL, sessions: Sessions) -> Labels:
     """(N, T) CFA, and the future reward that came minus what was expected of it with the item masked (SFR - CFA)."""
     table = torch.tensor(agent.domain.behaviours.rewards, device=agent.device)
     kept: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])

@@ -24,7 +24,7 @@ from mbcal.evaluation.offpolicy import (
     overlap,
     step_means,
 )
-from mbcal.evaluation.propensity import choices_along
+from mbcal.evaluation.propensity import Choices, choices_along
 from mbcal.progress import SILENT, Progress
 from mbcal.rollout import Policy
 from mbcal.types import Sessions
@@ -47,17 +47,20 @@ def judge_offline(
     config: DQNConfig | None = None,
     level: float = 0.95,
     resamples: int = RESAMPLES,
+    choices: tuple[Choices, Choices | None] | None = None,
     progress: Progress = SILENT,
 ) -> list[Estimate]:
     """Values per session of the epsilon-greedy policy, of the baseline served likewise, of the log, and the difference.
 
     The difference is to the baseline, or to the log where there is none, session by session. All have bootstrap intervals;
     with a `clip`, IPS and PDIS have empirical Bernstein bounds too. The policy must not have learned from these sessions.
+    `choices` are the policy's and the baseline's along these sessions, where somebody has them already.
     """
     _require(policy, baseline, sessions, values)
     how = _Intervals(sessions, gamma, clip, level, resamples, seed)
     judged: dict[str, _Judged] = {}
-    for name, each in (("policy", policy), ("baseline", baseline)):
+    known = choices or (None, None)
+    for name, each, chosen in (("policy", policy, known[0]), ("baseline", baseline, known[1])):
         if each is not None:
             # one seed for both: the same folds and first weights, so that their luck cancels in the difference
             evidence = gather_evidence(
@@ -69,6 +72,7 @@ def judge_offline(
                 folds=folds,
                 gamma=gamma,
                 config=config,
+                choices=chosen,
                 progress=progress,
             )
             judged[name] = _judge(evidence, gamma, clip, values)
@@ -87,6 +91,7 @@ def gather_evidence(
     folds: int = 2,
     gamma: float = 1.0,
     config: DQNConfig | None = None,
+    choices: Choices | None = None,
     progress: Progress = SILENT,
 ) -> Evidence:
     """Logged sessions as a policy sees them: its propensities of what was shown, and a model's values where asked for."""
@@ -95,7 +100,7 @@ def gather_evidence(
             "sessions: these have no propensities, so they say nothing about another policy; "
             "log the probability of every choice, or judge by a simulator"
         )
-    choices = choices_along(policy, sessions, progress=progress)
+    choices = choices or choices_along(policy, sessions, progress=progress)
     q = v = None
     if values == "fitted":
         device = getattr(policy, "device", None)

@@ -55,9 +55,11 @@ def choices_along(
     *,
     in_numpy: bool = False,
     block: int = CPU_BLOCK,
+    first: int = 0,
     progress: Progress = SILENT,
 ) -> Choices:
-    """What the policy would have chosen at every step of sessions that went as they were logged, a block at a time."""
+    """What the policy would have chosen at every step of sessions that went as they were logged, a block at a time.
+    `first` is the number of the first of these sessions, for errors to name them by."""
     if sessions.candidates is None:
         raise InputError(
             "sessions: these have no candidates; a policy's choice cannot be told without what it could choose from"
@@ -72,7 +74,7 @@ def choices_along(
         batch = taken if in_numpy or isinstance(taken, SessionTensors) else taken.tensors()
         if isinstance(batch, SessionTensors):
             batch = batch.to(getattr(policy, "device", batch.device))
-        parts.append(_walk(policy, batch, begin))
+        parts.append(_walk(policy, batch, first + begin))
         progress.advance(len(taken))
     best, logged, count = (np.concatenate(found) for found in zip(*parts, strict=True))
     return Choices(best, logged, count)

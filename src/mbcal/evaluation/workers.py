@@ -113,13 +113,13 @@ def _prepare(place: tuple[str, str]) -> None:
 
 
 def _execute(task: tuple[tuple[str, str], Cell]) -> None:
-    place, cell = task
-    _opened(*place).execute(cell, _Said())
+    (folder, device), cell = task
+    _opened(folder, device, (Path(folder) / "settings.json").stat().st_mtime_ns).execute(cell, _Said())
 
 
 @lru_cache(maxsize=1)
-def _opened(folder: str, device: str) -> Run:
-    """Sessions and simulators are read once by a worker, however many cells it runs."""
+def _opened(folder: str, device: str, _: int) -> Run:
+    """Sessions and simulators are read once by a worker, however many cells it runs of one run, told by when it was made."""
     return Run.open(folder, device)
 
 
