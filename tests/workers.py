@@ -67,5 +67,5 @@ class ThreadedEngine:
     def together(self, job: Callable[[Group], Any], *_: Any) -> Any:
         return together(self.workers, job)[0]
 
-    def require_shared(self, folder: Path) -> None:
-        assert folder.is_dir()
+    def require_shared(self, file: Path) -> None:
+        assert file.is_file()

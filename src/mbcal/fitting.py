@@ -20,6 +20,7 @@ from mbcal.config import from_dict
 from mbcal.data import Store
 from mbcal.data.store import Part
 from mbcal.engines import ONE_CORE, Engine, Share, say
+from mbcal.errors import EngineError
 from mbcal.group import Group
 from mbcal.progress import SILENT, Progress
 from mbcal.training import Training
@@ -95,9 +96,13 @@ class _Saying:
 
 def fit_by(engine: Engine, job: FitJob, share: Share = ONE_CORE, progress: Progress = SILENT) -> Curves:
     """Have the job done by all the engine's workers; returns the curves of losses."""
-    engine.require_shared(next(folder for folder in job.out.parents if folder.exists()))
+    engine.require_shared(job.data / "manifest.json")
 
     def hear(said: tuple[str, Any]) -> None:
         getattr(progress, said[0])(*said[1:])
 
-    return engine.together(job, share, hear)
+    curves = engine.together(job, share, hear)
+    if not job.out.is_dir():
+        rule = f"{job.out}: a worker wrote the model, but it is not seen from here"
+        raise EngineError(f"{rule}; write to storage that all machines mount at the same place")
+    return curves
