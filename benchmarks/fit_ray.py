@@ -1,4 +1,4 @@
-"""One fit on 1, 2, … workers of a Ray cluster beside the same fit in one process: start-up, rates, memory, and that the losses agree.
+"""One fit on 1, 2, … workers of a Ray cluster beside the same fit in one process: start-up, rates, memory, equal losses.
 
 python benchmarks/fit_ray.py [--sessions 20000] [--workers 1 2] [--items 2000] [--embedding 32]
 
