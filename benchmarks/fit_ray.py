@@ -49,10 +49,8 @@ def describe(name: str, made: dict[str, Any], sessions: int, asked: float) -> fl
     wall, cpu = (max(worker[column] for worker in made["workers"]) / 1000 for column in (0, 1))
     peak = max(worker[2] for worker in made["workers"]) / 1024
     begun = f"begun after {made['began'] - asked:.1f} s, " if asked else ""
-    print(
-        f"{name}: {begun}{wall:.1f} s, {sessions / wall:,.0f} sessions/s; at most {cpu:.1f} CPU s and {peak:,.0f} MB a worker",
-        flush=True,
-    )
+    took = f"{begun}{wall:.1f} s, {sessions / wall:,.0f} sessions/s"
+    print(f"{name}: {took}; at most {cpu:.1f} CPU s and {peak:,.0f} MB a worker", flush=True)
     return sessions / cpu
 
 
