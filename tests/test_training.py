@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from mbcal.checkpoints import Checkpoints
 from mbcal.errors import OptionError, TrainingError
 from mbcal.losses import behaviour_likelihood, value_error
-from mbcal.nets import NetConfig, Unit, ValueNet
-from mbcal.randomness import uniform
+from mbcal.nets import NetConfig, ValueNet
+from mbcal.randomness import Noise
 from mbcal.training import Resident, Training, device_named, put_state, split_users, state_arrays, train
 from mbcal.types import MASK
+from mbcal.unit import Unit
 from tests.batches import CATALOG, LABELS, net, sessions
 
 NOBODY = np.zeros(0, np.int64)
@@ -35,8 +36,8 @@ def line(rows: int = 40) -> tuple[nn.Linear, Any]:
         model = nn.Linear(1, 1)
     x = torch.linspace(-1, 1, rows).unsqueeze(1)
 
-    def objective(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        jitter = 0.02 * uniform(noise, (len(batch), 1)) - 0.01
+    def objective(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        jitter = 0.02 * noise.uniform((len(batch), 1)) - 0.01
         return (model(x[batch]) - 2 * x[batch] + jitter).square().sum(), torch.tensor(len(batch))
 
     return model, objective
@@ -59,7 +60,7 @@ def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
     model, _ = line()
     held = np.arange(40, 42)
 
-    def objective(batch: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(batch: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
         aim = 1.0 if int(batch.min()) >= 40 else 3.0  # training pulls past what is held out
         return (model.weight - aim).square().sum() * len(batch), torch.tensor(len(batch))
 
@@ -84,7 +85,7 @@ def test_masking_hides_the_share_of_items_it_says() -> None:
     data = Resident(sessions(count=400), torch.device("cpu"))
     forward = model.forward
     model.forward = lambda state, items, behaviours: (seen.append(items), forward(state, items, behaviours))[1]  # type: ignore[method-assign]
-    objective, noise = behaviour_likelihood(model, data, 0.2), torch.tensor(0)
+    objective, noise = behaviour_likelihood(model, data, 0.2), Noise(torch.tensor(0))
     objective(torch.arange(400), noise)
     counted = data[slice(None)].mask
     hidden = (seen[0][counted] == MASK).float()
@@ -97,10 +98,10 @@ def test_padding_never_enters_a_loss() -> None:
     model, values = net(), ValueNet(CATALOG, LABELS, NetConfig(hidden=8, embedding=5))
     data = Resident(known, torch.device("cpu"))
     labels = torch.where(data[slice(None)].mask, 1.0, torch.nan)
-    total, count = value_error(values, data, torch.nan_to_num(labels, nan=1e9))(torch.arange(30), torch.tensor(0))
+    total, count = value_error(values, data, torch.nan_to_num(labels, nan=1e9))(torch.arange(30), Noise(torch.tensor(0)))
     assert float(count) == known.length.sum()
     assert float(total.detach()) < 1e3
-    total, count = behaviour_likelihood(model, data)(torch.arange(30), torch.tensor(0))
+    total, count = behaviour_likelihood(model, data)(torch.arange(30), Noise(torch.tensor(0)))
     assert float(count) == known.length.sum()
 
 
@@ -136,7 +137,7 @@ def test_labels_are_standardised_step_by_step() -> None:
 def test_a_loss_that_is_no_number_is_named_with_step_and_batch() -> None:
     model, objective = line()
 
-    def poisoned(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def poisoned(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         total, count = objective(batch, noise)
         return total + (torch.nan if 17 in batch.tolist() else 0.0), count
 
@@ -150,7 +151,7 @@ def test_the_guard_names_the_last_good_checkpoint(tmp_path: Path) -> None:
     model, objective = line()
     calls = []
 
-    def late(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def late(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         calls.append(batch)
         total, count = objective(batch, noise)
         return total * (torch.inf if len(calls) > 12 else 1.0), count
@@ -175,7 +176,7 @@ def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path)
     model, objective = line()
     calls = []
 
-    def killed(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def killed(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         calls.append(batch)
         if len(calls) == at + 1:
             raise KilledError
@@ -204,7 +205,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
     fit(model, objective, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
     again, _ = line()
 
-    def never(batch: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def never(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         raise AssertionError("it was done")
 
     fit(again, never, how, checkpoints=Checkpoints(tmp_path / "kept", {}))

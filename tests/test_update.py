@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
 from mbcal.update import Gate, update, write_verdict
 from tests.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
+from tests.workers import ThreadedEngine
 
 EPSILON = 0.3
 GATE = Gate(sessions=100, effective=0, bias=9, tolerance=0.05)
@@ -84,6 +86,23 @@ def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
     assert served(weak, tmp_path / "later", 100, seed=1) > before
     assert verdict.counts is not None
     assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
+
+
+def test_an_engine_teaches_what_one_process_would(weak: Registry, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 150)
+    shutil.copytree(weak.path, tmp_path / "other")
+    made: list[Any] = []
+    for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
+        told: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
+        verdict = update(registry, tmp_path / "log", engine=engine, **told)
+        assert verdict.published == "v000002", verdict.reasons
+        made.append(load(registry.open().path, "cpu"))
+        assert not list(registry.path.glob(".learning-*"))
+    assert made[0].fits == made[1].fits == 2
+    assert made[0].config == made[1].config
+    for name, curve in made[0].curves.items():
+        for mine, theirs in zip(curve, made[1].curves[name], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ class Checkpoints:
         self._files = {Path(name).stem: bundle.arrays(Path(name).stem) for name in bundle.manifest["files"]}
         self._said, self.latest = bundle.manifest["stages"], path
 
+    @property
+    def number(self) -> int:
+        """Of the checkpoint to go on from, counted from 1; 0 where there is none."""
+        return int(self.latest.name) + 1 if self.latest else 0
+
     def stage(self, name: str) -> tuple[dict[str, Any] | None, dict[str, NDArray[Any]]]:
         """What is known of a stage of the fit: its position, its arrays."""
         return self._said.get(name), self._files.get(name, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mbcal.nets import Net, ValueNet
-from mbcal.randomness import uniform
+from mbcal.randomness import Noise
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK
 
@@ -16,11 +16,11 @@ def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Ob
     Behaviours are never masked, so the model learns what a step is like whose item is not told.
     """
 
-    def objective(rows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         items, counted = batch.items, batch.mask
         if mask_rate:
-            items = items.masked_fill(uniform(noise, items.shape, items.device) < mask_rate, MASK)
+            items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK)
         logits = net(net.begin(*batch.history), items, batch.behaviours)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
         return (nll * counted.flatten()).sum(), counted.sum()
@@ -35,7 +35,7 @@ def value_error(net: ValueNet, data: Resident, labels: Tensor, told: bool = True
     average in a state.
     """
 
-    def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         counted = batch.mask
         outputs = net.run(batch) if told else net.unseen(batch)

@@ -25,8 +25,10 @@ from torch import Tensor, nn
 
 from mbcal import fused
 from mbcal.errors import OptionError, nearest
+from mbcal.group import ALONE, Group
 from mbcal.scoring import CellTables, Tables
 from mbcal.types import MASK, SPECIAL, UNKNOWN, Behaviours, Catalog, Feature, SessionTensors
+from mbcal.unit import Unit
 
 Cell = Literal["gru", "lstm", "transformer"]
 """The family of a network; the transformer lives in `attention.py`."""
@@ -341,46 +343,6 @@ class SequenceNet(Net):
         return torch.sigmoid(out) * torch.tanh(memory), memory
 
 
-class Unit(nn.Module):
-    """The unit in which a value is learned: (label - its mean at this step) / spread, so that no label is too large for Adam
-    and no network spends its first epochs on learning that less is to come late in a session.
-
-    Taken from the labels of the first fit; later fits keep it, or warm-started weights would mean something else.
-    """
-
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, horizon: int) -> None:
-        super().__init__()
-        self.register_buffer("shift", torch.zeros(horizon))
-        self.register_buffer("scale", torch.ones(()))
-
-    def fit(self, labels: Tensor, mask: Tensor) -> None:
-        """From the labels (B, T) that count. Steps that nobody reaches share the mean of all; a spread of 0 counts as 1."""
-        place = self._place(labels.shape[1])
-        known = torch.where(mask, labels, 0).double()
-        nothing = torch.zeros(len(self.shift), dtype=torch.float64, device=labels.device)
-        sums, counts = (nothing.index_add(0, place, part.sum(0).double()) for part in (known, mask))
-        overall = sums.sum() / counts.sum().clamp(min=1)
-        self.shift.copy_(torch.where(counts > 0, sums / counts.clamp(min=1), overall))
-        rest = torch.where(mask, labels - self.shift[place], 0).double()
-        spread = float((rest.square().sum() / counts.sum().clamp(min=1)).sqrt())
-        self.scale.fill_(spread if spread > 1e-8 else 1.0)
-
-    def inward(self, labels: Tensor) -> Tensor:
-        """Labels (B, T) as the network learns them."""
-        return (labels - self.shift[self._place(labels.shape[1])]) / self.scale
-
-    def outward(self, outputs: Tensor) -> Tensor:
-        """What the network says (B, T) in the labels' own unit."""
-        return outputs * self.scale + self.shift[self._place(outputs.shape[1])]
-
-    def _place(self, steps: int) -> Tensor:
-        """Which shift each step has; what comes after the last has the last's."""
-        return torch.arange(steps, device=self.shift.device).clamp(max=len(self.shift) - 1)
-
-
 def run_gru(layer: nn.RNNBase, inputs: Tensor, begin: Tensor) -> Tensor:
     """h_t (B, T, H) of inputs (B, T, X) after h_0 (B, H)."""
     if fused.runs_on(inputs):
@@ -424,12 +386,14 @@ class ValueNet(SequenceNet):
         return replace(tables, head=(first_weight, first_bias, share * weight * scale, share * (bias * scale + shift)))
 
 
-def meet_items(net: nn.Module, sessions: SessionTensors, first: bool) -> None:
-    """Tell every item embedding within which items these sessions show."""
-    shown = torch.zeros(sessions.catalog.rows, dtype=torch.bool, device=sessions.device)
-    shown[sessions.items.flatten().long()] = True
-    shown[sessions.history_items.flatten().long()] = True
-    shown[MASK] = False  # the padding
+def meet_items(net: nn.Module, sessions: SessionTensors, first: bool, group: Group = ALONE) -> None:
+    """Tell every item embedding within which items the sessions show."""
+    workers = torch.zeros(sessions.catalog.rows, dtype=torch.int32, device=sessions.device)
+    workers[sessions.items.flatten().long()] = 1
+    workers[sessions.history_items.flatten().long()] = 1
+    workers[MASK] = 0  # the padding
+    group.add(workers)
+    shown = workers > 0
     for module in net.modules():
         if isinstance(module, ItemEmbedding):
             module.meet(shown.to(module.seen.device), first)

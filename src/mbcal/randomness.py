@@ -7,6 +7,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +30,24 @@ def uniform(seed: int | Tensor, shape: Sequence[int], device: str | torch.device
     of a sequence can be had by itself. A seed in a tensor stays on its device.
     """
     places = torch.arange(begin, begin + math.prod(shape), device=device)
-    return (_scattered(seed, places) >> 40 & 0xFFFFFF).float().mul_(2.0**-24).view(*shape)
+    return _fractions(seed, places).view(*shape)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The luck of a batch: each of its rows has numbers of its own, whoever draws them."""
+
+    seed: Tensor
+    rows: Tensor | None = None
+    """Which rows of the batch are meant; all of them unless told."""
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Numbers in [0, 1) for these rows, shape (rows, …)."""
+        if self.rows is None:
+            return uniform(self.seed, shape, self.seed.device)
+        width = math.prod(shape[1:])
+        places = self.rows.unsqueeze(1) * width + torch.arange(width, device=self.rows.device)
+        return _fractions(self.seed, places).view(*shape)
 
 
 def integers(seed: int | Tensor, places: Tensor, below: int) -> Tensor:
@@ -40,6 +58,10 @@ def integers(seed: int | Tensor, places: Tensor, below: int) -> Tensor:
 def shuffled(seed: int, count: int, device: str | torch.device = "cpu") -> Tensor:
     """0 … count - 1 in the order that the seed names, the same on every device."""
     return _scattered(seed, torch.arange(count, device=device)).argsort(stable=True)
+
+
+def _fractions(seed: int | Tensor, places: Tensor) -> Tensor:
+    return (_scattered(seed, places) >> 40 & 0xFFFFFF).float().mul_(2.0**-24)
 
 
 def _scattered(seed: int | Tensor, places: Tensor) -> Tensor:

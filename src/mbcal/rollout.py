@@ -21,9 +21,11 @@ from torch import Tensor
 
 from mbcal.environment import Environment
 from mbcal.errors import InputError, OptionError
+from mbcal.group import ALONE
 from mbcal.progress import SILENT, Progress
 from mbcal.randomness import integers, seed_of, uniform
 from mbcal.scoring import epsilon_greedy, softmax
+from mbcal.together import Portion, count, pick
 from mbcal.types import MASK, Sessions, SessionTensors
 
 Rows = TypeVar("Rows", Sessions, SessionTensors)
@@ -141,36 +143,38 @@ def _serve(
     return replace(batch, items=items, behaviours=behaviours, propensities=propensities)
 
 
-def candidates_of(sessions: Rows, seed: int, others_from: Rows | None = None) -> Any:
+def candidates_of(sessions: Rows, seed: int, others_from: Rows | None = None, portion: Portion | None = None) -> Any:
     """Those logged with the sessions where each session had one set, else drawn; an array or a tensor, as the sessions."""
     logged = sessions.candidates
-    return logged if logged is not None and logged.ndim == 2 else draw_candidates(sessions, seed, others_from)
+    return logged if logged is not None and logged.ndim == 2 else draw_candidates(sessions, seed, others_from, portion)
 
 
-def draw_candidates(sessions: Rows, seed: int, others_from: Rows | None = None) -> Any:
+def draw_candidates(sessions: Rows, seed: int, others_from: Rows | None = None, portion: Portion | None = None) -> Any:
     """A session's own items and as many from other sessions: (N, 2T) distinct rows, rising, padded with 0 at the end.
 
     Others are drawn by how often they occur in `others_from` (these sessions themselves unless given). The order carries no
-    hint of which were the session's own.
+    hint of which were the session's own. Where they are a `portion` of many, draws are from all of them.
     """
     if isinstance(sessions, Sessions):
         others = None if others_from is None else others_from.tensors()
-        return draw_candidates(sessions.tensors(), seed, others).numpy()
+        return draw_candidates(sessions.tensors(), seed, others, portion).numpy()
     source = sessions if others_from is None else others_from
     pool, mask = source.items[source.mask], sessions.mask
+    begin, group = (portion.begin, portion.group) if portion else (0, ALONE)
+    size = count(len(pool), group)
     draw = seed_of(seed, "candidates")
-    places = torch.arange(mask.numel(), device=mask.device)
-    drawn = pool[integers(draw, places, len(pool))].view(mask.shape)
+    places = torch.arange(mask.numel(), device=mask.device) + begin * mask.shape[1]
+    drawn = pick(pool, integers(draw, places, size), group).view(mask.shape)
     candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, drawn)], 1)
     for attempt in range(DRAWS):
         candidates = _sorted_rows(candidates)
         twice = torch.zeros_like(candidates, dtype=torch.bool)
         twice[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != PADDING)
         again = twice.flatten().nonzero().squeeze(1)
-        if not len(again):
+        if not count(len(again), group):
             break
-        other = pool[integers(seed_of(draw, attempt), again, len(pool))] if attempt < DRAWS - 1 else PADDING
-        candidates.view(-1)[again] = other
+        wanted = integers(seed_of(draw, attempt), again + begin * candidates.shape[1], size)
+        candidates.view(-1)[again] = pick(pool, wanted, group) if attempt < DRAWS - 1 else PADDING
     candidates = _sorted_rows(candidates)
     return torch.where(candidates == PADDING, MASK, candidates)
 

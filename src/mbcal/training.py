@@ -19,15 +19,17 @@ from mbcal.checkpoints import Checkpoints, Position
 from mbcal.config import Device
 from mbcal.errors import OptionError, TrainingError, nearest
 from mbcal.graphs import Recorded
+from mbcal.group import ALONE, Group
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import Key, hashed_order, seed_of, shuffled
+from mbcal.randomness import Key, Noise, hashed_order, seed_of, shuffled
+from mbcal.together import add_gradients
 from mbcal.types import Sessions, SessionTensors
 
 CHECK_EVERY = 100
 """Losses are looked at this often: a look makes a GPU wait."""
 
-Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Rows (B,) of the training data and a seed for noise () -> summed loss and the number of steps it was summed over.
+Objective = Callable[[Tensor, Noise], tuple[Tensor, Tensor]]
+"""Rows (B,) of the training data and their noise -> summed loss and the number of steps it was summed over.
 
 On a GPU it is recorded once and replayed for every batch, so it must not look at values (`int(x)`, `if x > 0`) nor make
 tensors from lists; what has to happen outside, such as copying a target network now and then, goes into `before`.
@@ -148,15 +150,19 @@ def train(
     unit: float = 1.0,
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
+    group: Group = ALONE,
+    places: Tensor | None = None,
 ) -> list[dict[str, float]]:
     """Fit `net` on rows, stopping by the loss on the rows held out (if any); `before` is called before every update.
 
     On a GPU updates are recorded and replayed, unless told not to because the data does not lie there.
+    In a group all workers are given the same rows, and `places` says where each row lies here (`Portion.places`); the first
+    worker keeps the checkpoints.
     Returns the curve, an entry an epoch, in multiples of `unit`: what one of the objective's loss is worth to people.
     """
     if not len(rows):
         raise TrainingError(f"{name}: no sessions to learn from")
-    run = _Run(net, objective, how, name, seed, optimiser, before, record, unit, progress, checkpoints)
+    run = _Run(net, objective, how, name, seed, optimiser, before, record, unit, progress, checkpoints, group, places)
     return run.to_the_end(torch.from_numpy(rows).to(run.device), torch.from_numpy(held).to(run.device))
 
 
@@ -174,10 +180,12 @@ class _Run:
         unit: float,
         progress: Progress,
         checkpoints: Checkpoints | None,
+        group: Group,
+        places: Tensor | None,
     ) -> None:
         self.net, self.objective, self.how, self.name, self.seed = net, objective, how, name, seed
         self.optimiser, self.before, self.record, self.unit = optimiser, before, record, unit
-        self.progress, self.checkpoints = progress, checkpoints
+        self.progress, self.checkpoints, self.group, self.places = progress, checkpoints, group, places
         self.device = next(net.parameters()).device
         self.at = Position()
         self.best: dict[str, NDArray[Any]] = {}
@@ -192,7 +200,7 @@ class _Run:
         self.best = _unprefixed(arrays, "best/")
 
     def _save(self) -> None:
-        if self.checkpoints:
+        if self.checkpoints and self.group.rank == 0:
             now = {f"now/{key}": value for key, value in state_arrays(self.net, self.optimiser).items()}
             best = {f"best/{key}": value for key, value in self.best.items()}
             self.checkpoints.save(self.name, self.at, {**now, **best})
@@ -237,6 +245,14 @@ class _Run:
         made = [seed_of(self.seed, self.name, *purpose, number) for number in range(count)]
         return torch.tensor(made, device=self.device)
 
+    def here(self, rows: Tensor, seed: Tensor) -> tuple[Tensor, Noise]:
+        """Those of a batch's rows that lie with this worker, and their noise."""
+        if self.places is None:
+            return rows, Noise(seed)
+        found = self.places[rows]
+        mine = (found >= 0).nonzero().squeeze(1)
+        return found[mine], Noise(seed, mine)
+
     def _look(self, updates: _Updates, begin: int) -> None:
         """Add up what was learned at; a loss that is no number stops the fit here."""
         totals, counts = updates.losses[begin : self.at.batch].double().cpu().unbind(1)
@@ -280,9 +296,12 @@ class _Run:
         self.net.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         batches = torch.split(held, 4 * self.how.batch)
-        for batch, noise in zip(batches, self.seeds(len(batches), "held-out noise"), strict=True):
-            total, count = self.objective(batch, noise)
-            sums += torch.stack([total.double(), count.double()])
+        for batch, seed in zip(batches, self.seeds(len(batches), "held-out noise"), strict=True):
+            rows, noise = self.here(batch, seed)
+            if len(rows):
+                total, count = self.objective(rows, noise)
+                sums += torch.stack([total.double(), count.double()])
+        self.group.add(sums)
         return float(sums[0] / sums[1].clamp(min=1))
 
 
@@ -297,7 +316,8 @@ class _Updates:
         self._noise = run.seeds(self.count, "noise", run.at.epoch)
         self._next = torch.full((1,), run.at.batch, device=run.device)
         self.losses = torch.zeros(self.count, 2, device=run.device)
-        self._step = Recorded(self._full_batch, run.record and run.device.type == "cuda")
+        self._update = self._update_alone if run.group.size == 1 else self._update_together
+        self._step = Recorded(self._full_batch, run.record and run.device.type == "cuda" and run.group.size == 1)
 
     @property
     def sessions(self) -> int:
@@ -325,14 +345,28 @@ class _Updates:
         self.losses.index_copy_(0, self._next, self._update(rows, noise).unsqueeze(0))
         self._next += 1
 
-    def _update(self, rows: Tensor, noise: Tensor) -> Tensor:
+    def _update_alone(self, rows: Tensor, seed: Tensor) -> Tensor:
         """Summed loss and its count (2,), after a step of the optimiser."""
         run = self._run
-        total, count = run.objective(rows, noise)
+        total, count = run.objective(rows, Noise(seed))
         run.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(total / count.clamp(min=1))
         run.optimiser.step()
         return torch.stack([total.detach(), count.to(total.dtype)])
+
+    def _update_together(self, rows: Tensor, seed: Tensor) -> Tensor:
+        """The same step on every worker of a group, by the gradients of them all."""
+        run = self._run
+        mine, noise = run.here(rows, seed)
+        run.optimiser.zero_grad(set_to_none=True)
+        sums = self.losses.new_zeros(2)
+        if len(mine):
+            total, count = run.objective(mine, noise)
+            torch.autograd.backward(total)
+            sums = torch.stack([total.detach(), count.to(total.dtype)])
+        sums = add_gradients([each for group in run.optimiser.param_groups for each in group["params"]], sums, run.group)
+        run.optimiser.step()
+        return sums
 
 
 def state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str, NDArray[Any]]:

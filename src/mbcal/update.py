@@ -22,9 +22,13 @@ from typing import Any
 import numpy as np
 
 from mbcal.agents import Agent, load
+from mbcal.config import to_dict
+from mbcal.data.store import write_sessions
+from mbcal.engines import ONE_CORE, Engine, Share
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.intervals import Estimate
 from mbcal.evaluation.offline import Nuisance, judge_offline
+from mbcal.fitting import FitJob, fit_by
 from mbcal.folder import write_whole
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
@@ -34,7 +38,7 @@ from mbcal.serving.archive import read
 from mbcal.serving.records import Decision, Feedback
 from mbcal.serving.sessions import JoinCounts, join
 from mbcal.simulator import Simulator
-from mbcal.training import split_users
+from mbcal.training import Training, split_users
 from mbcal.types import Sessions
 
 JUDGED_BY = "dr"
@@ -104,11 +108,14 @@ def update(
     seed: int = 0,
     device: str = "auto",
     candidate: Agent | None = None,
+    engine: Engine | None = None,
+    share: Share = ONE_CORE,
     progress: Progress = SILENT,
 ) -> Verdict:
     """Learn from what the live version (and `replay` - 1 before it) decided, and publish if the gate lets it through.
 
-    With a `candidate` nothing is learned: it is judged as it is.
+    With a `candidate` nothing is learned: it is judged as it is. With an `engine` its workers learn, each with a `share` of
+    a machine; else this process does.
     """
     gate = gate or Gate()
     live = registry.current()
@@ -129,7 +136,10 @@ def update(
     if candidate is None:
         candidate = load(registry.open(live).path, device)
         how = replace(candidate.config.training, epochs=epochs, validation=0.0)
-        candidate.fit(sessions[teach], training=how, progress=progress)
+        if engine is None:
+            candidate.fit(sessions[teach], training=how, progress=progress)
+        else:
+            candidate = _learned(engine, share, registry, live, candidate, sessions[teach], how, device, progress)
     else:
         candidate.domain.require(sessions, "the candidate")
     _judge_by_log(verdict, candidate, now, sessions[judge], gate, epsilon, seed, simulator is not None, progress)
@@ -140,6 +150,34 @@ def update(
     if not verdict.reasons:
         verdict.published = _publish(registry, candidate, verdict, live)
     return verdict
+
+
+def _learned(
+    engine: Engine,
+    share: Share,
+    registry: Registry,
+    live: str,
+    candidate: Agent,
+    sessions: Sessions,
+    how: Training,
+    device: str,
+    progress: Progress,
+) -> Agent:
+    """The candidate after a fit by an engine's workers, who read the sessions from a store beside the versions."""
+    with tempfile.TemporaryDirectory(dir=registry.path, prefix=".learning-") as folder:
+        here = Path(folder).resolve()
+        job = FitJob(
+            data=write_sessions(here / "sessions", sessions),
+            out=here / "model",
+            checkpoints=here / "checkpoint",
+            agent=candidate.name,
+            config=to_dict(candidate.config),
+            warm=registry.open(live).path.resolve(),
+            training=how,
+            device=device,
+        )
+        fit_by(engine, job, share, progress)
+        return load(job.out, device)
 
 
 def _of_versions(records: Iterable[Decision | Feedback], versions: set[str]) -> Iterator[Decision | Feedback]:

@@ -11,12 +11,13 @@ import torch
 
 from mbcal import NetConfig, Sessions, Training
 from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
-from mbcal.agents.agent import Lesson, value_term
+from mbcal.agents.agent import value_term
 from mbcal.agents.dqn import DQNConfig, candidate_values, still_available
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
 from mbcal.agents.mcpe import ValueConfig
 from mbcal.labels import temporal_difference_targets
 from mbcal.rollout import draw_candidates
+from mbcal.training import train
 from mbcal.types import MASK
 from tests.batches import CATALOG, LABELS, sessions
 from tests.toys import logged
@@ -133,13 +134,12 @@ def test_the_target_network_is_copied_every_twenty_updates() -> None:
 
 def test_dyna_q_learns_from_as_many_imagined_as_real_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     taught: dict[str, int] = {}
-    train = Lesson.train
 
-    def spy(self: Lesson, name: str, objective: Any, rows: Any = None, *more: Any) -> None:
-        taught[name] = len(self.rows if rows is None else rows)
-        train(self, name, objective, rows, *more)
+    def spy(net: Any, objective: Any, rows: Any, *more: Any, name: str, **others: Any) -> Any:
+        taught[name] = len(rows)
+        return train(net, objective, rows, *more, name=name, **others)
 
-    monkeypatch.setattr(Lesson, "train", spy)
+    monkeypatch.setattr("mbcal.agents.agent.train", spy)
     fitted(DynaQ)
     assert taught == {"environment": 120, "value": 240}
 

@@ -214,6 +214,9 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         (["evaluate", "mbcal", "--data", "feed"], "simulator: missing; give --simulator SIM"),
         (["evaluate", "mbcal", "--data", "feed", "--simulator", "mbcal"], "mbcal: a model, not a simulator"),
         (["evaluate", "mbcal", "--data", "feed", "--truth", "--epsilon", "3"], "epsilon: must be in [0, 1], got 3"),
+        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: share a fit on --engine ray; here it is one process"),
+        (["fit", "feed", "--out", "new", "--address", "auto"], "address: names a Ray cluster; add --engine ray"),
+        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "device: workers of --engine ray are on a"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -224,6 +227,12 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     assert said in error
     assert "\n" not in error
     assert not (shop / "new").exists()
+
+
+def test_ray_asked_for_and_absent(shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    error = refused("fit", "feed", "--out", "new", "--engine", "ray", cwd=shop, capsys=capsys)
+    assert error == "mbcal: engine: ray is not installed; pip install 'mbcal[ray]'"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

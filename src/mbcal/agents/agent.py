@@ -21,11 +21,13 @@ from mbcal import bundle
 from mbcal.checkpoints import Checkpoints
 from mbcal.config import from_dict, to_dict
 from mbcal.errors import InputError, ModelError, OptionError
+from mbcal.group import ALONE, Group
 from mbcal.nets import ItemEmbedding, NetConfig, SequenceNet, ValueNet, meet_items, settle_items
 from mbcal.progress import SILENT, Progress
 from mbcal.randomness import initial_weights, seed_of, uniform
 from mbcal.rollout import candidates_of
 from mbcal.scorers import NOBODY, Scorer, Term
+from mbcal.together import Portion, require_same
 from mbcal.training import (
     Objective,
     Resident,
@@ -77,8 +79,9 @@ class Domain:
     users: int
 
     @classmethod
-    def of(cls, sessions: Sessions | SessionTensors) -> Self:
-        users = int(sessions.user.max()) + 1
+    def of(cls, sessions: Sessions | SessionTensors, users: int | None = None) -> Self:
+        """That of these sessions; `users` are more where others have sessions, too."""
+        users = users or int(sessions.user.max()) + 1
         return cls(sessions.catalog, sessions.behaviour_set, sessions.horizon, sessions.history_items.shape[1], users)
 
     def require(self, sessions: Sessions | SessionTensors, whose: str) -> None:
@@ -91,8 +94,11 @@ class Lesson:
     """One fit: the sessions within reach, who is held out, and how to run the loop over them."""
 
     data: Resident
-    """The sessions, where the networks are."""
+    """The sessions, where the networks are; in a group those of this worker."""
+    portion: Portion
+    """Which of all sessions they are."""
     rows: NDArray[np.int64]
+    """Numbers of the sessions to learn from, and of those held out, in a group everybody's."""
     held: NDArray[np.int64]
     how: Training
     seed: int
@@ -108,19 +114,20 @@ class Lesson:
         self,
         name: str,
         objective: Objective,
-        rows: NDArray[np.int64] | None = None,
         held: NDArray[np.int64] | None = None,
         before: Callable[[], None] | None = None,
         record: bool | None = None,
+        times: int = 1,
     ) -> None:
-        """Fit the network of this name; on other rows, or with others held out, where the objective asks for it.
+        """Fit the network of this name; with others held out where the objective asks for it.
 
         `before` is called before every update; `record` tells whether other data than the lesson's lies on the device.
+        With `times` the data has all the sessions that often, one form after another.
         """
         self.curves[name] = train(
             self.nets[name],
             objective,
-            self.rows if rows is None else rows,
+            np.concatenate([self.rows + form * self.portion.total for form in range(times)]),
             self.held if held is None else held,
             self.how,
             name=name,
@@ -131,6 +138,8 @@ class Lesson:
             unit=_loss_unit(self.nets[name]),
             progress=self.progress,
             checkpoints=self.checkpoints,
+            group=self.portion.group,
+            places=self.portion.places(self.data.device, times),
         )
 
 
@@ -178,16 +187,22 @@ class Agent(ABC):
         training: Training | None = None,
         progress: Progress = SILENT,
         checkpoints: Checkpoints | None = None,
+        group: Group = ALONE,
     ) -> Self:
-        """Learn from sessions; `training` replaces the config's for this time."""
-        if not len(sessions):
+        """Learn from sessions; `training` replaces the config's for this time.
+
+        In a group each worker gives its part of them, in order of rank (`Store.share`), and all end with the same agent.
+        """
+        portion = Portion.among(len(sessions), group, checkpoints.number if checkpoints else 0)
+        if not portion.total:
             raise InputError("fit: there are no sessions to learn from")
+        users = portion.whole(torch.as_tensor(sessions.user)).cpu().numpy()
         if self._domain is None:
-            self._begin_with(Domain.of(sessions))
+            self._begin_with(Domain.of(sessions, int(users.max()) + 1))
         self.domain.require(sessions, "this agent")
         before = None if self.fits == 0 else {name: self._state(name) for name in self.nets}
         try:
-            self._learn(sessions, training or self.config.training, progress, checkpoints)
+            self._learn(sessions, portion, users, training or self.config.training, progress, checkpoints)
         except BaseException:  # half a lesson is worse than none: as if it had not been
             if before is None:
                 self._begin_with(self.domain)
@@ -201,21 +216,28 @@ class Agent(ABC):
         return state_arrays(self.nets[name], self.optimisers.get(name))
 
     def _learn(
-        self, sessions: Sessions | SessionTensors, how: Training, progress: Progress, checkpoints: Checkpoints | None
+        self,
+        sessions: Sessions | SessionTensors,
+        portion: Portion,
+        users: NDArray[np.int32],
+        how: Training,
+        progress: Progress,
+        checkpoints: Checkpoints | None,
     ) -> None:
         seed = seed_of(self.config.seed, self.name, "fit", self.fits)
         given = Resident(sessions, self.device, self.needs_candidates).tensors
-        rows, held = split_users(given.user.cpu().numpy(), how.validation, self.config.seed)
+        rows, held = split_users(users, how.validation, self.config.seed)
         if self.config.net.user == "id":
-            given = replace(given, user=self._strangers(given.user, held, seed))
+            given = replace(given, user=self._strangers(given.user, held, seed, portion))
         if self.needs_candidates:
-            given = replace(given, candidates=candidates_of(given, seed))
+            given = replace(given, candidates=candidates_of(given, seed, portion=portion))
         for name, net in self.nets.items():
-            meet_items(net, given, self.fits == 0)
+            meet_items(net, given, self.fits == 0, portion.group)
             if name in self.optimisers:
                 how.steer(self.optimisers[name])
         lesson = Lesson(
             Resident(given, self.device, self.needs_candidates),
+            portion,
             rows,
             held,
             how,
@@ -227,17 +249,18 @@ class Agent(ABC):
             self.optimisers,
         )
         self.learn(lesson)
+        require_same(self.nets, self.name, portion.group)
         for net in self.nets.values():
             settle_items(net)
         self.curves = lesson.curves
         self.fits += 1
         self._scorer = self.scorer()
 
-    def _strangers(self, users: torch.Tensor, held: NDArray[np.int64], seed: int) -> torch.Tensor:
+    def _strangers(self, users: torch.Tensor, held: NDArray[np.int64], seed: int, portion: Portion) -> torch.Tensor:
         """User numbers with all held-out users, and some sessions of the others, as strangers: so that a row is learned for
         users never seen, and judged."""
-        strange = uniform(seed_of(seed, "strangers"), (len(users),), users.device) < STRANGERS
-        strange[torch.from_numpy(held).to(users.device)] = True
+        strange = uniform(seed_of(seed, "strangers"), (len(users),), users.device, portion.begin) < STRANGERS
+        strange[portion.here(torch.from_numpy(held)).to(users.device)] = True
         return torch.where(strange, NOBODY, users)
 
     def _begin_with(self, domain: Domain) -> None:

@@ -24,10 +24,12 @@ from mbcal.agents.agent import Agent, Domain, Lesson
 from mbcal.agents.dqn import NOBODY, DQNConfig, WithCopy
 from mbcal.agents.mcpe import session_returns
 from mbcal.labels import temporal_difference_targets
-from mbcal.nets import Embedding, ItemEmbedding, SequenceNet, Unit, last_hidden, run_gru
+from mbcal.nets import Embedding, ItemEmbedding, SequenceNet, last_hidden, run_gru
+from mbcal.randomness import Noise
 from mbcal.scorers import NearestScorer
 from mbcal.training import Objective, Resident
 from mbcal.types import SessionTensors
+from mbcal.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,12 @@ class DDPG(Agent):
     def learn(self, lesson: Lesson) -> None:
         net: ActorCritic = self.nets["value"]
         if lesson.first:
-            net.unit.fit(session_returns(lesson.data, self.config.gamma), lesson.data.mask)
+            returns = session_returns(lesson.data, self.config.gamma)
+            net.unit.fit(returns, lesson.data.mask, lesson.portion.group)
         lesson.train("value", self._objective(net, lesson.data), held=NOBODY, before=net.begin_update)
 
     def _objective(self, net: ActorCritic, data: Resident) -> Objective:
-        def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted = batch.mask
             error = net.online.judge(batch) - net.unit.inward(self.label(batch))

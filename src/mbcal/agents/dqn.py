@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mbcal.agents.agent import Agent, Domain, Lesson, value_term
@@ -28,6 +27,7 @@ from mbcal.arrays import copy_into
 from mbcal.errors import OptionError
 from mbcal.labels import temporal_difference_targets
 from mbcal.nets import ValueNet
+from mbcal.randomness import Noise
 from mbcal.scorers import NetScorer, Term
 from mbcal.training import Objective, Resident
 from mbcal.types import MASK, SessionTensors
@@ -118,17 +118,18 @@ class DQN(Agent):
         return {"value": QNetwork(domain, self.config)}
 
     def learn(self, lesson: Lesson) -> None:
-        self.learn_values(lesson, lesson.data, lesson.rows)
+        self.learn_values(lesson, lesson.data)
 
-    def learn_values(self, lesson: Lesson, data: Resident, rows: NDArray[np.int64]) -> None:
-        """Fit Q to the temporal differences of these sessions."""
+    def learn_values(self, lesson: Lesson, data: Resident, times: int = 1) -> None:
+        """Fit Q to the temporal differences of these sessions: the lesson's, or several forms of them."""
         net: QNetwork = self.nets["value"]
         if lesson.first:
-            net.online.unit.fit(session_returns(lesson.data, self.config.gamma), lesson.data.mask)
-        lesson.train("value", self._objective(net, data), rows, NOBODY, net.begin_update, data.whole)
+            returns = session_returns(lesson.data, self.config.gamma)
+            net.online.unit.fit(returns, lesson.data.mask, lesson.portion.group)
+        lesson.train("value", self._objective(net, data), NOBODY, net.begin_update, data.whole, times)
 
     def _objective(self, net: QNetwork, data: Resident) -> Objective:
-        def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted, target = batch.mask, self.label(batch)
             error = net.online.run(batch).squeeze(-1) - net.online.unit.inward(target)

@@ -10,7 +10,6 @@ users and candidates, items chosen by the present Q with epsilon 0.1; in the fir
 
 from __future__ import annotations
 
-import numpy as np
 from torch import nn
 
 from mbcal.agents.agent import Domain, Lesson
@@ -38,7 +37,7 @@ class DynaQ(DQN):
         lesson.train("environment", behaviour_likelihood(self.nets["environment"], lesson.data))
         real = lesson.data.tensors
         both = Resident(SessionTensors.concat([real, self.imagine(lesson)]), self.device, candidates=True)
-        self.learn_values(lesson, both, np.concatenate([lesson.rows, lesson.rows + len(real)]))
+        self.learn_values(lesson, both, times=2)
 
     def imagine(self, lesson: Lesson) -> SessionTensors:
         """As many sessions as there are real ones, from the environment model."""
@@ -49,6 +48,7 @@ class DynaQ(DQN):
             lesson.data.tensors,
             epsilon=1.0 if lesson.first else EPSILON,
             seed=lesson.seed,
+            first=lesson.portion.begin,
             title="imagining",
             progress=lesson.progress,
         ).without("propensities")

@@ -66,13 +66,17 @@ class LinUCB(Agent):
         return {"regression": _Regression(self.config.size + CONTEXT, self.config.ridge)}
 
     def learn(self, lesson: Lesson) -> None:
-        kept, vectors = self.nets["regression"], self._vectors()
+        kept, vectors, group = self.nets["regression"], self._vectors(), lesson.portion.group
+        before = [evidence.clone() for evidence in (kept.covariance, kept.target)]
         rewards = torch.tensor(self.domain.behaviours.rewards, dtype=torch.float64, device=self.device)
         for begin in range(0, len(lesson.data), 4096):
             batch = lesson.data[slice(begin, begin + 4096)]
             told = torch.cat([vectors[batch.items], self._contexts(batch, rewards)], -1)[batch.mask]
             kept.covariance += told.T @ told
             kept.target += told.T @ rewards[batch.behaviours[batch.mask].long()]
+        group.add(kept.covariance, kept.target)
+        for evidence, known in zip((kept.covariance, kept.target), before, strict=True):
+            evidence -= (group.size - 1) * known  # which everyone has added
 
     def _contexts(self, batch: SessionTensors, rewards: Tensor) -> Tensor:
         """(B, T, 3): what the scorer's state says before every logged step."""

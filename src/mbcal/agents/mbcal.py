@@ -121,7 +121,7 @@ class MBCAL(Agent):
             lesson.progress.advance(len(labels[-1]))
         made = torch.cat(labels)
         if lesson.first:
-            net.unit.fit(made, lesson.data.mask)
+            net.unit.fit(made, lesson.data.mask, lesson.portion.group)
         lesson.train(name, value_error(net, lesson.data, made, told))
 
     def advantage(self, batch: SessionTensors) -> Tensor:
@@ -184,17 +184,18 @@ class MBCAL(Agent):
 
         Zero unless another is better by more than chance: what cannot be told apart stays the paper's.
         """
-        count = min(len(lesson.data), IMAGINED)
-        some = lesson.data.tensors[:count]
-        offered = candidates_of(some, lesson.seed, lesson.data.tensors)
-        users, groups = self.environment(), some.user.cpu().numpy()
-        earned = {
+        portion, count = lesson.portion, min(lesson.portion.total, IMAGINED)
+        some = lesson.data.tensors[: max(count - portion.begin, 0)]
+        offered = candidates_of(some, lesson.seed, lesson.data.tensors, portion)
+        users, groups = self.environment(), portion.whole(some.user)[:count].cpu().numpy()
+        served = {
             mix: rollout(
-                self._scorer_with(mix), users, some, candidates=offered, seed=lesson.seed, title=f"mix {mix}",
-                progress=lesson.progress,
-            ).rewards.sum(1).cpu().numpy()
+                self._scorer_with(mix), users, some, candidates=offered, seed=lesson.seed, first=portion.begin,
+                title=f"mix {mix}", progress=lesson.progress,
+            ).rewards.sum(1) if len(some) else some.rewards.sum(1)
             for mix in (0.0, *MIXES)
         }  # fmt: skip
+        earned = {mix: portion.whole(rewards)[:count].cpu().numpy() for mix, rewards in served.items()}
         gaps = {mix: mean_interval(earned[mix] - earned[0.0], groups, LEVEL) for mix in MIXES}
         better = [mix for mix in MIXES if gaps[mix].low > 0]
         return max(better, key=lambda mix: gaps[mix].mean, default=0.0)

@@ -58,7 +58,7 @@ class MCPE(Agent):
         value: ValueNet = self.nets["value"]
         labels = session_returns(lesson.data, self.config.gamma)
         if lesson.first:
-            value.unit.fit(labels, lesson.data.mask)
+            value.unit.fit(labels, lesson.data.mask, lesson.portion.group)
         lesson.train("value", value_error(value, lesson.data, labels))
 
     def label(self, batch: SessionTensors) -> Tensor:

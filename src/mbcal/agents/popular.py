@@ -30,10 +30,13 @@ class Popular(Agent):
         return {"counts": _Counts(domain.catalog.rows)}
 
     def learn(self, lesson: Lesson) -> None:
-        counts = self.nets["counts"].steps
+        counts, group = self.nets["counts"].steps, lesson.portion.group
+        if group.rank:  # what was known before counts once
+            counts.zero_()
         for rows in blocks(lesson.data):
             batch = lesson.data[rows]
             counts += torch.bincount(batch.items[batch.mask], minlength=len(counts))
+        group.add(counts)
         counts[:SPECIAL] = 0
 
     def scorer(self) -> ItemScorer:

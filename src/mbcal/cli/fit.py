@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Out, Overwrite, about, checkpoint_folder, features_of, quoted
+from mbcal.cli.options import (
+    AddressOption,
+    DataDir,
+    DeviceOption,
+    EngineOption,
+    GpusOption,
+    Out,
+    Overwrite,
+    WorkersOption,
+    about,
+    checkpoint_folder,
+    features_of,
+    quoted,
+    require_ray,
+    share_of,
+)
 from mbcal.data import Store
 from mbcal.errors import OptionError
 
@@ -43,22 +58,31 @@ def fit_agent(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed, another result.", show_default="0")] = None,
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
     overwrite: Overwrite = False,
 ) -> None:
     """Fit an agent on a store's 'train' users and write it as a folder.
 
     A fit that is stopped, even by kill -9, goes on where it was when the same command is given again, to the same result.
+    With --engine ray several workers share one fit: each holds its part of the users, and the result is that of one worker,
+    up to the rounding of sums.
     """
     from mbcal.agents import agent_named, load
     from mbcal.bundle import AGENT, Bundle
-    from mbcal.checkpoints import Checkpoints
     from mbcal.config import to_dict
+    from mbcal.engines import engine_named
+    from mbcal.fitting import FitJob, fit_by
     from mbcal.folder import NewFolder
     from mbcal.nets import NetConfig
     from mbcal.training import Training, device_named
 
-    kind = agent_named(agent)
-    device_named(device)
+    kind, share = agent_named(agent), share_of(engine, device, gpus)
+    require_ray(engine, workers)
+    here = device if engine == "local" else "cpu"  # elsewhere the networks are not ours
+    device_named(here)
     with NewFolder(out, "model", overwrite):  # refuses now what it would refuse after an hour
         pass
     store = Store.open(data)
@@ -70,7 +94,7 @@ def fit_agent(
             if value is not None:
                 rule = f"{name.replace('_', '-')}: a model keeps its own when it goes on"
                 raise OptionError(f"{rule}; leave it out, or leave out --from")
-        made = load(warm, device)
+        made = load(warm, here)
         if made.name != agent:
             raise OptionError(f"from: {warm} holds a {made.name} agent; add --agent {made.name} or start from nothing")
         made.config = replace(made.config, training=training)
@@ -80,20 +104,27 @@ def fit_agent(
             raise OptionError(f"{name.replace('_', '-')}: the {agent} agent has no such setting; leave it out")
         sizes = {name: value for name, value in shape.items() if value is not None}
         net = NetConfig(features=features_of(store, features), **sizes)  # type: ignore[arg-type]  # NetConfig checks
-        made = kind(kind.Config(net=net, training=training, seed=seed or 0, **given), device)
-    sessions = store.sessions("train")
+        made = kind(kind.Config(net=net, training=training, seed=seed or 0, **given), here)
     settings = {"agent": agent, "config": to_dict(made.config), "fits": made.fits, **about(store, "train")}
     if warm:
         settings["from"] = Bundle.open(warm, AGENT).manifest["content_hash"]
-    kept = Checkpoints(checkpoint_folder(out), settings)
-    if kept.latest:
+    job = FitJob(
+        data=data.resolve(),
+        out=out.resolve(),
+        checkpoints=checkpoint_folder(out),
+        agent=agent,
+        config=to_dict(made.config),
+        warm=warm and warm.resolve(),
+        device=device,
+        settings=settings,
+        about=about(store, "train"),
+    )
+    if job.checkpoints.is_dir():
         typer.echo("going on from the last checkpoint", err=True)
-    with progress() as listener:
-        made.fit(sessions, progress=listener, checkpoints=kept)
-    made.save(out, overwrite=overwrite, about=about(store, "train"))
-    kept.remove()
-    typer.echo(f"{out}: {agent}, fitted on {len(sessions):,} sessions")
-    for name, curve in made.curves.items():
+    with progress() as listener, engine_named(engine, workers, address) as where:
+        curves = fit_by(where, job, share, listener)
+    typer.echo(f"{out}: {agent}, fitted on {store.count('train'):,} sessions")
+    for name, curve in curves.items():
         best = min(curve, key=lambda epoch: epoch.get("held_out", epoch["loss"]))
         which = "held-out loss" if "held_out" in best else "loss"
         typer.echo(

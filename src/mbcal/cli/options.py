@@ -56,3 +56,9 @@ def share_of(engine: str, device: str, gpus: float) -> Share:
     if engine == "ray" and device == "cuda" and not gpus:
         raise OptionError("device: workers of --engine ray are on a GPU where they are given a share of one; say --gpus 1")
     return Share(gpus=gpus)
+
+
+def require_ray(engine: str, workers: int | None) -> None:
+    """A fit on this machine is one process."""
+    if engine == "local" and workers is not None:
+        raise OptionError("workers: share a fit on --engine ray; here it is one process, leave them out")

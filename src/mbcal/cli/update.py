@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DeviceOption
+from mbcal.cli.options import (
+    AddressOption,
+    DeviceOption,
+    EngineOption,
+    GpusOption,
+    WorkersOption,
+    require_ray,
+    share_of,
+)
 from mbcal.errors import MbcalError, OptionError
 
 REFUSED = 3
@@ -39,6 +47,10 @@ def update_registry(
     candidate: Annotated[Path | None, typer.Option(help="Judge this model instead of learning one.")] = None,
     seed: Annotated[int, typer.Option(help="Of the split of users and the intervals.")] = 0,
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
 ) -> None:
     """Learn from the live version's decisions; publish the result if the log (and a simulator) say it is no worse.
 
@@ -46,11 +58,13 @@ def update_registry(
     REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
     """
     from mbcal.agents import load
+    from mbcal.engines import engine_named
     from mbcal.registry import Registry
     from mbcal.update import Gate, update, write_verdict
 
-    gate = Gate(sessions=min_sessions, tolerance=tolerance)
-    with progress() as listener:
+    gate, share = Gate(sessions=min_sessions, tolerance=tolerance), share_of(engine, device, gpus)
+    require_ray(engine, workers)
+    with progress() as listener, engine_named(engine, workers, address) as where:
         verdict = update(
             Registry(registry),
             log,
@@ -62,6 +76,8 @@ def update_registry(
             seed=seed,
             device=device,
             candidate=None if candidate is None else load(candidate, device),
+            engine=None if engine == "local" else where,
+            share=share,
             progress=listener,
         )
     page = write_verdict(registry / "updates", verdict)
@@ -84,13 +100,20 @@ def loop_updates(
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
 ) -> None:
     """Update again and again. An update that fails or is refused changes nothing; the next one tries again."""
     done = 0
     while True:
         began = time.monotonic()
         try:
-            update_registry(registry, log, simulator, replay, epochs, epsilon, min_sessions, tolerance, None, done, device)
+            update_registry(
+                registry, log, simulator, replay, epochs, epsilon, min_sessions, tolerance, None, done, device, engine,
+                workers, address, gpus,
+            )  # fmt: skip
         except typer.Exit:
             pass  # refused: said already
         except MbcalError as error:

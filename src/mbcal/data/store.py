@@ -273,6 +273,58 @@ class Store:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
         return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
 
+    def share(self, part: Part, rank: int, size: int) -> Sessions:
+        """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them."""
+        total = self.count(part)
+        first, last = (self._user_edge(part, total * number // size) for number in (rank, rank + 1))
+        return self.sessions(part, first, last) if first < last else self.sessions(part, 0, 1)[:0]
+
+    def _user_edge(self, part: Part, at: int) -> int:
+        """The first session from `at` on that is another user's than the one before; users are whole within a shard."""
+        before = 0
+        for name, count in self._counted(part):
+            if before < at < before + count:
+                users = _numpy(self.table(name.replace("steps", "sessions"))["user"])[at - before - 1 :]
+                return at + int(np.append(users[1:] != users[0], True).argmax())
+            before += count
+        return at
+
+
+def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Path:
+    """Sessions as a store with one part and no names of users, for whoever reads stores: each with a history of its own.
+
+    Candidates are kept where a session had one set of them.
+    """
+    folder.mkdir(parents=True)
+    both = np.concatenate([sessions.history_mask, sessions.mask], 1)  # (N, H + T), and so the steps, session by session
+
+    def steps(history: Any, later: Any) -> Any:
+        return np.concatenate([history, later], 1)[both]
+
+    ends = np.cumsum(sessions.history_length + sessions.length, dtype=np.int64)
+    candidates = sessions.candidates
+    writer = StoreWriter(folder)
+    writer.shard(
+        part,
+        writer.next_shard(part),
+        Shard(
+            items=steps(sessions.history_items, sessions.items),
+            behaviours=steps(sessions.history_behaviours, sessions.behaviours),
+            timestamps=None,
+            propensities=None,
+            user=sessions.user,
+            start=ends - sessions.length,
+            length=sessions.length,
+            history_length=sessions.history_length,
+            candidates=candidates if candidates is not None and candidates.ndim == 2 else None,
+        ),
+    )
+    writer.catalog(sessions.catalog)
+    options = {"horizon": sessions.horizon, "history": sessions.history_items.shape[1]}
+    counts = {"sessions": len(sessions)}
+    writer.finish(sessions.behaviour_set, source="sessions", options=options, source_hashes={}, rejected={}, counts=counts)
+    return folder
+
 
 def parquet_table(data: bytes) -> pa.Table:
     """A Parquet file in memory as a table."""

@@ -50,9 +50,12 @@ class Engine(Protocol):
         """Every task once: its number and what was made of it, as soon as it is done. Where a worker is lost, its task is
         done again; what a job raises is raised here, and nothing is left running."""
 
-    def together(self, job: Callable[[Group], Made], share: Share = ONE_CORE) -> Made:
-        """The same job on all workers at a time, each told its place in the group; returns what the first one made. Where
-        a worker is lost all begin again, so the job keeps checkpoints where every worker can read them."""
+    def together(
+        self, job: Callable[[Group], Made], share: Share = ONE_CORE, hear: Callable[[Any], None] | None = None
+    ) -> Made:
+        """The same job on all workers at a time, each told its place in the group; returns what the first one made, and
+        passes on what that one says. Where a worker is lost all begin again, so the job keeps checkpoints where every
+        worker can read them."""
 
     def require_shared(self, file: Path) -> None:
         """Refuse a file that some worker does not see as we do: the manifest of a store, say, for the store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mbcal.engines import ONE_CORE, Hear, Made, Share, Task, heard_by
 from mbcal.group import ALONE, Group
@@ -28,9 +29,15 @@ class LocalEngine:
                 made = job(task)
             yield number, made
 
-    def together(self, job: Callable[[Group], Made], share: Share = ONE_CORE) -> Made:  # noqa: ARG002
+    def together(
+        self,
+        job: Callable[[Group], Made],
+        share: Share = ONE_CORE,  # noqa: ARG002
+        hear: Callable[[Any], None] | None = None,
+    ) -> Made:
         """See `Engine`."""
-        return job(ALONE)
+        with heard_by(hear):
+            return job(ALONE)
 
     def require_shared(self, file: Path) -> None:
         """See `Engine`: we see what we see."""

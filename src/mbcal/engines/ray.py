@@ -183,11 +183,13 @@ class RayEngine:
         finally:
             _cancel(list(running))
 
-    def together(self, job: Callable[[Group], Made], share: Share = ONE_CORE) -> Made:
+    def together(
+        self, job: Callable[[Group], Made], share: Share = ONE_CORE, hear: Callable[[Any], None] | None = None
+    ) -> Made:
         """See `Engine`."""
         from mbcal.engines.ray_train import together
 
-        return together(job, self.workers, share, self.patience)
+        return together(job, self.workers, share, self.patience, hear)
 
 
 class _Mail:

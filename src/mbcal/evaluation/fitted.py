@@ -24,7 +24,7 @@ from mbcal.evaluation.propensity import Choices, choices_along, open_steps
 from mbcal.labels import temporal_difference_targets
 from mbcal.nets import meet_items, settle_items
 from mbcal.progress import SILENT, Progress
-from mbcal.randomness import hashed_order, initial_weights, seed_of
+from mbcal.randomness import Noise, hashed_order, initial_weights, seed_of
 from mbcal.rollout import Policy
 from mbcal.training import Objective, Resident, Training, blocks, device_named, train
 from mbcal.types import Sessions, SessionTensors
@@ -123,7 +123,7 @@ class _Fit:
         return net.eval()
 
     def _objective(self, net: QNetwork) -> Objective:
-        def objective(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = self.data[rows]
             expected = self._expected(candidate_values(net.target, net.judge(), batch), batch, rows)
             target = temporal_difference_targets(batch.rewards, expected, batch.mask, self.config.gamma)
