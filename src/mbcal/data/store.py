@@ -306,7 +306,7 @@ def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Pa
     writer = StoreWriter(folder)
     writer.shard(
         part,
-        writer.next_shard(part),
+        0,
         Shard(
             items=steps(sessions.history_items, sessions.items),
             behaviours=steps(sessions.history_behaviours, sessions.behaviours),
