@@ -21,9 +21,9 @@ PEAK, BUSY = 3.0, 0.5
 # measured, docs/performance.md
 INGEST = 100e6 / 25.90 / 2  # rows a core second: 100M rows of Parquet in 25.90 s on two cores
 FIT_CPU = 36_859.0  # decisions a core second, MBCAL
-FIT_GPU = 256_000 * STEPS / (0.522 + 0.041 + 0.494)  # decisions a second of one H200: both networks and the labels
-SERVE_CPU, SERVE_GPU = 3_599.0 * STEPS, 256_000 * STEPS / 0.112  # decisions a second of a roll-out
-REQUEST = 1.07e-3  # core seconds a ranking, 200 candidates
+FIT_GPU = 256_000 * STEPS / (0.528 + 0.041 + 0.496)  # decisions a second of one H200: both networks and the labels
+SERVE_CPU, SERVE_GPU = 3_599.0 * STEPS, 256_000 * STEPS / 0.115  # decisions a second of a roll-out
+REQUEST = 209e-6  # core seconds a ranking, 200 candidates, logged
 # measured, docs/decision-log.md: a decision is a record and its feedback another
 LOGGED, PACKED, COMPACT, JOIN = 2_800.0, 9.5, 12_700 / 2, 16_212 / 2  # bytes; times smaller; decisions a core second
 # counted in the files and arrays made by: mbcal prepare newsfeed --sessions 24000 --out feed

@@ -1,4 +1,4 @@
-"""A log prepared on a real Ray cluster of two workers, started here: the same store, also when workers are killed."""
+"""A log prepared on a real Ray cluster of two workers: the same store, also when workers are killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,16 +21,7 @@ from tests.data.test_spread import HEADER, damaged, rows, table, text_log
 from tests.logs import content, write_csv
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'mbcal[ray]'")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RayEngine]:
-    with RayEngine(2) as engine:
-        yield engine
-        started = psutil.Process().children(recursive=True)
-    assert started
-    _, left = psutil.wait_procs(started, timeout=20)
-    assert left == []
+pytestmark = pytest.mark.xdist_group("ray")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +29,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbcal.data.shards.SHARD_STEPS", 5_000)
 
 
-def test_the_command_makes_the_same_store(engine: RayEngine, tmp_path: Path) -> None:
+def test_the_command_makes_the_same_store(ray_engine: RayEngine, tmp_path: Path) -> None:
     paths = list(map(str, text_log(tmp_path)))
     columns = [f"--{column}={column}" for column in HEADER[:5]]
     for way in (["local"], ["ray", "--workers=2"]):
@@ -48,19 +39,19 @@ def test_the_command_makes_the_same_store(engine: RayEngine, tmp_path: Path) -> 
     assert content(tmp_path / "local") == content(tmp_path / "ray")
 
 
-def test_the_tasks_of_killed_workers_are_done_again(engine: RayEngine, tmp_path: Path) -> None:
+def test_the_tasks_of_killed_workers_are_done_again(ray_engine: RayEngine, tmp_path: Path) -> None:
     source = table([write_csv(tmp_path / f"{k}.csv", rows(40_000, k), HEADER) for k in range(4)])
     prepare(source, tmp_path / "here", Cut(max_rejected=0.9))
     with Assassin(tmp_path) as assassin:
-        prepare(source, tmp_path / "spread", Cut(max_rejected=0.9), engine=engine)
+        prepare(source, tmp_path / "spread", Cut(max_rejected=0.9), engine=ray_engine)
     assert assassin.killed == ["reading", "cutting"]
     assert content(tmp_path / "here") == content(tmp_path / "spread")
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_damaged_file_is_named_and_nothing_left(engine: RayEngine, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_nothing_left(ray_engine: RayEngine, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^the log cannot be read: .*b\.parquet"):
-        prepare(damaged(tmp_path), tmp_path / "store", engine=engine)
+        prepare(damaged(tmp_path), tmp_path / "store", engine=ray_engine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
 
 

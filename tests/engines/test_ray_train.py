@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.fits import Deadly
 
 psutil = pytest.importorskip("psutil", reason="tells which processes are left")
 ray = pytest.importorskip("ray", reason="Ray is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"), pytest.mark.xdist_group("ray")]
 
 SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
 CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=2, batch=64))
@@ -46,14 +45,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[RayEngine]:
-    with RayEngine(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(shop: Path, engine: RayEngine) -> Path:
-    fit_by(engine, job(shop, "undisturbed"))
+def undisturbed(shop: Path, ray_engine: RayEngine) -> Path:
+    fit_by(ray_engine, job(shop, "undisturbed"))
     return shop / "undisturbed"
 
 
@@ -83,27 +76,29 @@ def test_two_workers_make_the_model_of_one(shop: Path, undisturbed: Path) -> Non
     assert not list(shop.glob(".undisturbed*"))
 
 
-def test_killed_workers_cost_what_came_after_the_last_checkpoint(shop: Path, undisturbed: Path, engine: RayEngine) -> None:
+def test_killed_workers_cost_what_came_after_the_last_checkpoint(
+    shop: Path, undisturbed: Path, ray_engine: RayEngine
+) -> None:
     fit = job(shop, "disturbed", every=0.0)
-    engine.together(Deadly(fit, {1: 12, 0: 20}, shop))
+    ray_engine.together(Deadly(fit, {1: 12, 0: 20}, shop))
     assert (shop / "dead-1").exists()
     assert (shop / "dead-0").exists()
     assert said(shop / "disturbed", "files") == said(undisturbed, "files")  # to the bit
     assert not fit.checkpoints.exists()
 
 
-def test_a_damaged_shard_is_named_in_one_sentence(shop: Path, engine: RayEngine) -> None:
+def test_a_damaged_shard_is_named_in_one_sentence(shop: Path, ray_engine: RayEngine) -> None:
     shutil.copytree(shop / "feed", shop / "damaged")
     shard = next((shop / "damaged").glob("sessions-train-*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     begun = time.monotonic()
     with pytest.raises(StoreError, match=rf"{shard.name}: damaged \(its hash does not fit\); prepare the store again"):
-        fit_by(engine, job(shop, "nothing", "damaged"))
+        fit_by(ray_engine, job(shop, "nothing", "damaged"))
     assert time.monotonic() - begun < BOUND
     assert not (shop / "nothing").exists()
 
 
-def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, engine: RayEngine) -> None:
+def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, ray_engine: RayEngine) -> None:
     crowd = RayEngine(9, patience=2.0)
     begun = time.monotonic()
     with crowd, pytest.raises(EngineError, match="9 workers of 1 CPU and 0 GPU could not be started in 2 seconds"):
@@ -124,7 +119,7 @@ with RayEngine(2) as engine:
 """
 
 
-def test_the_driver_is_killed_and_goes_on(shop: Path, undisturbed: Path, engine: RayEngine) -> None:
+def test_the_driver_is_killed_and_goes_on(shop: Path, undisturbed: Path, ray_engine: RayEngine) -> None:
     (shop / "driver").mkdir()
     environment = {**os.environ, "MBCAL_TEST_MARK": str(shop)}  # inherited by all it starts
     root = Path(__file__).parents[2]
@@ -135,11 +130,11 @@ def test_the_driver_is_killed_and_goes_on(shop: Path, undisturbed: Path, engine:
     _wait_for(lambda: not _marked(str(shop)))  # nothing it started is left
     again = job(shop, "driven", every=0.0)
     assert any(again.checkpoints.glob("[0-9]*"))
-    fit_by(engine, again)
+    fit_by(ray_engine, again)
     assert said(shop / "driven", "files") == said(undisturbed, "files")
 
 
-def test_the_command_on_a_cluster_that_is_there(shop: Path, engine: RayEngine) -> None:
+def test_the_command_on_a_cluster_that_is_there(shop: Path, ray_engine: RayEngine) -> None:
     command = [sys.executable, "-m", "mbcal", "fit", "feed", *SMALL, "--device", "cpu"]
     there = ["--engine", "ray", "--workers", "2", "--address", ray.get_runtime_context().gcs_address]
     told = {"cwd": shop, "check": True, "capture_output": True, "text": True, "timeout": BOUND}
