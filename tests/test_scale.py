@@ -33,7 +33,11 @@ def test_the_page_shows_what_the_script_computes() -> None:
 
 def test_the_script_takes_its_rates_from_the_measurements() -> None:
     performance, log = (ROOT / "docs/performance.md").read_text(), (ROOT / "docs/decision-log.md").read_text()
-    for quoted in ("| 100,000,000 | 16.80 | 20.94 | 25.90 |", "| mbcal | 1,792 | 3,599 | 36,859 |", "| CPU each | 200 µs | 209 µs |"):
+    for quoted in (
+        "| 100,000,000 | 16.80 | 20.94 | 25.90 |",
+        "| mbcal | 1,792 | 3,599 | 36,859 |",
+        "| CPU each | 200 µs | 209 µs |",
+    ):
         assert quoted in performance
     for phase in ("0.528", "0.041", "0.496", "0.115"):
         assert f"| {phase} |" in performance

@@ -72,6 +72,18 @@ def weak(tmp_path: Path) -> Registry:
     return registry
 
 
+def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> None:
+    for name in ("log", "here"):
+        served(weak, tmp_path / name, 30)
+    served(weak, tmp_path / "log", 20, seed=1)
+    served(weak, tmp_path / "there", 20, seed=1)
+    few = {"gate": Gate(sessions=1000), "device": "cpu"}
+    whole = update(weak, tmp_path / "log", **few)
+    apart = update(weak, [tmp_path / "there", tmp_path / "here"], **few)
+    assert [check.said for check in apart.checks] == ["50 logged, 1000 needed"]
+    assert apart.counts == whole.counts
+
+
 def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
     before = served(weak, tmp_path / "log", 400)
     verdict = update(weak, tmp_path / "log", epochs=40, epsilon=EPSILON, gate=GATE, device="cpu")

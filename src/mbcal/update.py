@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.registry import Registry
 from mbcal.rollout import rollout
 from mbcal.serving.archive import read
-from mbcal.serving.records import Decision, Feedback
+from mbcal.serving.records import Feedback, Record
 from mbcal.serving.sessions import JoinCounts, join
 from mbcal.simulator import Simulator
 from mbcal.training import Training, split_users
@@ -98,7 +99,7 @@ class Verdict:
 
 def update(
     registry: Registry,
-    log: str | Path,
+    log: str | Path | Sequence[str | Path],
     *,
     simulator: str | Path | None = None,
     replay: int = 1,
@@ -114,8 +115,8 @@ def update(
 ) -> Verdict:
     """Learn from what the live version (and `replay` - 1 before it) decided, and publish if the gate lets it through.
 
-    With a `candidate` nothing is learned: it is judged as it is. With an `engine` its workers learn, each with a `share` of
-    a machine; else this process does.
+    `log` is one folder, or those of all servers. With a `candidate` nothing is learned: it is judged as it is. With an
+    `engine` its workers learn, each with a `share` of a machine; else this process does.
     """
     gate = gate or Gate()
     live = registry.current()
@@ -125,7 +126,7 @@ def update(
     domain, verdict = now.domain, Verdict(live)
     taken = {*registry.before()[-(replay - 1) :], live} if replay > 1 else {live}
     joined = join(
-        _of_versions(read(log), taken), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history
+        _of_versions(_records(log), taken), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history
     )
     verdict.counts, sessions = joined.counts, joined.sessions
     enough = len(sessions) >= gate.sessions
@@ -180,7 +181,11 @@ def _learned(
         return load(job.out, device)
 
 
-def _of_versions(records: Iterable[Decision | Feedback], versions: set[str]) -> Iterator[Decision | Feedback]:
+def _records(log: str | Path | Sequence[str | Path]) -> Iterator[Record]:
+    return read(log) if isinstance(log, str | Path) else chain.from_iterable(map(read, log))
+
+
+def _of_versions(records: Iterable[Record], versions: set[str]) -> Iterator[Record]:
     return (record for record in records if isinstance(record, Feedback) or record.version in versions)
 
 

@@ -24,7 +24,10 @@ REFUSED = 3
 """Exit code where the gate said no: nothing went wrong, and nothing changed."""
 
 RegistryOption = Annotated[Path, typer.Option(help="The registry to publish to.", show_default=False)]
-LogOption = Annotated[Path, typer.Option(help="The decision log to learn from.", show_default=False)]
+LogOption = Annotated[
+    list[Path],
+    typer.Option(help="The decision log to learn from; repeat it for the logs of several servers.", show_default=False),
+]
 SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator that must find the candidate no worse, too.")]
 ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions teach: 1 is the live one alone.")]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over them.")]
