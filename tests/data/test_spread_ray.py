@@ -20,7 +20,6 @@ from mbcal.errors import InputError
 from tests.data.test_spread import HEADER, damaged, rows, table, text_log
 from tests.logs import content, write_csv
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'mbcal[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")
 
 

@@ -26,7 +26,6 @@ from mbcal.training import state_arrays
 from tests.fits import Deadly
 
 psutil = pytest.importorskip("psutil", reason="tells which processes are left")
-ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"), pytest.mark.xdist_group("ray")]
 
 SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
@@ -136,6 +135,8 @@ def test_the_driver_is_killed_and_goes_on(shop: Path, undisturbed: Path, ray_eng
 
 def test_the_command_on_a_cluster_that_is_there(shop: Path, ray_engine: RayEngine) -> None:
     command = [sys.executable, "-m", "mbcal", "fit", "feed", *SMALL, "--device", "cpu"]
+    import ray  # not before the engine has: it says where Ray listens
+
     there = ["--engine", "ray", "--workers", "2", "--address", ray.get_runtime_context().gcs_address]
     told = {"cwd": shop, "check": True, "capture_output": True, "text": True, "timeout": BOUND}
     told["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}
