@@ -45,8 +45,11 @@ def test_the_script_takes_its_rates_from_the_measurements() -> None:
         assert quoted in log
 
 
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("ray_engine")  # who says where Ray listens, before Ray is imported
 def test_the_cluster_for_ssh_is_what_ray_up_takes() -> None:
-    util = pytest.importorskip("ray.autoscaler._private.util", reason="Ray is not installed; pip install 'mbcal[ray]'")
+    from ray.autoscaler._private import util
+
     told = yaml.safe_load((CLUSTER / "ray-up.yaml").read_text())
     util.validate_config(util.prepare_config(told))  # by Ray's own schema
     starts = told["head_start_ray_commands"] + told["worker_start_ray_commands"]

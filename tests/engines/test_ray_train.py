@@ -103,6 +103,8 @@ def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, ray_e
     with crowd, pytest.raises(EngineError, match="9 workers of 1 CPU and 0 GPU could not be started in 2 seconds"):
         fit_by(crowd, job(shop, "nothing"))
     assert time.monotonic() - begun < BOUND
+    import ray  # not before the engine has: it says where Ray listens
+
     _wait_for(lambda: ray.available_resources().get("CPU") == 2)  # nobody is left of those that came
 
 
