@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { UNKNOWN = 1, SPECIAL = 2 }; /* as in types.py */
+enum { UNKNOWN = 1, SPECIAL = 2 }; /* as in types/catalog.py */
 enum { LONGEST = 256, STRANGERS = 32, NOT_PLAIN = -1 };
 
 /* Mirrored by `_Names` in names.py: all names one after another, and a hash table of their numbers, -1 where it is empty. */

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mbcal import native
 
 SPECIAL = 2
-"""Rows of a catalogue before its first item, as in types.py."""
+"""Rows of a catalogue before its first item, as in types/catalog.py."""
 LONGEST = 1 << 20
 """Bytes of JSON; more are the twin's."""
 

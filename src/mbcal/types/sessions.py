@@ -1,215 +1,22 @@
-"""The nouns everything passes around: Behaviours, Catalog, Sessions.
-
-Arrays are numpy here, so that reading logs and serving never import torch; `Sessions.tensors` gives the same memory as
-torch tensors. Padding sits at the end of a row, holds zeros and is told by the length; nothing may depend on it.
-"""
+"""Sessions: in arrays and, on a device, in tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.errors import InputError, ModelError, OptionError, nearest
+from mbcal.errors import InputError, ModelError
+from mbcal.types.catalog import MASK, UNKNOWN, Behaviours, Catalog
 
 if TYPE_CHECKING:
     import torch
 
-MASK = 0
-"""Row of the masking item a_M (and, in every feature, of its masking value). Padding holds it too."""
-UNKNOWN = 1
-"""Row of the out-of-vocabulary item (and value): what was never seen, or has no value."""
-SPECIAL = 2
-"""How many special rows come before the first real one. They come first so that a growing catalogue never moves them."""
-
 Index = slice | NDArray[np.integer[Any]] | NDArray[np.bool_] | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Behaviours:
-    """What a user can do with an item (the paper's B), and the reward of each (the paper's R).
-
-    `cuts` is set where behaviours are levels of a number (dwell, say): a value belongs to level k when exactly k of the
-    cuts are at or below it.
-    """
-
-    names: tuple[str, ...]
-    rewards: tuple[float, ...]
-    cuts: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.names) < 2:
-            raise OptionError(f"behaviours: at least two are needed, got {len(self.names)}: {list(self.names)}")
-        if len(self.names) > 255:
-            raise OptionError(f"behaviours: at most 255 are supported, got {len(self.names)}; merge rare ones")
-        if len(set(self.names)) != len(self.names):
-            raise OptionError(f"behaviours: names must differ, got {list(self.names)}")
-        if len(self.rewards) != len(self.names):
-            raise OptionError(f"behaviours: {len(self.names)} names but {len(self.rewards)} rewards; give one each")
-        if not all(np.isfinite(self.rewards)):
-            raise OptionError(f"behaviours: rewards must be finite numbers, got {list(self.rewards)}")
-        if self.cuts:
-            if len(self.cuts) != len(self.names) - 1:
-                raise OptionError(f"behaviours: {len(self.cuts)} cuts make {len(self.cuts) + 1} levels, not {len(self)}")
-            if not (all(np.isfinite(self.cuts)) and all(a < b for a, b in pairwise(self.cuts))):
-                raise OptionError(f"behaviours: cuts must be finite and rising, got {list(self.cuts)}")
-
-    @classmethod
-    def from_cuts(cls, cuts: Sequence[float], rewards: Sequence[float] | None = None) -> Self:
-        """Levels of a number; rewards 1, 2, 3, … unless given."""
-        if not cuts:
-            raise OptionError("behaviours: give at least one cut point")
-        marks = [f"{cut:.15g}" for cut in cuts]
-        inner = [f"{low}..{high}" for low, high in pairwise(marks)]
-        names = (f"<{marks[0]}", *inner, f">={marks[-1]}")
-        return cls(names, tuple(rewards) if rewards else tuple(float(k + 1) for k in range(len(names))), tuple(cuts))
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def start(self) -> int:
-        """Index of b_s, the behaviour before the first step: one row after the last real behaviour."""
-        return len(self.names)
-
-    def reward_table(self, device: str | torch.device) -> torch.Tensor:
-        """(behaviours,) rewards on a device, made once: not to be changed."""
-        return _reward_table(self.rewards, str(device))
-
-    def index(self, name: str) -> int:
-        """Index of a behaviour by name."""
-        try:
-            return self.names.index(name)
-        except ValueError:
-            hint = nearest(name, self.names)
-            raise InputError(f"behaviour {name!r} is unknown; known are {', '.join(self.names)}.{hint}") from None
-
-    def level(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Levels of raw numbers; needs `cuts`."""
-        if not self.cuts:
-            raise OptionError("behaviours: these are labels, not levels of a number")
-        return np.searchsorted(np.asarray(self.cuts), values, side="right").astype(np.uint8)
-
-
-@functools.lru_cache(maxsize=64)
-def _reward_table(rewards: tuple[float, ...], device: str) -> torch.Tensor:
-    import torch
-
-    return torch.tensor(rewards, device=device)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """One property of every item, as codes into a vocabulary (code 0 masked, 1 unknown, 2… the values).
-
-    Single-valued: `codes[row]`. Multi-valued: `codes[offsets[row] : offsets[row + 1]]`, possibly none::
-
-        items   MASK  UNKNOWN  "Heat"           "Alien"
-        codes  [0,    1,       4, 7,            2, 4, 9]
-        offsets[0,    1,       2,               4,       7]
-    """
-
-    name: str
-    vocabulary: tuple[str, ...]
-    codes: NDArray[np.int32]
-    offsets: NDArray[np.int64] | None = None
-
-    @classmethod
-    def single(cls, name: str, values: Iterable[str | None]) -> Self:
-        """From one value an item (None: unknown)."""
-        listed = list(values)
-        vocabulary, code_of = _vocabulary(value for value in listed if value is not None)
-        codes = [MASK, UNKNOWN, *(UNKNOWN if value is None else code_of[value] for value in listed)]
-        return cls(name, vocabulary, np.asarray(codes, np.int32))
-
-    @classmethod
-    def multi(cls, name: str, values: Iterable[Sequence[str]]) -> Self:
-        """From any number of values an item."""
-        listed = list(values)
-        vocabulary, code_of = _vocabulary(value for row in listed for value in row)
-        codes = [MASK, UNKNOWN, *(code_of[value] for row in listed for value in row)]
-        sizes = [0, 1, 1, *(len(row) for row in listed)]
-        return cls(name, vocabulary, np.asarray(codes, np.int32), np.cumsum(sizes, dtype=np.int64))
-
-    def __post_init__(self) -> None:
-        if self.codes.size and not 0 <= int(self.codes.min()) <= int(self.codes.max()) < self.cardinality:
-            raise InputError(f"feature {self.name!r}: codes must lie in 0..{self.cardinality - 1}")
-        if self.offsets is not None and int(self.offsets[-1]) != len(self.codes):
-            raise InputError(f"feature {self.name!r}: offsets end at {int(self.offsets[-1])}, not at {len(self.codes)}")
-
-    @property
-    def cardinality(self) -> int:
-        """Rows an embedding table of this feature needs."""
-        return len(self.vocabulary) + SPECIAL
-
-    @property
-    def rows(self) -> int:
-        """Item rows described, the special ones included."""
-        return len(self.codes) if self.offsets is None else len(self.offsets) - 1
-
-    def values(self, row: int) -> tuple[str, ...]:
-        """The known values of one item row, as text."""
-        codes = self.codes[row : row + 1] if self.offsets is None else self.codes[slice(*self.offsets[row : row + 2])]
-        return tuple(self.vocabulary[code - SPECIAL] for code in codes if code >= SPECIAL)
-
-
-def _vocabulary(values: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Distinct values, shortest first (so numbers come in their order), and the code of each."""
-    vocabulary = tuple(sorted(set(values), key=lambda value: (len(value), value)))
-    return vocabulary, {value: code for code, value in enumerate(vocabulary, SPECIAL)}
-
-
-@dataclass(frozen=True)
-class Catalog:
-    """All items, with the masking row 0 and the out-of-vocabulary row 1 before them; item k sits in row k + 2.
-
-    `items` are the names the log knows them by; `titles`, where there are any, are what a person would rather read.
-    """
-
-    items: tuple[str, ...]
-    features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
-    titles: tuple[str | None, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, feature in self.features.items():
-            if feature.rows != self.rows:
-                raise InputError(f"feature {name!r} describes {feature.rows} rows, the catalogue has {self.rows}")
-        if self.titles and len(self.titles) != len(self.items):
-            raise InputError(f"catalogue: {len(self.items)} items but {len(self.titles)} titles; give one each or none")
-        if len(self._row_of) != len(self.items):
-            raise InputError("catalogue: item names must differ")
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def rows(self) -> int:
-        """Rows an item embedding table needs."""
-        return len(self.items) + SPECIAL
-
-    @cached_property
-    def _row_of(self) -> dict[str, int]:
-        return {name: row for row, name in enumerate(self.items, SPECIAL)}
-
-    def row(self, names: Iterable[str]) -> NDArray[np.int32]:
-        """Rows of items by name; a name never seen gets the out-of-vocabulary row."""
-        return np.asarray([self._row_of.get(name, UNKNOWN) for name in names], np.int32)
-
-    def name(self, row: int) -> str:
-        """An item's name; the special rows answer in angle brackets."""
-        return ("<mask>", "<unknown>")[row] if row < SPECIAL else self.items[row - SPECIAL]
-
-    def title(self, row: int) -> str:
-        """An item's title, or its name where it has none."""
-        return (self.titles[row - SPECIAL] if self.titles and row >= SPECIAL else None) or self.name(row)
-
 
 # name -> (dtype, what its axes are); the order is that of the dataclass below
 _FIELDS: Mapping[str, tuple[type[np.generic], str]] = {

@@ -1,0 +1,21 @@
+"""The nouns everything passes around: Behaviours, Catalog, Sessions.
+
+Arrays are numpy here, so that reading logs and serving never import torch; `Sessions.tensors` gives the same memory as
+torch tensors. Padding sits at the end of a row, holds zeros and is told by the length; nothing may depend on it.
+"""
+
+from mbcal.types.catalog import MASK, SPECIAL, UNKNOWN, Behaviours, Catalog, Feature
+from mbcal.types.sessions import History, Index, Sessions, SessionTensors
+
+__all__ = [
+    "MASK",
+    "SPECIAL",
+    "UNKNOWN",
+    "Behaviours",
+    "Catalog",
+    "Feature",
+    "History",
+    "Index",
+    "SessionTensors",
+    "Sessions",
+]
