@@ -30,7 +30,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def ray_engine() -> Iterator[Any]:
-    """A real Ray cluster of two workers on this machine, one for all tests of the group `ray`."""
+    """A real Ray cluster of two workers on this machine, one for all tests of a process."""
     if find_spec("ray") is None:  # not imported here: the engine says where Ray listens before it is
         pytest.skip("Ray is not installed; pip install 'mbcal[ray]'")
     from mbcal.engines.ray import RayEngine

@@ -85,7 +85,6 @@ def test_every_command_on_experiments_runs(workshop: Path) -> None:
     run([prepare, *small, *own], workshop)
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'mbcal[ray]'")
 def test_every_command_on_scale_runs(workshop: Path) -> None:
     commands = commands_of((ROOT / "docs/scale.md").read_text(), 0)

@@ -17,8 +17,6 @@ from mbcal.engines.local import LocalEngine
 from mbcal.errors import EngineError, OptionError, StoreError
 from tests import jobs
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture(params=["local", "ray"])
 def engine(request: pytest.FixtureRequest) -> Engine:
@@ -111,7 +109,7 @@ def test_nothing_is_left_running_after_a_failure_or_an_interrupt(ray_engine: Any
     each.close()  # somebody who stops listening
     assert first[0] == 0
     assert not [
-        process for process in psutil.process_iter(["cmdline"]) if "ray::_do" in (process.info["cmdline"] or [""])[0]
+        process for process in psutil.Process().children(recursive=True) if "ray::_do" in (process.cmdline() or [""])[0]
     ]
 
 

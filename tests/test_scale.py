@@ -45,7 +45,6 @@ def test_the_script_takes_its_rates_from_the_measurements() -> None:
         assert quoted in log
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("ray_engine")  # who says where Ray listens, before Ray is imported
 def test_the_cluster_for_ssh_is_what_ray_up_takes() -> None:
     from ray.autoscaler._private import util

@@ -20,8 +20,6 @@ from mbcal.errors import InputError
 from tests.data.test_spread import HEADER, damaged, rows, table, text_log
 from tests.logs import content, write_csv
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:

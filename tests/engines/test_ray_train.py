@@ -26,7 +26,7 @@ from mbcal.training import state_arrays
 from tests.fits import Deadly
 
 psutil = pytest.importorskip("psutil", reason="tells which processes are left")
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 
 SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
 CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=2, batch=64))
