@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mbcal import NewsfeedLog, Store, cli, load, prepare_newsfeed
+from mbcal.agents.mbcal import MIXES
 from mbcal.data.sessions import Cut
 from tests.cli.test_cli import HEADER, REWARDS, ROWS, TABLE, mbcal
 from tests.logs import write_csv
@@ -118,6 +119,13 @@ def test_rank_shows_both_parts_and_their_sum(shop: Path) -> None:
     assert later != ranked
 
 
+def test_fit_takes_a_mix_that_is_chosen(shop: Path) -> None:
+    mbcal("fit", "feed", "--out", "mixed", "--mix", "auto", *SMALL, cwd=shop)
+    made = load(shop / "mixed", "cpu")
+    assert made.config.mix == "auto"
+    assert float(made.nets["mix"].value) in (0.0, *MIXES)
+
+
 def test_rank_new_items_when_asked(shop: Path) -> None:
     said = mbcal("rank", "mbcal", "--candidates", "item-05,brand new", "--allow-unknown", cwd=shop).stdout
     assert "brand new (new)" in said
@@ -207,6 +215,8 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*FIT, "--user", "name"], "user: 'name' is unknown; known are history, id, none"),
         ([*FIT, "--epochs", "0"], "epochs: must be a whole number from 1 to 1,000,000, got 0"),
         ([*FIT, "--gamma", "1.5"], "gamma: must be in [0, 1], got 1.5"),
+        ([*FIT, "--mix", "1.5"], "mix: must be in [0, 1], or auto, got 1.5"),
+        ([*FIT, "--mix", "some"], "mix: must be in [0, 1], or auto, got 'some'"),
         ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gamma: the gru4rec agent has no such setting"),
         (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),
         (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is no model, so it is not replaced"),

@@ -53,6 +53,13 @@ def fit_agent(
     mask_rate: Annotated[
         float | None, typer.Option(help="Share of items hidden from the environment model.", show_default="0.2; of mbcal")
     ] = None,
+    mix: Annotated[
+        str | None,
+        typer.Option(
+            help="How much of the masked future is in the label, 0 to 1, or 'auto' (docs/methods/mbcal.md).",
+            show_default="0; of mbcal",
+        ),
+    ] = None,
     warm: Annotated[
         Path | None, typer.Option("--from", help="Go on from this model instead of from nothing.", show_default=False)
     ] = None,
@@ -87,7 +94,7 @@ def fit_agent(
         pass
     store = Store.open(data)
     training = Training(epochs, batch, learning_rate, validation=validation, patience=patience)
-    own = {"gamma": gamma, "mask_rate": mask_rate}
+    own = {"gamma": gamma, "mask_rate": mask_rate, "mix": _mix(mix)}
     shape = {"user": user, "hidden": hidden, "embedding": embedding}
     if warm:
         for name, value in {**own, **shape, "features": features, "seed": seed}.items():
@@ -132,3 +139,11 @@ def fit_agent(
         )
     simulate = f"mbcal simulator {quoted(data)} --out SIM"
     typer.echo(f"Next: mbcal evaluate {quoted(out)} --data {quoted(data)} --simulator SIM   ({simulate})")
+
+
+def _mix(text: str | None) -> float | str | None:
+    """As the config has it, who also says which numbers are none."""
+    try:
+        return text if text in (None, "auto") else float(text)
+    except ValueError:
+        raise OptionError(f"mix: must be in [0, 1], or auto, got {text!r}") from None
