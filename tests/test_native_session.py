@@ -157,3 +157,11 @@ def test_any_bytes_are_read_as_by_the_twin_or_not_at_all(text: bytes) -> None:
     assert finder is not None
     if finder.find(text):
         assert msgspec.json.decode(text, type=list[str]) == msgspec.msgpack.decode(finder.packed())
+
+
+@pytest.mark.parametrize("form", ["{:08d}", "item-{:03d}", "{:016d}", "{}", "{:032x}"])
+def test_names_that_differ_in_few_letters_are_found_without_a_search(form: str) -> None:
+    finder = name_finder([form.format(number) for number in range(1000)], np.empty(5, np.int32))
+    assert finder is not None
+    gaps = np.diff(np.flatnonzero(finder._slots < 0))
+    assert gaps.max() < 50  # so many places are looked at for a name, at most
