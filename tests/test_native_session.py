@@ -124,6 +124,29 @@ def test_histories_are_read_as_by_the_twin(level: int, monkeypatch: pytest.Monke
         assert native.read(cell, *wrong, one) is None
 
 
+@pytest.mark.parametrize("level", [0, 1, 2], ids=["plain", "avx2", "avx512"])
+def test_steps_are_observed_as_by_the_twin(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LEVEL", level)
+    draw, terms = np.random.default_rng(0), two_terms(8, 3)
+    ranker = prepared(terms)
+    begin = [np.tanh(draw.normal(0, 1, (1, size))).astype(np.float32) for size in (8, 9)]
+    previous, items = np.array([2]), draw.integers(0, ROWS, 30).astype(np.int32)
+    behaviours = draw.integers(0, KINDS, 30).astype(np.uint8)
+    for steps in (1, 2, 30):
+        wanted, before = list(begin), previous
+        for item, behaviour in zip(items[:steps], behaviours, strict=False):
+            cells = [term.tables.cell for term in terms]
+            wanted = [cell.observe(state, item[None], before) for cell, state in zip(cells, wanted, strict=True)]
+            before = behaviour[None]
+        kept = [state.copy() for state in begin]
+        found = ranker.after(begin, previous, items[:steps], behaviours[:steps])
+        assert found is not None
+        assert all(np.abs(mine - theirs).max() < 1e-5 for mine, theirs in zip(found, wanted, strict=True))
+        assert all(map(np.array_equal, begin, kept))  # where it began is left as it was
+    for wrong in ((previous + KINDS, items, behaviours), (previous, items + ROWS, behaviours)):
+        assert ranker.after(begin, *wrong) is None
+
+
 TEXTS = st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=12), st.text("ab", max_size=300)), max_size=60)
 
 
