@@ -124,6 +124,29 @@ def test_histories_are_read_as_by_the_twin(level: int, monkeypatch: pytest.Monke
         assert native.read(cell, *wrong, one) is None
 
 
+@pytest.mark.parametrize("level", [0, 1, 2], ids=["plain", "avx2", "avx512"])
+def test_steps_are_observed_as_by_the_twin(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LEVEL", level)
+    draw, terms = np.random.default_rng(0), two_terms(8, 3)
+    ranker = prepared(terms)
+    begin = [np.tanh(draw.normal(0, 1, (1, size))).astype(np.float32) for size in (8, 9)]
+    previous, items = np.array([2]), draw.integers(0, ROWS, 30).astype(np.int32)
+    behaviours = draw.integers(0, KINDS, 30).astype(np.uint8)
+    for steps in (1, 2, 30):
+        wanted, before = list(begin), previous
+        for item, behaviour in zip(items[:steps], behaviours, strict=False):
+            cells = [term.tables.cell for term in terms]
+            wanted = [cell.observe(state, item[None], before) for cell, state in zip(cells, wanted, strict=True)]
+            before = behaviour[None]
+        kept = [state.copy() for state in begin]
+        found = ranker.after(begin, previous, items[:steps], behaviours[:steps])
+        assert found is not None
+        assert all(np.abs(mine - theirs).max() < 1e-5 for mine, theirs in zip(found, wanted, strict=True))
+        assert all(map(np.array_equal, begin, kept))  # where it began is left as it was
+    for wrong in ((previous + KINDS, items, behaviours), (previous, items + ROWS, behaviours)):
+        assert ranker.after(begin, *wrong) is None
+
+
 TEXTS = st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=12), st.text("ab", max_size=300)), max_size=60)
 
 
@@ -157,3 +180,11 @@ def test_any_bytes_are_read_as_by_the_twin_or_not_at_all(text: bytes) -> None:
     assert finder is not None
     if finder.find(text):
         assert msgspec.json.decode(text, type=list[str]) == msgspec.msgpack.decode(finder.packed())
+
+
+@pytest.mark.parametrize("form", ["{:08d}", "item-{:03d}", "{:016d}", "{}", "{:032x}"])
+def test_names_that_differ_in_few_letters_are_found_without_a_search(form: str) -> None:
+    finder = name_finder([form.format(number) for number in range(1000)], np.empty(5, np.int32))
+    assert finder is not None
+    gaps = np.diff(np.flatnonzero(finder._slots < 0))
+    assert gaps.max() < 50  # so many places are looked at for a name, at most

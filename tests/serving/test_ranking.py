@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from mbcal import NetConfig, Training
@@ -16,7 +18,8 @@ from mbcal.agents import AGENTS
 from mbcal.arrays import to_numpy
 from mbcal.errors import InputError
 from mbcal.scoring import epsilon_greedy
-from mbcal.serving.candidates import require_askable
+from mbcal.serving.candidates import JsonReader, require_askable
+from mbcal.serving.messages import QuickRankRequest
 from mbcal.serving.ranking import Ranker, choose
 from tests.batches import CATALOG, sessions
 
@@ -157,3 +160,39 @@ def test_what_has_no_answer_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=said):
             require_askable(candidates, k, 1 if said == "at most 1" else 10)
+
+
+NAMES = st.one_of(
+    st.sampled_from(ITEMS), st.text(max_size=3), st.sampled_from(["x" * 256, "x" * 257, "\x7f", '"', "\\", "é"])
+)
+LISTS = st.one_of(
+    st.lists(NAMES, max_size=45, unique=True), st.lists(NAMES, max_size=4), st.lists(st.none() | NAMES, max_size=3)
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    names=LISTS,
+    escaped=st.booleans(),
+    indent=st.none() | st.just(1),
+    at=st.integers(0),
+    put=st.none() | st.binary(max_size=2),
+)
+@example(names=[f"nobody knows {number}" for number in range(40)], escaped=True, indent=None, at=0, put=None)
+def test_candidates_are_read_or_refused_alike_with_and_without_c(
+    names: list[str], escaped: bool, indent: int | None, at: int, put: bytes | None
+) -> None:
+    text = json.dumps(names, ensure_ascii=escaped, indent=indent).encode("utf-8", "surrogatepass")
+    if put is not None:  # something else in the place of a letter
+        text = text[: at % len(text)] + put + text[at % len(text) + 1 :]
+
+    def outcome(rows: Any) -> Any:
+        try:
+            asked = msgspec.json.decode(b'{"k":3,"candidates":' + text + b"}", type=QuickRankRequest)
+            found = JsonReader(CATALOG, rows).read(asked.candidates, asked.k, 42)
+            logged = msgspec.msgpack.decode(msgspec.msgpack.encode(found.logged()))
+            return found.rows.tolist(), found.at(range(len(found.rows))), logged
+        except (InputError, msgspec.DecodeError, UnicodeError) as error:
+            return type(error), str(error)
+
+    assert outcome(np.empty(50, np.int32)) == outcome(None)

@@ -78,6 +78,7 @@ def serve(
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             gc.freeze()  # what is here now stays: no need to look through it again and again
+            gc.set_threshold(20_000)  # what requests in work hold is no garbage either, and soon gone by itself
             for place in [socket.getsockname() for server in self.servers for socket in server.sockets]:
                 json_lines("listening", address=f"http://{place[0]}:{place[1]}")
 

@@ -93,7 +93,7 @@ def score(cell: Four, head: Four | None, hidden: Array, previous: Array, candida
 def read(cell: Four, items: Array, behaviours: Array, length: Array) -> Array | None:
     """Hidden states (B, H) after histories (B, T) of these lengths (B,), from none; None where the twin has to do it."""
     hidden, given = np.zeros((len(items), cell[3].shape[0] // 3), np.float32), (items, behaviours, length)
-    if not available() or _reader() is None or not all(_readable(array, np) and dense(array) for array in (*cell, *given)):
+    if not available() or reader() is None or not all(_readable(array, np) and dense(array) for array in (*cell, *given)):
         return None
     if items.dtype != np.int32 or length.dtype != np.int32 or any(array.dtype != np.float32 for array in cell):
         return None
@@ -104,7 +104,7 @@ def read(cell: Four, items: Array, behaviours: Array, length: Array) -> Array | 
     previous = behaviours.astype(np.int64)
     pointers = (*map(address, cell), *NO_HEAD, *NO_REWARDS, None, *map(address, (previous, items, hidden)))
     task = Task(*pointers, len(cell[0]), len(cell[1]), hidden.shape[1], 0, hidden.shape[1], 1, False)
-    failed = _reader()(ctypes.byref(task), address(length), *items.shape, LEVEL)
+    failed = reader()(ctypes.byref(task), address(length), *items.shape, LEVEL)
     return None if failed else hidden
 
 
@@ -176,7 +176,8 @@ def _kernel() -> Any:
 
 
 @cache
-def _reader() -> Any:
+def reader() -> Any:
+    """The compiled function that reads histories, or None where there is none."""
     arguments = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
     return function("mbcal_read_1", ctypes.c_int, arguments, short=True)
 

@@ -50,7 +50,7 @@ static uint64_t letters(const char *name, int64_t length) {
 static uint64_t hash(const char *name, int64_t length) {
     uint64_t made = (uint64_t)length;
     for (int64_t at = 0; at < length; at += 8) made = mix(made, letters(name + at, length - at));
-    return made;
+    return mix(made, 0); /* names may differ in their last letters alone, which one turn leaves out of the lowest bits */
 }
 
 /* Whether eight letters are neither escapes, nor beyond ASCII, nor control characters. */

@@ -157,7 +157,7 @@ EXPORT int mbcal_score_2(const struct task *task, int64_t begin, int64_t end, in
     return kernel_for(level)(task, begin, end);
 }
 
-/* Histories, read by a cell without a head: hidden states (B, H), zeros at first, are where `outputs` points; items and
+/* Histories, read by a cell without a head: hidden states (B, H) are where `outputs` points, before and after; items and
  * behaviours (B, steps) are the task's candidates and previous. */
 EXPORT int mbcal_read_1(const struct task *task, const int32_t *lengths, int64_t sessions, int64_t steps, int level) {
     struct task one = *task;

@@ -57,9 +57,15 @@ class SessionRanker:
         self._parts = np.empty((MOST, len(terms)), np.float32)
         self._hidden = [np.empty((1, term.head[0].shape[1]), np.float32) for term in terms]
         self._tasks = (native.Task * len(terms))(*map(self._task, range(len(terms))))
+        self._cells = [self._cell(number) for number in range(len(terms))]
         shared = (self._scores, self._free, self._uniform, self._places, self._chances, self._parts)
         self._choice = _Choice(*map(native.address, shared))
         self._call, self._arguments = _function(), (self._tasks, len(terms), ctypes.byref(self._choice))
+
+    def _cell(self, number: int) -> native.Task:
+        """To read steps with: no head, no rewards, and what is read is given with the call."""
+        cell, size = self._terms[number].cell, self._hidden[number].shape[1]
+        return native.Task(*map(native.address, cell), rows=len(cell[0]), kinds=len(cell[1]), size=size, count=size, width=1)
 
     def _task(self, number: int) -> native.Task:
         cell, head, rewards = self._terms[number]
@@ -68,6 +74,21 @@ class SessionRanker:
         return native.Task(
             *pointers, *map(native.address, given), len(cell[0]), len(cell[1]), *head[0].shape[::-1], len(head[3]), 0, 0
         )
+
+    def after(
+        self, hidden: Sequence[Any], previous: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float32], ...] | None:
+        """Hidden states (1, H), one a term, after steps (T,) from such states; None where the twin has to do it."""
+        # each item is read with the behaviour before it
+        before = np.concatenate((previous, behaviours[:-1]), dtype=np.int64)
+        items, length = np.ascontiguousarray(items, np.int32), np.array([len(before)], np.int32)
+        made = tuple(map(np.empty_like, self._hidden))
+        for task, state, given in zip(self._cells, made, hidden, strict=True):
+            state[...] = given
+            task.previous, task.candidates, task.outputs = map(native.address, (before, items, state))
+            if native.reader()(ctypes.byref(task), native.address(length), 1, len(items), native.LEVEL):
+                return None
+        return made
 
     def rank(
         self,
@@ -106,7 +127,7 @@ class SessionRanker:
 
 def session_ranker(terms: Sequence[TermArrays]) -> SessionRanker | None:
     """For terms on numpy arrays of the plain kind; None for others, or where nothing was compiled."""
-    if not native.available() or _function() is None:
+    if not native.available() or _function() is None or native.reader() is None:
         return None
     return SessionRanker(terms) if terms and all(map(_plain, terms)) else None
 

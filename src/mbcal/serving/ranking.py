@@ -139,13 +139,22 @@ class Ranker:
         else:
             state, begin = self._begin(history), 0
         if begin < len(shown):
-            for item, behaviour in zip(*self._rows(shown[begin:]), strict=True):
-                state = self.version.scorer.observe(state, item[None], behaviour[None])
+            state = self._after(state, *self._rows(shown[begin:]))
         if session is not None:
             self._standing[session] = _Standing(history, shown, state)
             self._standing.move_to_end(session)
             if len(self._standing) > self._remembered:
                 self._standing.popitem(last=False)
+        return state
+
+    def _after(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]) -> Any:
+        """The scorer's state after more steps (T,)."""
+        if self._native is not None and isinstance(state, ScorerState):
+            hidden = self._native.after(state.hidden, state.previous, items, behaviours)
+            if hidden is not None:
+                return ScorerState(hidden, behaviours[-1:].astype(np.int64))
+        for item, behaviour in zip(items, behaviours, strict=True):  # the twin
+            state = self.version.scorer.observe(state, item[None], behaviour[None])
         return state
 
     def _begin(self, history: Pairs) -> Any:

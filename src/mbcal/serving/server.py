@@ -130,7 +130,7 @@ class App:
             status, content, kind = 503, _encode(Problem(str(error))), JSON
         except msgspec.ValidationError as error:
             status, content, kind = 422, _encode(Problem(str(error))), JSON
-        except (msgspec.DecodeError, UnicodeError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:  # the last: lists in lists in lists
             status, content, kind = 400, _encode(Problem(f"the body is no JSON of ours: {error}")), JSON
         except MbcalError as error:
             status, content, kind = 500, _encode(Problem(str(error))), JSON
