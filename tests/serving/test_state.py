@@ -58,6 +58,14 @@ def test_the_first_word_on_an_item_counts() -> None:
     assert BEGIN.after(STEPS[1]).after(again).shown == (("item 2", "like"),)
 
 
+def test_of_an_endless_session_the_newest_steps_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.serving.state.LONGEST", 3)
+    session = BEGIN
+    for moment in (5, 1, 4, 2, 3):
+        session = session.after(Step(moment, 0, f"d{moment}", f"item {moment}", "skip"))
+    assert [step.time for step in session.steps] == [3, 4, 5]
+
+
 async def story(store: MemoryStore | RedisStore) -> None:
     assert await store.get("s") is None
     assert await store.add("s", STEPS[0]) is None  # nobody has heard of it

@@ -18,6 +18,10 @@ import msgspec
 from mbcal.errors import OptionError
 
 
+LONGEST = 1_000
+"""Steps remembered of a session; of a longer one the newest."""
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One item shown, and what came of it. Steps are in order of time, then of place in their decision."""
 
@@ -44,7 +48,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         """With this step in its place; the same session where the step is already there."""
         if any(step.decision == known.decision and step.item == known.item for known in self.steps):
             return self
-        return msgspec.structs.replace(self, steps=tuple(sorted((*self.steps, step))))
+        return msgspec.structs.replace(self, steps=tuple(sorted((*self.steps, step)))[-LONGEST:])
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True):
