@@ -17,7 +17,6 @@ import msgspec
 
 from mbcal.errors import OptionError
 
-
 LONGEST = 1_000
 """Steps remembered of a session; of a longer one the newest."""
 
