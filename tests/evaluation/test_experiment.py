@@ -257,12 +257,12 @@ def test_what_is_done_is_not_done_again(finished: Path) -> None:
 
 
 def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:
-    """Twenty kills with -9, spread over the run; children die too."""
+    """A dozen kills with -9, spread over the run; children die too."""
     given = json.loads((finished / "settings.json").read_text())
     run = Run.create(tmp_path / "run", settings_from(given), "cpu")
     resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
     draw, kills = np.random.default_rng(0), 0
-    while kills < 20:
+    while kills < 12:
         running = subprocess.Popen(resume, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         before = progress_of(run.folder)
         deadline = time.monotonic() + 60
