@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Also append the lines to this file.")
     options = parser.parse_args()
     if options.eager:
-        Recorded.__call__ = lambda self: self._step()  # type: ignore[method-assign]
+        Recorded.__call__ = lambda self: self._step()  # type: ignore[method-assign]  # what --eager is for
     bench = bench_of(options.sessions, options.rounds)
     said = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "sessions": options.sessions}
     lines: list[dict[str, object]] = [said]

@@ -55,7 +55,7 @@ async def serve_users(address: str, world: mbcal.Newsfeed, begin: mbcal.Sessions
                 (items.name(int(item)), labels[int(label)])
                 for item, label in zip(alone.history_items[0], alone.history_behaviours[0], strict=True)
             ][: int(alone.history_length[0])]
-            offered = [items.name(int(item)) for item in alone.candidates[0] if item]  # type: ignore[index]
+            offered = [items.name(int(item)) for item in alone.candidates[0] if item]  # type: ignore[index]  # drawn above
             for step in range(int(alone.length[0])):
                 who = f"{name}-{row}"
                 answer = await client.rank(offered, k=1, session=who, user=who, history=past)
@@ -114,7 +114,7 @@ def main() -> None:
             print(f"round {number + 1}: {version} earned {earned[-1]:.2f} a session", flush=True)
             if number + 1 == options.rounds:
                 break
-            verdict = update(registry, log, epochs=10, **told)  # type: ignore[arg-type]
+            verdict = update(registry, log, epochs=10, **told)  # type: ignore[arg-type]  # a dictionary of several types
             if verdict.published:
                 print(
                     f"  {verdict.published} published, at work {wait_for(address, verdict.published):.2f} s later",
@@ -128,7 +128,7 @@ def main() -> None:
         nonsense = replace(nonsense, behaviours=np.where(nonsense.mask, shuffled, 0).astype(np.uint8))
         bad = mbcal.MBCAL(config, "cpu").fit(nonsense)
         live = registry.current()
-        verdict = update(registry, log, candidate=bad, **told)  # type: ignore[arg-type]
+        verdict = update(registry, log, candidate=bad, **told)  # type: ignore[arg-type]  # a dictionary of several types
         print(f"a candidate that has learned nonsense: refused ({'; '.join(verdict.reasons)})", flush=True)
         assert verdict.published is None, "the gate let nonsense through"
         assert registry.current() == live

@@ -59,7 +59,7 @@ class RayEngine:
     def __enter__(self) -> Self:
         if self._address is None:
             os.environ.update(ON_LOOPBACK)
-        ray = _ray()
+        ray = ray_module()
         if not ray.is_initialized():  # somebody's, within this process, is used as it is and left alone
             self._ours = True
             self._connect()
@@ -76,11 +76,11 @@ class RayEngine:
         self._mail = None
         if self._ours:
             self._ours = False
-            _ray().shutdown()
+            ray_module().shutdown()
 
     def _connect(self) -> None:
         """To the address, or to a cluster of our own. Ray takes over SIGTERM; whoever had it gets it back."""
-        ray = _ray()
+        ray = ray_module()
         main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGTERM) if main else None
         how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -95,7 +95,7 @@ class RayEngine:
             ray.init(self._address or "local", **how)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             where = "on this machine" if self._address is None else f"at {self._address}"
-            raise EngineError(f"ray: no cluster can be had {where} ({_line(error)})") from error
+            raise EngineError(f"ray: no cluster can be had {where} ({first_line(error)})") from error
         finally:
             if before is not None:
                 signal.signal(signal.SIGTERM, before)
@@ -125,7 +125,7 @@ class RayEngine:
                 raise EngineError(f"{rule}; put its folder on storage that all nodes mount at the same place")
 
     def _on_every_node(self, ask: Callable[..., Any], *arguments: Any) -> Iterator[tuple[str, Any]]:
-        ray = _ray()
+        ray = ray_module()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for node in [node for node in ray.nodes() if node["Alive"]]:
@@ -134,14 +134,14 @@ class RayEngine:
             try:
                 yield node["NodeManagerAddress"], ray.get(asked, timeout=self.patience)
             except ray.exceptions.RayError as error:
-                rule = f"node {node['NodeManagerAddress']} cannot run mbcal ({_line(error)})"
+                rule = f"node {node['NodeManagerAddress']} cannot run mbcal ({first_line(error)})"
                 raise EngineError(f"ray: {rule}; install mbcal {__version__} and Ray {ray.__version__} there") from error
 
     def each(
         self, job: Callable[[Task], Made], tasks: Sequence[Task], share: Share = ONE_CORE, hear: Hear | None = None
     ) -> Iterator[tuple[int, Made]]:
         """See `Engine`."""
-        ray, call = _ray(), next(self._calls)
+        ray, call = ray_module(), next(self._calls)
         mail = self._mail = self._mail or ray.remote(num_cpus=0)(_Mail).remote()
         remote = ray.remote(_do).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)
         waiting, lost = list(enumerate(tasks))[::-1], [0] * len(tasks)
@@ -179,7 +179,7 @@ class RayEngine:
             cause = getattr(error, "cause", None)
             if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
                 raise cause from error  # the job's own
-            raise EngineError(f"ray: the cluster failed ({_line(error)}); see that it is up, and start again") from error
+            raise cluster_failed(error) from error
         finally:
             _cancel(list(running))
 
@@ -229,7 +229,7 @@ def _opening(path: str) -> str | None:
 
 def _cancel(running: list[Any]) -> None:
     """Nothing is left running."""
-    ray = _ray()
+    ray = ray_module()
     if not running or not ray.is_initialized():
         return
     with contextlib.suppress(ray.exceptions.RayError):
@@ -240,12 +240,12 @@ def _cancel(running: list[Any]) -> None:
 
 def _lost_worker() -> tuple[type[Exception], ...]:
     """What Ray raises where a worker, its machine or what it returned is gone; the job itself is not to blame."""
-    kinds = _ray().exceptions
+    kinds = ray_module().exceptions
     return kinds.WorkerCrashedError, kinds.NodeDiedError, kinds.OutOfMemoryError, kinds.ObjectLostError
 
 
 def _given_up(number: int, retries: int, error: Exception) -> str:
-    rule = f"ray: task {number} lost its worker {retries + 1} times ({_line(error)})"
+    rule = f"ray: task {number} lost its worker {retries + 1} times ({first_line(error)})"
     return f"{rule}; it may want more memory than a worker has: take fewer workers, or larger ones, and start again"
 
 
@@ -263,12 +263,17 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
 
 
-def _line(error: BaseException) -> str:
+def cluster_failed(error: Exception) -> EngineError:
+    """What to say where it was no job's fault."""
+    return EngineError(f"ray: the cluster failed ({first_line(error)}); see that it is up, and start again")
+
+
+def first_line(error: BaseException) -> str:
     """The first line that says something."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _ray() -> Any:
+def ray_module() -> Any:
     """Ray, imported when it is used; what workers inherit is set before."""
     for name, value in INHERITED.items():
         os.environ.setdefault(name, value)

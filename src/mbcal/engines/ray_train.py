@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from mbcal.engines import Made, Share, heard_by
-from mbcal.engines.ray import POLL, RETRIES, _line, _ray
+from mbcal.engines.ray import POLL, RETRIES, cluster_failed, first_line, ray_module
 from mbcal.errors import EngineError, MbcalError, OptionError
 from mbcal.group import Group
 
@@ -56,7 +56,7 @@ def together(
     hear: Callable[[Any], None] | None = None,
 ) -> Made:
     """See `Engine`. A lost worker costs what came after the last checkpoint; all begin again, up to `RETRIES` times."""
-    ray, train = _ray(), _ray_train()
+    ray, train = ray_module(), _ray_train()
     board = ray.remote(num_cpus=0)(_Board).remote()
     with tempfile.TemporaryDirectory(prefix="mbcal-ray-") as notes, _environment(patience):
         trainer = train.torch.TorchTrainer(
@@ -82,7 +82,7 @@ def together(
             refused = ray.get(board.verdict.remote(), timeout=SILENCE)[0]
             raise refused or EngineError(_given_up(error)) from error
         except ray.exceptions.RayError as error:
-            raise EngineError(f"ray: the cluster failed ({_line(error)}); see that it is up, and start again") from error
+            raise cluster_failed(error) from error
         _pass_on(board, hear)
         refused, made = ray.get(board.verdict.remote(), timeout=SILENCE)
     if refused:
@@ -113,7 +113,7 @@ class _Board:
 
 def _work(given: dict[str, Any]) -> None:
     """On a worker. What the job refuses it would refuse again, so the second attempt is an end to all attempts."""
-    ray, board = _ray(), given["board"]
+    ray, board = ray_module(), given["board"]
     if ray.get(board.verdict.remote())[0] is not None:
         return
     with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ def _wait(call: Callable[[], Any], meanwhile: Callable[[], None]) -> None:
 
 
 def _pass_on(board: Any, hear: Callable[[Any], None] | None) -> None:
-    for what in _ray().get(board.take.remote(), timeout=SILENCE):
+    for what in ray_module().get(board.take.remote(), timeout=SILENCE):
         if hear is not None:
             hear(what)
 
@@ -166,17 +166,18 @@ def _environment(patience: float) -> Iterator[None]:
 
 
 def _nobody(workers: int, share: Share, patience: float, error: Exception) -> str:
-    there = _ray().cluster_resources()
+    there = ray_module().cluster_resources()
     wanted = f"{workers} workers of {share.cpus:g} CPU and {share.gpus:g} GPU"
     found = f"{there.get('CPU', 0):g} CPU and {there.get('GPU', 0):g} GPU, all its users' together"
     rule = f"ray: {wanted} could not be started in {patience:g} seconds; the cluster has {found}"
-    why = _line(getattr(error, "controller_failure", error))
+    why = first_line(getattr(error, "controller_failure", error))
     return f"{rule} ({why}); take fewer workers, add nodes, or start again when it is free"
 
 
 def _given_up(error: Any) -> str:
     failures = getattr(error, "worker_failures", {})
-    said = "; ".join(f"worker {rank}: {_line(failure)}" for rank, failure in sorted(failures.items())) or _line(error)
+    each = "; ".join(f"worker {rank}: {first_line(failure)}" for rank, failure in sorted(failures.items()))
+    said = each or first_line(error)
     rule = f"ray: workers were lost {RETRIES + 1} times, the last time by {said}"
     return f"{rule}; they may want more memory than they have; the same command goes on from the last checkpoint"
 
@@ -186,5 +187,5 @@ def _ray_train() -> Any:
         import ray.train
         import ray.train.torch
     except ImportError as error:
-        raise OptionError(f"engine: ray has no ray.train here ({_line(error)}); pip install 'mbcal[ray]'") from None
+        raise OptionError(f"engine: ray has no ray.train here ({first_line(error)}); pip install 'mbcal[ray]'") from None
     return ray.train
