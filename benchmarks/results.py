@@ -160,7 +160,7 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
             print(f"{name}: nothing is done yet")
             continue
         if name in SIZES:
-            tables = [size_table(list(found.values()))]
+            tables = [size_table(list(found.values())), size_variance_table(list(found.values()))]
             figures = size_figures(tables[0]) if tables[0].rows else {}
         else:
             tables, figures = tables_of(name, found[1]), draw_figures(found[1])
@@ -249,6 +249,14 @@ def size_table(found: Sequence[Findings]) -> Table:
     ]
     columns = ("log sessions", "judge", "agent", "reward per session", "spread over seeds", "low", "high")
     return Table("size", "", columns, rows)
+
+
+def size_variance_table(found: Sequence[Findings]) -> Table:
+    """How much labels vary, and how much of it is predicted, by the size of the log."""
+    tables = {one.run.settings.log_sessions: table for one in found for table in one.tables() if table.name == "variance"}
+    columns = next((table.columns for table in tables.values()), ())
+    rows = [[sessions, *row] for sessions, table in tables.items() for row in sorted(table.rows, key=lambda row: row[0])]
+    return Table("variance", "", ("log sessions", *columns), rows)
 
 
 def size_figures(table: Table) -> dict[str, bytes]:

@@ -68,7 +68,7 @@ def test_the_sizes_are_those_announced() -> None:
     assert (batch.protocols, batch.judges) == (("batch",), ("lstm", "transformer"))
     assert (growing.rounds, growing.round_sessions, growing.seeds, len(growing.agents)) == (40, 256_000, 1, 8)
     assert (feed.rounds, feed.round_sessions, feed.judges) == (10, 25_600, ("truth", "lstm", "transformer"))
-    assert len(results.EXPERIMENTS) == 27
+    assert len(results.EXPERIMENTS) == 28
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,12 @@ def test_sizes_are_shares_of_the_log(build: Path, kept: Path) -> None:
     # what learns from everything is the same in both experiments, and so are its judges
     alike = earned(kept / "netflix-batch-batch.csv", "transformer", "dqn")
     assert [float(row["reward per session"]) for row in whole if row["agent"] == "dqn"][1] == alike
+    varied = rows(kept / "netflix-size-variance.csv")
+    whole = rows(build / "results" / "netflix-size" / "1-1" / "tables" / "variance.csv")
+    assert {row["log sessions"] for row in varied} == {row["log sessions"] for row in found}
+    largest = max(int(row["log sessions"]) for row in varied)
+    kept_of = {row["agent"]: float(row["label variance"]) for row in varied if int(row["log sessions"]) == largest}
+    assert kept_of == pytest.approx({row["agent"]: float(row["label variance"]) for row in whole}, rel=1e-5)
 
 
 def test_equal_runs_equal_bytes(build: Path, kept: Path, tmp_path: Path) -> None:
