@@ -11,7 +11,7 @@ DEMO := build/demo
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mbcal/native/*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mbcal/kernels/native/*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mbcal needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	# torch by its exact pin and first: a range could fetch a CUDA build of several gigabytes
@@ -49,5 +49,5 @@ bench: $(STAMP) ## run the benchmarks (minutes, gigabytes of disk)
 	$(BIN)/python benchmarks/scale.py
 
 clean: ## remove everything that was made
-	rm -rf $(VENV) build dist src/*.egg-info src/mbcal/native/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist src/*.egg-info src/mbcal/kernels/native/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

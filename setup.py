@@ -5,9 +5,9 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "mbcal.native._score",
-            ["src/mbcal/native/score.c", "src/mbcal/native/names.c"],
-            depends=["src/mbcal/native/kernel.h"],
+            "mbcal.kernels.native._score",
+            ["src/mbcal/kernels/native/score.c", "src/mbcal/kernels/native/names.c"],
+            depends=["src/mbcal/kernels/native/kernel.h"],
             # nothing is trapped, so clamps may become vector code; NaN and infinity keep their meaning
             extra_compile_args=["-O3", "-fno-trapping-math"],
             optional=True,

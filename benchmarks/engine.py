@@ -15,9 +15,12 @@ from pathlib import Path
 
 import torch
 
-from mbcal import Behaviours, Catalog, native
-from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
-from mbcal.nets import NetConfig, SequenceNet, expected_reward
+from mbcal import Behaviours, Catalog
+from mbcal.kernels import native
+from mbcal.nn.base import expected_reward
+from mbcal.nn.config import NetConfig
+from mbcal.nn.recurrent import SequenceNet
+from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
 from mbcal.types import MASK, SessionTensors
 
 ITEMS, CANDIDATES, HORIZON, GAMMA = 20_000, 40, 20, 0.95

@@ -25,7 +25,7 @@ import torch
 
 from mbcal import NetConfig, Newsfeed, NewsfeedLog, Sessions, Store, Training, prepare_newsfeed
 from mbcal.agents import AGENTS
-from mbcal.evaluation import evaluate
+from mbcal.evaluation.evaluator import evaluate
 
 EPOCHS = 2
 

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from mbcal import MBCALConfig, NetConfig, NewsfeedLog, Store, Training, prepare_newsfeed
+from mbcal.agents.fit_job import FitJob
 from mbcal.config import to_dict
-from mbcal.engines.local import LocalEngine
-from mbcal.engines.ray import RayEngine
-from mbcal.fitting import FitJob
-from mbcal.group import Group
-from mbcal.together import everyone
+from mbcal.distributed.engines.local import LocalEngine
+from mbcal.distributed.engines.ray import RayEngine
+from mbcal.distributed.group import Group
+from mbcal.distributed.worker_slice import everyone
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from mbcal import Behaviours, Catalog, NetConfig, Sessions, SimulatorConfig
-from mbcal.evaluation.bench import Bench
-from mbcal.evaluation.growing_batch import growing_batch
-from mbcal.evaluation.settings import settings_from
-from mbcal.graphs import Recorded
-from mbcal.nets import SequenceNet
-from mbcal.simulator import Simulator
+from mbcal.environments.simulator import Simulator
+from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.context import Bench
+from mbcal.evaluation.experiment.growing_batch import growing_batch
+from mbcal.nn.recurrent import SequenceNet
+from mbcal.training.cuda_graph import Recorded
 
 ITEMS, HORIZON, KINDS, USERS = 17_770, 20, 6, 40_000
 FLOOR = 0.020

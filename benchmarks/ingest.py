@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from mbcal.engines import Engine
+    from mbcal.distributed.engines import Engine
 
 NETFLIX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netflix-40k" / "ratings.parquet"
 GENERATED = {"user": "user_id", "item": "item_id", "time": "ts", "behaviour": "rating"}
@@ -90,7 +90,7 @@ def ours(path: Path, memory_limit: str, folder: Path, engine: Engine | None = No
 
 
 def on_ray(path: Path, memory_limit: str, folder: Path, workers: int) -> dict[str, float]:
-    from mbcal.engines import engine_named
+    from mbcal.distributed.engines import engine_named
 
     moments, driver, everybody = [time.perf_counter()], [], []
     with engine_named("ray", workers) as engine:

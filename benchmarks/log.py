@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from mbcal import Behaviours, Catalog
-from mbcal.serving import Decision, DecisionLog, Feedback, compact, join, read
+from mbcal.decision_log import Decision, DecisionLog, Feedback, compact, join, read
 
 ITEMS = [f"item-{number:05d}" for number in range(20_000)]
 CLIENTS = (1, 32, 256, 1000)

@@ -26,21 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from mbcal import Cut, KuaiRand, MovieLens, Netflix, NewsfeedLog, Store, prepare_newsfeed
-from mbcal.bundle import SIMULATOR, Bundle
 from mbcal.cli.console import progress
 from mbcal.cli.experiment import run_experiment
 from mbcal.config import Device, to_dict
 from mbcal.data import prepare as prepare_log
 from mbcal.data.ingest import Source
+from mbcal.environments.newsfeed import oracle_policy as oracle
 from mbcal.errors import InputError, MbcalError, nearest
-from mbcal.evaluation import oracle
-from mbcal.evaluation.bench import configured, split_name
-from mbcal.evaluation.experiment import Run
-from mbcal.evaluation.settings import Settings, parse_override, settings_from, split_list
+from mbcal.evaluation.experiment.config import Settings, parse_override, settings_from, split_list
+from mbcal.evaluation.experiment.context import configured, split_name
+from mbcal.evaluation.experiment.run import Run
 from mbcal.evaluation.significance import holm, paired
-from mbcal.folder import write_whole
 from mbcal.report.figures import draw_figures, image_files, line_figure
 from mbcal.report.tables import Findings, Table, shown
+from mbcal.storage.artifacts import SIMULATOR, Bundle
+from mbcal.storage.atomic import write_whole
 
 TOLD: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("experiments.toml").read_text("utf-8"))
 EXPERIMENTS: dict[str, dict[str, Any]] = {

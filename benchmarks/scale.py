@@ -23,10 +23,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import psutil
 
-from mbcal.engines.ray import RayEngine
-from mbcal.evaluation.experiment import Cell, Run
-from mbcal.evaluation.settings import settings_from
-from mbcal.evaluation.workers import execute_all, execute_on
+from mbcal.distributed.engines.ray import RayEngine
+from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.run import Cell, Run
+from mbcal.evaluation.experiment.workers import execute_all, execute_on
 
 TASKS = 300
 

@@ -257,7 +257,7 @@ def swaps(count: int, folder: Path, serve: psutil.Process, port: int) -> None:
     """Two versions take turns; each is waited for."""
     import urllib.request
 
-    from mbcal.registry import Registry
+    from mbcal.registry.registry import Registry
 
     registry = Registry(folder / "registry")
     registry.publish(model(folder, 1)[0])
@@ -276,7 +276,7 @@ def swaps(count: int, folder: Path, serve: psutil.Process, port: int) -> None:
 
 def kills(count: int, where: list[str], made: list[bytes], log: Path) -> None:
     """A server killed under load again and again; what it answered is looked for in its log."""
-    from mbcal.serving import read
+    from mbcal.decision_log import read
 
     acknowledged: set[str] = set()
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.agents import MBCAL, Domain
-from mbcal.agents.agent import Lesson
-from mbcal.labels import counterfactual_future_advantage
-from mbcal.losses import behaviour_likelihood
-from mbcal.nets import SequenceNet
+from mbcal.agents.base import Lesson
+from mbcal.nn.recurrent import SequenceNet
+from mbcal.training.losses import behaviour_likelihood
+from mbcal.training.targets import counterfactual_future_advantage
 from mbcal.types import SessionTensors
 
 

@@ -3,7 +3,7 @@
 python examples/closed_loop.py --folder build/loop      (or: make loop-demo; a few minutes on two cores)
 
 Users of the generated newsfeed, whose truth nobody but them knows, are served by `mbcal serve`. After every round the
-decision log becomes a candidate (`mbcal.update`), which goes live only if the gate lets it through. At the end a candidate
+decision log becomes a candidate (`mbcal.release.update`), which goes live only if the gate lets it through. At the end a candidate
 that has learned nonsense is shown to the gate, and refused.
 """
 
@@ -24,9 +24,10 @@ import torch
 
 import mbcal
 from mbcal.client import AsyncClient, Client
-from mbcal.registry import Registry
-from mbcal.rollout import candidates_of
-from mbcal.update import Gate, update
+from mbcal.environments.candidates import candidates_of
+from mbcal.registry.registry import Registry
+from mbcal.release.gate import Gate
+from mbcal.release.update import update
 
 EPSILON = 0.2
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
-from mbcal.losses import behaviour_likelihood, value_error
-from mbcal.nets import SequenceNet, ValueNet, expected_reward
-from mbcal.scorers import NetScorer
-from mbcal.training import blocks
+from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
+from mbcal.nn.base import expected_reward
+from mbcal.nn.recurrent import SequenceNet, ValueNet
+from mbcal.scoring.scorers import NetScorer
+from mbcal.training.device_data import blocks
+from mbcal.training.losses import behaviour_likelihood, value_error
 from mbcal.types import SessionTensors
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from mbcal import Behaviours, Catalog, Feature, Sessions
-from mbcal.nets import NetConfig, SequenceNet
+from mbcal.nn.config import NetConfig
+from mbcal.nn.recurrent import SequenceNet
 
 LABELS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 5.0))
 CATALOG = Catalog(

@@ -33,7 +33,7 @@ def ray_engine() -> Iterator[Any]:
     """A real Ray cluster of two workers on this machine, one for all tests of a process."""
     if find_spec("ray") is None:  # not imported here: the engine says where Ray listens before it is
         pytest.skip("Ray is not installed; pip install 'mbcal[ray]'")
-    from mbcal.engines.ray import RayEngine
+    from mbcal.distributed.engines.ray import RayEngine
 
     with RayEngine(2) as engine:
         yield engine

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-import mbcal.training
-from mbcal.fitting import FitJob
-from mbcal.group import Group
+import mbcal.training.loop
+from mbcal.agents.fit_job import FitJob
+from mbcal.distributed.group import Group
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Deadly:
     """They do not die but never come back."""
 
     def __call__(self, group: Group) -> Any:
-        mbcal.training.CHECK_EVERY = 1
+        mbcal.training.loop.CHECK_EVERY = 1
         return self.fit(_Doomed(group, self.deaths.get(group.rank, 0), self.marks / f"dead-{group.rank}", self.stuck))
 
 

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from mbcal.engines import say
+from mbcal.distributed.engines import say
 from mbcal.errors import StoreError
 
 

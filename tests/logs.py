@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mbcal import Cut, Labels, Store, Table
-from mbcal.data.store import PARTS
+from mbcal.data.store_format import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 5.0}

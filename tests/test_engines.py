@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mbcal.engines import Engine, Share, engine_named
-from mbcal.engines.local import LocalEngine
+from mbcal.distributed.engines import Engine, Share, engine_named
+from mbcal.distributed.engines.local import LocalEngine
 from mbcal.errors import EngineError, OptionError, StoreError
 from tests import jobs
 
@@ -71,7 +71,7 @@ def test_engines_are_named_and_wrong_names_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_library_does_not_import_ray() -> None:
-    script = "import sys, mbcal.cli, mbcal.evaluation.workers, mbcal.engines.ray; assert 'ray' not in sys.modules"
+    script = "import sys, mbcal.cli, mbcal.evaluation.experiment.workers, mbcal.distributed.engines.ray; assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_left_running_after_a_failure_or_an_interrupt(ray_engine: Any
 def test_nodes_must_be_there_have_this_version_and_see_the_files(
     ray_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mbcal.engines import ray as module
+    from mbcal.distributed.engines import ray as module
 
     address, here = address_of_cluster(), os.getpid()
     shared = tmp_path / "manifest.json"

@@ -10,9 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from mbcal.attention import AttentionNet
-from mbcal.environment import ModelEnvironment
-from mbcal.nets import Net, NetConfig
+from mbcal.environments.model import ModelEnvironment
+from mbcal.nn.base import Net
+from mbcal.nn.config import NetConfig
+from mbcal.nn.transformer import AttentionNet
 from tests.batches import CATALOG, LABELS, net, sessions
 
 FAMILIES = ["gru", "lstm", "transformer"]

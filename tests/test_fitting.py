@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedLog, Store, Training, load, prepare_newsfeed
+from mbcal.agents.fit_job import FitJob, fit_by
 from mbcal.config import to_dict
-from mbcal.data.sessions import Cut
-from mbcal.data.store import write_sessions
-from mbcal.engines.local import LocalEngine
-from mbcal.fitting import FitJob, fit_by
+from mbcal.data.cutting import Cut
+from mbcal.data.store_writer import write_sessions
+from mbcal.distributed.engines.local import LocalEngine
 from mbcal.types import Sessions
 from tests import batches, toys
 

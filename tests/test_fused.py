@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from mbcal import fused
-from mbcal.environment import ModelEnvironment
-from mbcal.labels import counterfactual_future_advantage
-from mbcal.nets import LookUp, NetConfig, SequenceNet, ValueNet
-from mbcal.scorers import Term
-from mbcal.scoring import epsilon_greedy
+from mbcal.environments.model import ModelEnvironment
+from mbcal.kernels import triton as fused
+from mbcal.nn.config import NetConfig
+from mbcal.nn.embeddings import LookUp
+from mbcal.nn.recurrent import SequenceNet, ValueNet
+from mbcal.scoring.choice import epsilon_greedy
+from mbcal.scoring.scorers import Term
+from mbcal.training.targets import counterfactual_future_advantage
 from tests.batches import CATALOG, LABELS, REWARDS, net, sessions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # before the first import
-kernels: Any = pytest.importorskip("mbcal.fused.kernels", reason="there is no Triton here")
-GRU: Any = pytest.importorskip("mbcal.fused.recurrence").GRU
+kernels: Any = pytest.importorskip("mbcal.kernels.triton.kernels", reason="there is no Triton here")
+GRU: Any = pytest.importorskip("mbcal.kernels.triton.recurrence").GRU
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
 

@@ -10,18 +10,19 @@ import torch
 
 from mbcal import NetConfig, Newsfeed, Simulator, SimulatorConfig, Training, load
 from mbcal.agents import AGENTS
-from mbcal.data.sessions import Cut
-from mbcal.environment import ModelEnvironment
-from mbcal.evaluation import evaluate
-from mbcal.evaluation.experiment import Cell, Run
-from mbcal.evaluation.settings import settings_from
-from mbcal.evaluation.workers import execute_all
-from mbcal.graphs import Recorded
-from mbcal.labels import counterfactual_future_advantage
-from mbcal.randomness import shuffled, uniform
-from mbcal.rollout import draw_candidates, rollout
-from mbcal.training import Resident
-from mbcal.worlds.logs import generate_sessions
+from mbcal.data.cutting import Cut
+from mbcal.environments.candidates import draw_candidates
+from mbcal.environments.model import ModelEnvironment
+from mbcal.environments.newsfeed.log import generate_sessions
+from mbcal.environments.rollout import rollout
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.run import Cell, Run
+from mbcal.evaluation.experiment.workers import execute_all
+from mbcal.training.cuda_graph import Recorded
+from mbcal.training.device_data import Resident
+from mbcal.training.random import shuffled, uniform
+from mbcal.training.targets import counterfactual_future_advantage
 from tests import batches
 from tests.toys import DelayedPrize, logged, starts
 

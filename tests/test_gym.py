@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mbcal import Newsfeed, NewsfeedLog, Simulator, SimulatorConfig, Training, prepare_newsfeed
-from mbcal.data.sessions import Cut
-from mbcal.worlds.logs import generate_sessions
+from mbcal.data.cutting import Cut
+from mbcal.environments.newsfeed.log import generate_sessions
 from tests.logs import ROOT
 from tests.toys import BEST, GREEDY, KEYS, DelayedPrize, starts
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mbcal.labels import counterfactual_future_advantage, discounted_returns, simulated_future_reward
-from mbcal.nets import SequenceNet, expected_reward
+from mbcal.nn.base import expected_reward
+from mbcal.nn.recurrent import SequenceNet
+from mbcal.training.targets import counterfactual_future_advantage, discounted_returns, simulated_future_reward
 from mbcal.types import MASK, SessionTensors
 from tests.batches import REWARDS, net, sessions
 

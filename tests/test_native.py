@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import native
 from mbcal.errors import OptionError
-from mbcal.scoring import CellTables, Tables
+from mbcal.kernels import native
+from mbcal.scoring.tables import CellTables, Tables
 
 ROWS, KINDS, SESSIONS, WIDTH = 50, 4, 37, 7
 """Sessions and candidates that fill no tile evenly."""
@@ -244,7 +244,7 @@ def test_a_library_that_does_not_load_is_none(content: bytes | None, tmp_path: A
 def test_it_needs_no_torch() -> None:
     script = (
         "import sys, numpy as np\n"
-        "from mbcal import native\n"
+        "from mbcal.kernels import native\n"
         "def ones(*shape): return np.ones(shape, np.float32)\n"
         "cell, head = (ones(9, 6), ones(3, 6), ones(6, 2), ones(6)), (ones(2, 2), ones(2), ones(1, 2), ones(1))\n"
         "made = native.score(cell, head, ones(20, 2), np.zeros(20, int), np.zeros((20, 3), int))\n"
@@ -259,7 +259,7 @@ def test_it_needs_no_torch() -> None:
 def test_a_forked_process_starts_threads_of_its_own() -> None:
     script = (
         "import os, numpy as np\n"
-        "from mbcal import native\n"
+        "from mbcal.kernels import native\n"
         "from tests.test_native import case, fast\n"
         "native.set_threads(2)\n"
         "native.WORTHWHILE = 1\n"

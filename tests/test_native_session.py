@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbcal import native
-from mbcal.native.names import name_finder
-from mbcal.native.session import SessionRanker, TermArrays, session_ranker
-from mbcal.scorers import Term
-from mbcal.scoring import Tables
-from mbcal.serving.ranking import choose
+from mbcal.kernels import native
+from mbcal.kernels.native.names import name_finder
+from mbcal.kernels.native.session import SessionRanker, TermArrays, session_ranker
+from mbcal.scoring.scorers import Term
+from mbcal.scoring.tables import Tables
+from mbcal.serving.ranker import choose
 from mbcal.types import UNKNOWN, Catalog
 from tests.test_native import KINDS, ROWS, case, twin
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from mbcal.errors import OptionError
-from mbcal.nets import NetConfig, SequenceNet, expected_reward
+from mbcal.nn.base import expected_reward
+from mbcal.nn.config import NetConfig
+from mbcal.nn.recurrent import SequenceNet
 from mbcal.types import MASK
 from tests.batches import CATALOG, LABELS, REWARDS, net, sessions
 

@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mbcal import cli, folder, load
-from mbcal import registry as registry_module
+from mbcal import cli, load
 from mbcal.agents import AGENTS
-from mbcal.arrays import to_numpy
-from mbcal.bundle import Bundle, write_bundle
 from mbcal.errors import ModelError, OptionError, OutputError
-from mbcal.golden import golden_answers, golden_cases
-from mbcal.registry import VERSION, Registry
-from mbcal.scorer_files import KINDS, scorer_from_files, scorer_to_files
-from mbcal.scorers import ChanceScorer, LinearScorer, NearestScorer, NetScorer
+from mbcal.registry.registry import VERSION, Registry
+from mbcal.registry import registry as registry_module
+from mbcal.registry.verification import golden_answers, golden_cases
+from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.scorer_io import KINDS, scorer_from_files, scorer_to_files
+from mbcal.scoring.scorers import ChanceScorer, LinearScorer, NearestScorer, NetScorer
+from mbcal.storage import atomic as folder
+from mbcal.storage.artifacts import Bundle, write_bundle
 from tests import batches
 from tests.agents.test_contract import NET, QUICK, offered, scores_along, small
 from tests.cli.test_models import refused
@@ -53,7 +54,7 @@ OPEN_WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = None
 import numpy as np
-from mbcal.registry import Registry
+from mbcal.registry.registry import Registry
 given = np.load(sys.argv[2])
 said = {}
 for name in Registry(sys.argv[1]).versions():
@@ -356,7 +357,7 @@ def test_publishers_at_once_get_different_numbers(models: Path, registry: Regist
     assert sorted([*registry.before(), registry.current() or ""]) == registry.versions()  # none was forgotten
 
 
-PUBLISH = "import sys; from mbcal.registry import Registry; print(Registry(sys.argv[1]).publish(sys.argv[2]))"
+PUBLISH = "import sys; from mbcal.registry.registry import Registry; print(Registry(sys.argv[1]).publish(sys.argv[2]))"
 
 
 def test_processes_at_once_never_tear_the_pointer(models: Path, registry: Registry) -> None:
@@ -373,7 +374,10 @@ def test_processes_at_once_never_tear_the_pointer(models: Path, registry: Regist
 
 KILLED = """
 import json, os, signal, sys
-from mbcal import agents, bundle, folder, registry
+from mbcal import agents
+from mbcal.storage import artifacts as bundle
+from mbcal.storage import atomic as folder
+from mbcal.registry import registry
 owners = {"os": os, "folder": folder, "registry": registry, "bundle": bundle, "Registry": registry.Registry}
 def killed(verb, path, argument, moment):
     owner, name, after = moment.split(":")
@@ -455,7 +459,9 @@ def test_a_full_disk_is_one_sentence(models: Path, registry: Registry, monkeypat
         if where == "write_bytes":
             patch.setattr(Path, "write_bytes", full)
         else:
-            patch.setattr("mbcal.bundle.write_manifest" if where == "write_manifest" else "mbcal.folder.flush", full)
+            patch.setattr(
+                "mbcal.storage.artifacts.write_manifest" if where == "write_manifest" else "mbcal.storage.atomic.flush", full
+            )
         with pytest.raises(OutputError, match="the disk is full"):
             registry.publish(models / "random")
     assert registry.current() == first

@@ -15,8 +15,8 @@ import pytest
 
 from mbcal.agents import AGENTS, agent_named
 from mbcal.errors import InputError
-from mbcal.evaluation.bench import configured, split_name
-from mbcal.evaluation.settings import parse_override, settings_from
+from mbcal.evaluation.experiment.config import parse_override, settings_from
+from mbcal.evaluation.experiment.context import configured, split_name
 from tests.logs import ROOT
 
 

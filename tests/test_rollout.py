@@ -10,13 +10,14 @@ import torch
 from scipy import stats
 
 from mbcal import Newsfeed
-from mbcal.data.sessions import Cut
-from mbcal.environment import ModelEnvironment
+from mbcal.data.cutting import Cut
+from mbcal.environments.candidates import draw_candidates
+from mbcal.environments.model import ModelEnvironment
+from mbcal.environments.newsfeed.log import generate_sessions
+from mbcal.environments.rollout import rollout
 from mbcal.errors import InputError, OptionError
-from mbcal.rollout import draw_candidates, rollout
-from mbcal.scorers import ChanceScorer, ItemScorer
+from mbcal.scoring.scorers import ChanceScorer, ItemScorer
 from mbcal.types import MASK
-from mbcal.worlds.logs import generate_sessions
 from tests.batches import CATALOG, LABELS, net, sessions
 from tests.toys import DelayedPrize, starts
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal.arrays import to_numpy
 from mbcal.errors import OptionError
-from mbcal.scoring import epsilon_greedy, greedy, softmax
+from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.choice import epsilon_greedy, greedy, softmax
 from tests.batches import CATALOG, net, sessions
 
 SCORES = np.array([[1.0, 3.0, 3.0, 2.0], [5.0, 1.0, 0.0, 5.0]])

@@ -13,14 +13,15 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss, root_mean_squared_error
 
 from mbcal import Newsfeed, Sessions, Simulator
-from mbcal.data.sessions import Cut
+from mbcal.data.cutting import Cut
+from mbcal.environments.newsfeed.log import generate_sessions
+from mbcal.environments.report_card import ReportCard
+from mbcal.environments.simulator import SimulatorConfig
 from mbcal.errors import InputError, ModelError
-from mbcal.evaluation import evaluate
-from mbcal.report.card import draw_report_card
-from mbcal.scorers import ChanceScorer
-from mbcal.simulator import ReportCard, SimulatorConfig
-from mbcal.training import Training
-from mbcal.worlds.logs import generate_sessions
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.report.report_card import draw_report_card
+from mbcal.scoring.scorers import ChanceScorer
+from mbcal.training.config import Training
 from tests import batches
 
 FAMILIES = ["lstm", "transformer"]

@@ -13,15 +13,16 @@ from torch import nn
 
 from mbcal import NewsfeedLog, Sessions, Store, prepare_newsfeed
 from mbcal.agents import AGENTS, Agent
-from mbcal.agents.agent import Domain, Lesson
-from mbcal.checkpoints import Checkpoints
-from mbcal.data.sessions import Cut
+from mbcal.agents.base import Domain, Lesson
+from mbcal.data.cutting import Cut
+from mbcal.distributed.group import Group
+from mbcal.distributed.worker_slice import ASKED_AT_ONCE, Portion, pick
 from mbcal.errors import StoreError, TrainingError
-from mbcal.group import Group
-from mbcal.nets import NetConfig
-from mbcal.randomness import Noise, uniform
-from mbcal.together import ASKED_AT_ONCE, Portion, pick
-from mbcal.training import Training, split_users
+from mbcal.nn.config import NetConfig
+from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.config import Training
+from mbcal.training.holdout import split_users
+from mbcal.training.random import Noise, uniform
 from tests import batches
 from tests.workers import together
 
@@ -156,7 +157,7 @@ def test_entries_are_picked_from_everybody(monkeypatch: pytest.MonkeyPatch) -> N
     wanted = [torch.tensor([3, 49, 0, 22]), torch.zeros(0, dtype=torch.int64), torch.randint(0, 50, (40,))]
     bounds = [0, 5, 30, 50]
     for size in (ASKED_AT_ONCE, 7):
-        monkeypatch.setattr("mbcal.together.ASKED_AT_ONCE", size)
+        monkeypatch.setattr("mbcal.distributed.worker_slice.ASKED_AT_ONCE", size)
         found = together(
             3, lambda group: pick(everything[bounds[group.rank] : bounds[group.rank + 1]], wanted[group.rank], group)
         )

@@ -16,14 +16,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mbcal.checkpoints import Checkpoints
 from mbcal.errors import OptionError, TrainingError
-from mbcal.losses import behaviour_likelihood, value_error
-from mbcal.nets import NetConfig, ValueNet
-from mbcal.randomness import Noise
-from mbcal.training import Resident, Training, device_named, put_state, split_users, state_arrays, train
+from mbcal.nn.config import NetConfig
+from mbcal.nn.label_scaler import Unit
+from mbcal.nn.recurrent import ValueNet
+from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.config import Training
+from mbcal.training.device import device_named
+from mbcal.training.device_data import Resident
+from mbcal.training.holdout import split_users
+from mbcal.training.loop import train
+from mbcal.training.losses import behaviour_likelihood, value_error
+from mbcal.training.random import Noise
+from mbcal.training.state import put_state, state_arrays
 from mbcal.types import MASK
-from mbcal.unit import Unit
 from tests.batches import CATALOG, LABELS, net, sessions
 
 NOBODY = np.zeros(0, np.int64)
@@ -182,10 +188,10 @@ def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path)
             raise KilledError
         return objective(batch, noise)
 
-    import mbcal.training
+    import mbcal.training.loop
 
-    checked = mbcal.training.CHECK_EVERY
-    mbcal.training.CHECK_EVERY = 1
+    checked = mbcal.training.loop.CHECK_EVERY
+    mbcal.training.loop.CHECK_EVERY = 1
     try:
         with pytest.raises(KilledError):
             fit(model, killed, how, rows=30, held=held, checkpoints=Checkpoints(tmp_path / "kept", {"a": 1}, every=-1))
@@ -194,7 +200,7 @@ def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path)
         assert (kept.latest is not None) == (at > 0)
         assert fit(again, objective, how, rows=30, held=held, checkpoints=kept) == curve
     finally:
-        mbcal.training.CHECK_EVERY = checked
+        mbcal.training.loop.CHECK_EVERY = checked
     assert torch.equal(again.weight, straight.weight)
     assert torch.equal(again.bias, straight.bias)
 
@@ -305,13 +311,13 @@ def test_sequences_that_fit_lie_on_the_device_once() -> None:
 KILLABLE = """
 import sys
 from mbcal import Store
-import mbcal.training
-mbcal.training.CHECK_EVERY = 1
+import mbcal.training.loop
+mbcal.training.loop.CHECK_EVERY = 1
 from mbcal.agents import MBCAL, MBCALConfig
-from mbcal.nets import NetConfig
-from mbcal.randomness import uniform
-from mbcal.checkpoints import Checkpoints
-from mbcal.training import Training
+from mbcal.nn.config import NetConfig
+from mbcal.training.random import uniform
+from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.config import Training
 config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=4, batch=64))
 agent = MBCAL(config, "cpu")
 agent.fit(Store.open(sys.argv[1]).sessions("train"), checkpoints=Checkpoints(sys.argv[2], {}, every=0.0))

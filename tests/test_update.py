@@ -15,15 +15,16 @@ import torch
 from mbcal import MBCAL, MBCALConfig, NetConfig, Simulator, SimulatorConfig, Training, load
 from mbcal.agents import Agent
 from mbcal.cli import app
+from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError
-from mbcal.evaluation import evaluate
-from mbcal.evaluation.intervals import Estimate
-from mbcal.registry import Registry
-from mbcal.serving.log import DecisionLog
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.ope.intervals import Estimate
+from mbcal.registry.registry import Registry
+from mbcal.release.gate import Gate
+from mbcal.release.update import update, write_verdict
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
-from mbcal.update import Gate, update, write_verdict
 from tests.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 from tests.workers import ThreadedEngine
 
@@ -137,7 +138,7 @@ def test_what_the_log_says_decides(
 ) -> None:
     served(weak, tmp_path / "log", 120)
     gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
-    monkeypatch.setattr("mbcal.update.judge_offline", lambda *_, **__: [gap])
+    monkeypatch.setattr("mbcal.release.gate.judge_offline", lambda *_, **__: [gap])
     verdict = update(
         weak, tmp_path / "log", epsilon=EPSILON, gate=Gate(sessions=100), device="cpu", candidate=agent(30, epochs=1)
     )
@@ -182,7 +183,11 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, mon
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the power failed")
 
-    for where in ("mbcal.agents.agent.Agent.fit", "mbcal.update.judge_offline", "mbcal.registry.Registry.publish"):
+    for where in (
+        "mbcal.agents.base.Agent.fit",
+        "mbcal.release.gate.judge_offline",
+        "mbcal.registry.registry.Registry.publish",
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(RuntimeError):
@@ -225,7 +230,7 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
         seen["teach"] = set(sessions.user.tolist())
         return self
 
-    monkeypatch.setattr("mbcal.update.judge_offline", judged)
+    monkeypatch.setattr("mbcal.release.gate.judge_offline", judged)
     monkeypatch.setattr(Agent, "fit", taught)
     for replay, users in ((1, 50), (2, 110)):
         verdict = update(weak, tmp_path / "log", replay=replay, gate=Gate(sessions=10), device="cpu")

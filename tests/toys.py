@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mbcal import Behaviours, Catalog, Sessions
-from mbcal.rollout import rollout
-from mbcal.scorers import ChanceScorer
+from mbcal.environments.rollout import rollout
+from mbcal.scoring.scorers import ChanceScorer
 from mbcal.types import SPECIAL
 
 BEHAVIOURS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 3.0))

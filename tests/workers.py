@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mbcal.group import Group
+from mbcal.distributed.group import Group
 
 PATIENCE = 60.0
 """Seconds after which a worker that waits for the others gives up."""

@@ -12,13 +12,13 @@ from mbcal.version import __version__
 if TYPE_CHECKING:
     from mbcal.agents import AGENTS, MBCAL, Agent, AgentConfig, GRU4Rec, MBCALConfig, load
     from mbcal.client import AsyncClient, Client
-    from mbcal.evaluation import evaluate
-    from mbcal.nets import NetConfig
-    from mbcal.simulator import Simulator, SimulatorConfig
-    from mbcal.training import Training
-    from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed
-    from mbcal.worlds.newsfeed import Newsfeed
-    from mbcal.worlds.oracle import Oracle
+    from mbcal.environments.newsfeed.log import NewsfeedLog, prepare_newsfeed
+    from mbcal.environments.newsfeed.oracle import Oracle
+    from mbcal.environments.newsfeed.world import Newsfeed
+    from mbcal.environments.simulator import Simulator, SimulatorConfig
+    from mbcal.evaluation.evaluator import evaluate
+    from mbcal.nn.config import NetConfig
+    from mbcal.training.config import Training
 
 __all__ = [
     "AGENTS",
@@ -67,16 +67,16 @@ _LATER = {
     "GRU4Rec": "mbcal.agents",
     "MBCAL": "mbcal.agents",
     "MBCALConfig": "mbcal.agents",
-    "NetConfig": "mbcal.nets",
-    "Newsfeed": "mbcal.worlds.newsfeed",
-    "NewsfeedLog": "mbcal.worlds.logs",
-    "Oracle": "mbcal.worlds.oracle",
-    "Simulator": "mbcal.simulator",
-    "SimulatorConfig": "mbcal.simulator",
-    "Training": "mbcal.training",
-    "evaluate": "mbcal.evaluation",
+    "NetConfig": "mbcal.nn.recurrent",
+    "Newsfeed": "mbcal.environments.newsfeed.world",
+    "NewsfeedLog": "mbcal.environments.newsfeed.log",
+    "Oracle": "mbcal.environments.newsfeed.oracle",
+    "Simulator": "mbcal.environments.simulator",
+    "SimulatorConfig": "mbcal.environments.simulator",
+    "Training": "mbcal.training.loop",
+    "evaluate": "mbcal.evaluation.evaluator",
     "load": "mbcal.agents",
-    "prepare_newsfeed": "mbcal.worlds.logs",
+    "prepare_newsfeed": "mbcal.environments.newsfeed.log",
 }
 
 

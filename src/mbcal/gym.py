@@ -30,15 +30,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mbcal.data.sessions import Cut
-from mbcal.data.store import Part, Store
-from mbcal.environment import Environment
+from mbcal.data.cutting import Cut
+from mbcal.data.store import Store
+from mbcal.data.store_format import Part
+from mbcal.environments.base import Environment
+from mbcal.environments.candidates import candidates_of
+from mbcal.environments.newsfeed.log import generate_sessions
+from mbcal.environments.newsfeed.world import Newsfeed
+from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.rollout import candidates_of
-from mbcal.simulator import Simulator
 from mbcal.types import MASK, Sessions
-from mbcal.worlds.logs import generate_sessions
-from mbcal.worlds.newsfeed import Newsfeed
 
 try:
     import gymnasium

@@ -14,11 +14,11 @@ import torch
 
 from mbcal import Sessions
 from mbcal.agents import AGENTS, Agent, agent_named, load
-from mbcal.arrays import to_numpy
 from mbcal.errors import InputError, ModelError
-from mbcal.evaluation import evaluate
-from mbcal.nets import NetConfig
-from mbcal.training import Training
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.nn.config import NetConfig
+from mbcal.scoring.backend import to_numpy
+from mbcal.training.config import Training
 from mbcal.types import UNKNOWN
 from tests import batches
 from tests.toys import BEST, CATALOG, GREEDY, DelayedPrize, logged, starts

@@ -12,12 +12,12 @@ import torch
 
 from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, Training, load
 from mbcal.agents import MBCALWithoutVarianceReduction
+from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError, TrainingError
-from mbcal.evaluation import evaluate
-from mbcal.labels import counterfactual_future_advantage, simulated_future_reward
-from mbcal.nets import expected_reward
-from mbcal.rollout import rollout
-from mbcal.training import split_users
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.nn.base import expected_reward
+from mbcal.training.holdout import split_users
+from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
 from mbcal.types import MASK, UNKNOWN
 from tests.batches import CATALOG, LABELS, REWARDS, sessions
 from tests.toys import DelayedPrize, logged, starts

@@ -11,13 +11,13 @@ import torch
 
 from mbcal import NetConfig, Sessions, Training
 from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
-from mbcal.agents.agent import value_term
+from mbcal.agents.base import value_term
 from mbcal.agents.dqn import DQNConfig, candidate_values, still_available
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
 from mbcal.agents.mcpe import ValueConfig
-from mbcal.labels import temporal_difference_targets
-from mbcal.rollout import draw_candidates
-from mbcal.training import train
+from mbcal.environments.candidates import draw_candidates
+from mbcal.training.loop import train
+from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import MASK
 from tests.batches import CATALOG, LABELS, sessions
 from tests.toys import logged
@@ -139,7 +139,7 @@ def test_dyna_q_learns_from_as_many_imagined_as_real_sessions(monkeypatch: pytes
         taught[name] = len(rows)
         return train(net, objective, rows, *more, name=name, **others)
 
-    monkeypatch.setattr("mbcal.agents.agent.train", spy)
+    monkeypatch.setattr("mbcal.agents.base.train", spy)
     fitted(DynaQ)
     assert taught == {"environment": 120, "value": 240}
 

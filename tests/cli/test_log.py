@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mbcal import Behaviours, Catalog
-from mbcal.bundle import AGENT, write_bundle
-from mbcal.serving import Decision, DecisionLog, Feedback, read
+from mbcal.decision_log import Decision, DecisionLog, Feedback, read
+from mbcal.storage.artifacts import AGENT, write_bundle
 from tests.cli.test_cli import mbcal
 from tests.cli.test_models import refused
 from tests.logs import ROOT

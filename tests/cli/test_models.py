@@ -16,7 +16,7 @@ import torch
 
 from mbcal import NewsfeedLog, Store, cli, load, prepare_newsfeed
 from mbcal.agents.mbcal import MIXES
-from mbcal.data.sessions import Cut
+from mbcal.data.cutting import Cut
 from tests.cli.test_cli import HEADER, REWARDS, ROWS, TABLE, mbcal
 from tests.logs import write_csv
 
@@ -279,7 +279,7 @@ def test_a_manifest_that_was_touched_is_refused(copy: Path, capsys: pytest.Captu
 
 
 def test_a_model_whose_hashes_fit_but_whose_content_does_not(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from mbcal import bundle
+    from mbcal.storage import artifacts as bundle
 
     opened = bundle.Bundle.open(copy / "mbcal", bundle.AGENT)
     said = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}

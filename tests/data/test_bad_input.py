@@ -343,7 +343,7 @@ def test_bad_rows_by_the_million_stay_on_disk(tmp_path: Path) -> None:
     for batch in (64, 1 << 18):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("mbcal.data.ingest.BATCH", batch)
-            patch.setattr("mbcal.data.store._ROW_GROUP", 700)
+            patch.setattr("mbcal.data.store_writer._ROW_GROUP", 700)
             path = write_csv(tmp_path / "log.csv", rows, HEADER)
             stores.append(prepare(log(path), tmp_path / f"{batch}", Cut(max_rejected=0.9)))
     assert stores[0].manifest["content_hash"] == stores[1].manifest["content_hash"]

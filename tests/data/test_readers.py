@@ -12,7 +12,7 @@ import pytest
 
 from mbcal import Cut, KuaiRand, MovieLens, Netflix, prepare
 from mbcal.data.ingest import Source
-from mbcal.data.log import Quantiles
+from mbcal.data.source import Quantiles
 from mbcal.errors import InputError
 from tests.logs import ONE_PART, ROOT, read_back, steps, unpacked, zipped
 
@@ -88,7 +88,7 @@ COMBINED = b"7:\n11,3,2005-01-02\n12,5,2004-12-31\n8:\n11,1,2005-01-01\n"
 
 @pytest.mark.parametrize("chunk", [8, 1 << 24])
 def test_netflix_combined(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.data.netflix._CHUNK", chunk)
+    monkeypatch.setattr("mbcal.data.readers.netflix._CHUNK", chunk)
     files = {"combined_data_1.txt": COMBINED, "movie_titles.csv": "7,2003,Été, Part 2\n8,NULL,Plain\n".encode("latin-1")}
     store = prepare(Netflix(zipped(tmp_path / "nf.zip", files)), tmp_path / "store", ONE_PART)
     day = 86400

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbcal import Cut, prepare
-from mbcal.data.sessions import Steps, cut, key
+from mbcal.data.cutting import Steps, cut, key
 from mbcal.errors import OptionError
 from tests.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 

@@ -17,8 +17,8 @@ import pytest
 from mbcal import Cut, Items, KuaiRand, Labels, Levels, MovieLens, Netflix, Table, prepare
 from mbcal.data.ingest import Source
 from mbcal.data.shards import Plan
-from mbcal.engines import ONE_CORE, Share
-from mbcal.engines.local import LocalEngine
+from mbcal.distributed.engines import ONE_CORE, Share
+from mbcal.distributed.engines.local import LocalEngine
 from mbcal.errors import InputError
 from tests.logs import REWARDS, content, unpacked, write_csv, zipped
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mbcal import Cut, prepare
 from mbcal.cli import app
-from mbcal.engines.ray import RayEngine
+from mbcal.distributed.engines.ray import RayEngine
 from mbcal.errors import InputError
 from tests.data.test_spread import HEADER, damaged, rows, table, text_log
 from tests.logs import content, write_csv

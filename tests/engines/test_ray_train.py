@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from mbcal import MBCALConfig, NetConfig, NewsfeedLog, Training, load, prepare_newsfeed
+from mbcal.agents.fit_job import FitJob, fit_by
 from mbcal.config import to_dict
-from mbcal.data.sessions import Cut
-from mbcal.engines.local import LocalEngine
-from mbcal.engines.ray import RayEngine
+from mbcal.data.cutting import Cut
+from mbcal.distributed.engines.local import LocalEngine
+from mbcal.distributed.engines.ray import RayEngine
 from mbcal.errors import EngineError, StoreError
-from mbcal.fitting import FitJob, fit_by
-from mbcal.training import state_arrays
+from mbcal.training.state import state_arrays
 from tests.fits import Deadly
 
 psutil = pytest.importorskip("psutil", reason="tells which processes are left")
@@ -111,7 +111,7 @@ def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, ray_e
 DRIVER = """
 import sys
 from pathlib import Path
-from mbcal.engines.ray import RayEngine
+from mbcal.distributed.engines.ray import RayEngine
 from tests.engines.test_ray_train import job
 from tests.fits import Deadly
 shop = Path(sys.argv[1])

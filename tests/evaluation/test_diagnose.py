@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedLog, Training, prepare_newsfeed
-from mbcal.data.sessions import Cut
+from mbcal.data.cutting import Cut
 from mbcal.errors import OptionError
 from mbcal.evaluation.diagnose import Diagnosis, _effective, dependence, diagnose
 from mbcal.metrics import Mean
@@ -74,9 +74,9 @@ def test_effective_sample_size_by_hand() -> None:
 
 
 def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:
-    from mbcal.evaluation.experiment import Run
-    from mbcal.evaluation.settings import Settings
-    from mbcal.evaluation.tracking import track
+    from mbcal.evaluation.experiment.config import Settings
+    from mbcal.evaluation.experiment.run import Run
+    from mbcal.evaluation.experiment.tracking import track
 
     run = Run.create(f"{tmp_path}/run", Settings(), "cpu")
     with pytest.raises(OptionError, match="track: 'foo' is unknown; known are mlflow, wandb"):

@@ -17,15 +17,15 @@ import pytest
 from mbcal import agents, load
 from mbcal.agents import GRU4Rec
 from mbcal.errors import OptionError, OutputError, StoreError
-from mbcal.evaluation import evaluate
-from mbcal.evaluation.batch_rl import TEST_SEED, batch_rl
-from mbcal.evaluation.bench import Bench, summary
-from mbcal.evaluation.experiment import Cell, Run, _file_name
-from mbcal.evaluation.growing_batch import collect, growing_batch
-from mbcal.evaluation.settings import PRESETS, Settings, apply_overrides, settings_from
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
+from mbcal.evaluation.experiment.config import PRESETS, Settings, apply_overrides, settings_from
+from mbcal.evaluation.experiment.context import Bench, summary
+from mbcal.evaluation.experiment.growing_batch import collect, growing_batch
+from mbcal.evaluation.experiment.run import Cell, Run, _file_name
 from mbcal.evaluation.variance import analyse
+from mbcal.report.page_writer import write_report
 from mbcal.report.tables import Findings
-from mbcal.report.write import write_report
 from tests.toys import BEST, DelayedPrize, logged, starts
 
 TINY: dict[str, Any] = {
@@ -63,7 +63,7 @@ def test_growing_batch_learns_round_by_round() -> None:
 
 
 def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.evaluation.growing_batch.KEEP_EVERY", 0.0)
+    monkeypatch.setattr("mbcal.evaluation.experiment.growing_batch.KEEP_EVERY", 0.0)
     for replay in (1, 2):
         shared = bench(rounds=3, replay=replay)
         straight, rewards, _ = growing_batch(shared, "gru4rec", 0)
@@ -146,7 +146,7 @@ def test_common_random_numbers_across_cells() -> None:
 def test_variety_by_hand() -> None:
     from dataclasses import replace
 
-    from mbcal.evaluation import Outcome
+    from mbcal.evaluation.evaluator import Outcome
 
     served = starts(2)
     items = served.candidates[:, [0, 1, 2, 3, 4, 5]].copy()  # type: ignore[index]
@@ -390,7 +390,7 @@ def test_folders_of_agents_never_collide() -> None:
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     from mbcal import NewsfeedLog, prepare_newsfeed
-    from mbcal.data.sessions import Cut
+    from mbcal.data.cutting import Cut
 
     how = Cut(horizon=4, history=4)
     prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=300, items=100), how)

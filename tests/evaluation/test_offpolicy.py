@@ -12,12 +12,10 @@ import torch
 
 from mbcal import Sessions
 from mbcal.agents.dqn import DQNConfig
-from mbcal.arrays import to_numpy
+from mbcal.environments.rollout import rollout
 from mbcal.errors import InputError, OptionError
-from mbcal.evaluation.fitted import deal_users, fit_values
-from mbcal.evaluation.intervals import bootstrap, bootstrap_all, empirical_bernstein
-from mbcal.evaluation.offline import gather_evidence, judge_offline
-from mbcal.evaluation.offpolicy import (
+from mbcal.evaluation.ope.estimate import gather_evidence, judge_offline
+from mbcal.evaluation.ope.estimators import (
     ESTIMATORS,
     Evidence,
     contribution_range,
@@ -33,11 +31,13 @@ from mbcal.evaluation.offpolicy import (
     weighted_per_decision,
     weights,
 )
-from mbcal.evaluation.propensity import choices_along, open_steps, target_propensities
-from mbcal.nets import NetConfig
-from mbcal.rollout import rollout
-from mbcal.scorers import ChanceScorer, ItemScorer
-from mbcal.training import Training
+from mbcal.evaluation.ope.fitted import deal_users, fit_values
+from mbcal.evaluation.ope.intervals import bootstrap, bootstrap_all, empirical_bernstein
+from mbcal.evaluation.ope.propensity import choices_along, open_steps, target_propensities
+from mbcal.nn.config import NetConfig
+from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.scorers import ChanceScorer, ItemScorer
+from mbcal.training.config import Training
 from mbcal.types import SPECIAL
 from tests.toys import CATALOG, KEYS, STEPS, SWEETS, DelayedPrize, logged, starts
 

@@ -32,18 +32,18 @@ from mbcal import (
     prepare_newsfeed,
 )
 from mbcal.agents import AGENTS
-from mbcal.engines.local import LocalEngine
+from mbcal.distributed.engines.local import LocalEngine
+from mbcal.environments.candidates import candidates_of
+from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.errors import OptionError, StoreError
-from mbcal.evaluation import partitions
+from mbcal.evaluation import blocks as partitions
+from mbcal.evaluation.blocks import CHANCE, TRUTH, Users, judge_offline_on, labels_on, rewards_on
 from mbcal.evaluation.diagnose import advantage_and_surprise, dependence
-from mbcal.evaluation.experiment import Cell, Run
-from mbcal.evaluation.offline import judge_offline
-from mbcal.evaluation.partitions import CHANCE, TRUTH, Users, judge_offline_on, labels_on, rewards_on
-from mbcal.evaluation.settings import settings_from
-from mbcal.evaluation.workers import execute_all, execute_on, prepare_on
-from mbcal.report.write import write_report
-from mbcal.rollout import candidates_of
-from mbcal.worlds.newsfeed import Newsfeed
+from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.run import Cell, Run
+from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
+from mbcal.evaluation.ope.estimate import judge_offline
+from mbcal.report.page_writer import write_report
 from tests.evaluation.test_experiment import TINY
 from tests.test_engines import address_of_cluster, gone
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mbcal.evaluation.experiment import Run
-from mbcal.evaluation.settings import settings_from
+from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.run import Run
+from mbcal.report.page_writer import write_report
 from mbcal.report.tables import Table, shown
-from mbcal.report.write import write_report
 from tests.evaluation.test_experiment import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -105,7 +105,7 @@ def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
 def test_names_cannot_break_out_of_the_page() -> None:
     table = Table("t", "a <b>", ("<script>",), [["</script><img>"]])
     assert "<b>" not in table.markdown().replace("a <b>", "")
-    from mbcal.report.write import _table
+    from mbcal.report.page_writer import _table
 
     assert "<img>" not in _table(table)
     assert "&lt;/script&gt;" in _table(table)

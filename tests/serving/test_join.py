@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbcal import Behaviours, Catalog
-from mbcal.data.sessions import key
+from mbcal.data.cutting import key
+from mbcal.decision_log import Decision, Feedback, Joined, join
+from mbcal.decision_log.records import Record
 from mbcal.errors import OptionError
-from mbcal.serving import Decision, Feedback, Joined, join
-from mbcal.serving.records import Record
 
 CATALOG = Catalog(("a", "b", "c", "d"))  # rows 2, 3, 4, 5
 BEHAVIOURS = Behaviours(("skip", "click"), (0.0, 1.0))

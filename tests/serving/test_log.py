@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
-from mbcal import folder as folders
+from mbcal.decision_log import Damage, Decision, DecisionLog, Feedback, compact, read
+from mbcal.decision_log import compaction as archive
+from mbcal.decision_log import writer as log
+from mbcal.decision_log.records import Record, decode, encode
+from mbcal.decision_log.segments import FRAME, HEADER, LONGEST, frame, header
 from mbcal.errors import InputError, LogError, LogFullError, OptionError, OutputError
-from mbcal.serving import Damage, Decision, DecisionLog, Feedback, archive, compact, log, read
-from mbcal.serving.records import Record, decode, encode
-from mbcal.serving.segments import FRAME, HEADER, LONGEST, frame, header
+from mbcal.storage import atomic as folders
 
 
 def decision(number: int, **changes: Any) -> Decision:
@@ -217,7 +219,7 @@ def test_segments_stay_within_their_size(place: Path) -> None:
 
 KILLED = """
 import sys, threading
-from mbcal.serving import Decision, DecisionLog
+from mbcal.decision_log import Decision, DecisionLog
 log, first = DecisionLog(sys.argv[1], segment_bytes=20_000), sys.argv[2]
 def keep_appending(thread):
     for number in range(10**9):
@@ -412,7 +414,7 @@ def test_one_writer_a_folder(place: Path) -> None:
     with DecisionLog(place):
         with pytest.raises(LogError, match=r"another process writes this decision log; stop it or choose another folder"):
             DecisionLog(place)
-        script = f"from mbcal.serving import DecisionLog; DecisionLog({str(place)!r})"
+        script = f"from mbcal.decision_log import DecisionLog; DecisionLog({str(place)!r})"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert "another process writes this decision log" in done.stderr
     DecisionLog(place).close()
@@ -560,6 +562,6 @@ def test_serving_needs_no_torch() -> None:
 
 
 def test_without_msgspec_one_sentence() -> None:
-    script = "import sys; sys.modules['msgspec'] = None; import mbcal.serving"
+    script = "import sys; sys.modules['msgspec'] = None; import mbcal.decision_log"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert re.search(r"OptionError: msgspec is not installed, .*; pip install 'mbcal\[serve\]'$", done.stderr.strip())

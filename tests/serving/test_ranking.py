@@ -15,12 +15,12 @@ from scipy import stats
 
 from mbcal import NetConfig, Training
 from mbcal.agents import AGENTS
-from mbcal.arrays import to_numpy
 from mbcal.errors import InputError
-from mbcal.scoring import epsilon_greedy
+from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.choice import epsilon_greedy
 from mbcal.serving.candidates import JsonReader, require_askable
 from mbcal.serving.messages import QuickRankRequest
-from mbcal.serving.ranking import Ranker, choose
+from mbcal.serving.ranker import Ranker, choose
 from tests.batches import CATALOG, sessions
 
 ITEMS = list(CATALOG.items)

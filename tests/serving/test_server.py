@@ -26,12 +26,12 @@ from hypothesis.errors import Unsatisfiable
 
 from mbcal.agents import load
 from mbcal.client import AsyncClient, Client
+from mbcal.decision_log.reader import read
+from mbcal.decision_log.records import Decision, Feedback
+from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ServiceError
-from mbcal.registry import Registry
-from mbcal.serving.archive import read
-from mbcal.serving.log import DecisionLog
+from mbcal.registry.registry import Registry
 from mbcal.serving.messages import openapi
-from mbcal.serving.records import Decision, Feedback
 from mbcal.serving.server import App
 from mbcal.serving.service import Limits, Service
 from mbcal.serving.state import MemoryStore

@@ -25,23 +25,23 @@ import numpy as np
 
 from mbcal import Cut, Items, Labels, MBCALConfig, NewsfeedLog, SimulatorConfig, Table, Training, prepare, prepare_newsfeed
 from mbcal.agents import AGENTS, load
-from mbcal.agents.agent import AgentConfig
+from mbcal.agents.base import AgentConfig
 from mbcal.data.store import Store
-from mbcal.evaluation import evaluate
-from mbcal.evaluation.experiment import Run
-from mbcal.evaluation.offline import judge_offline
-from mbcal.evaluation.settings import settings_from
-from mbcal.evaluation.workers import execute_all
-from mbcal.nets import NetConfig
-from mbcal.registry import Registry
-from mbcal.report.write import write_report
-from mbcal.serving import Decision, DecisionLog, join, read
+from mbcal.decision_log import Decision, DecisionLog, join, read
+from mbcal.environments.newsfeed.world import Newsfeed
+from mbcal.environments.simulator import Simulator
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.run import Run
+from mbcal.evaluation.experiment.workers import execute_all
+from mbcal.evaluation.ope.estimate import judge_offline
+from mbcal.nn.config import NetConfig
+from mbcal.registry.registry import Registry
+from mbcal.report.page_writer import write_report
 from mbcal.serving.messages import FeedbackRequest, RankRequest, openapi
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
-from mbcal.simulator import Simulator
 from mbcal.version import __version__
-from mbcal.worlds.newsfeed import Newsfeed
 
 
 def digest(*parts: bytes) -> str:
@@ -56,7 +56,9 @@ def of_folder(folder: Path) -> str:
 
 def of_arrays(arrays: dict[str, Any]) -> str:
     """The values of arrays, whatever they are called."""
-    return digest(*sorted(digest(str(a.dtype).encode(), str(a.shape).encode(), a.tobytes()).encode() for a in arrays.values()))
+    return digest(
+        *sorted(digest(str(a.dtype).encode(), str(a.shape).encode(), a.tobytes()).encode() for a in arrays.values())
+    )
 
 
 def of_numbers(values: Any) -> str:
@@ -79,7 +81,14 @@ def write_table(folder: Path) -> Table:
     rule = Labels({"skip": 0.0, "click": 1.0, "like": 5.0})
     items_table = Items([folder / "items.csv"], ["kind", "tags"], title="name")
     return Table(
-        [folder / "log.csv"], user="uid", item="doc", time="ts", behaviour="action", rule=rule, propensity="p", items=items_table
+        [folder / "log.csv"],
+        user="uid",
+        item="doc",
+        time="ts",
+        behaviour="action",
+        rule=rule,
+        propensity="p",
+        items=items_table,
     )
 
 
@@ -122,7 +131,15 @@ def fits(folder: Path, store: Store) -> dict[str, str]:
 
 
 def experiment(folder: Path) -> dict[str, str]:
-    tiny = {"log_sessions": 600, "items": 120, "test_sessions": 60, "epochs": 1, "rounds": 2, "round_sessions": 80, "seeds": 1}
+    tiny = {
+        "log_sessions": 600,
+        "items": 120,
+        "test_sessions": 60,
+        "epochs": 1,
+        "rounds": 2,
+        "round_sessions": 80,
+        "seeds": 1,
+    }
     tiny |= {"agents": ["mbcal", "gru4rec", "dqn", "random"], "hidden": 8, "embedding": 8, "futures": 4, "future_states": 4}
     tiny |= {"simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}}}
     run = Run.create(folder / "run", settings_from(tiny), "cpu")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mbcal import Cut, Newsfeed, NewsfeedLog, Oracle, prepare_newsfeed
+from mbcal.environments.newsfeed.articles import write_articles
+from mbcal.environments.newsfeed.log import offer
+from mbcal.environments.newsfeed.world import Constants, UserState
 from mbcal.errors import OptionError
-from mbcal.worlds.articles import write_articles
-from mbcal.worlds.logs import offer
-from mbcal.worlds.newsfeed import Constants, UserState
 from tests.logs import content
 
 WORLD = Newsfeed(users=400, items=300, seed=3)

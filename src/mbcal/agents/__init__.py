@@ -7,9 +7,7 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from mbcal import bundle
-from mbcal.agents.agent import Agent, AgentConfig, Domain, Ranked
-from mbcal.agents.chance import Random
+from mbcal.agents.base import Agent, AgentConfig, Domain, Ranked
 from mbcal.agents.ddpg import DDPG
 from mbcal.agents.dqn import DDQN, DQN
 from mbcal.agents.dynaq import DynaQ
@@ -18,7 +16,9 @@ from mbcal.agents.linucb import LinUCB
 from mbcal.agents.mbcal import MBCAL, MBCALConfig, MBCALWithoutVarianceReduction
 from mbcal.agents.mcpe import MCPE
 from mbcal.agents.popular import Popular
+from mbcal.agents.random import Random
 from mbcal.errors import ModelError, OptionError, nearest
+from mbcal.storage import artifacts as bundle
 
 AGENTS: dict[str, type[Agent]] = {
     agent.name: agent

@@ -20,16 +20,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, Domain, Lesson
+from mbcal.agents.base import Agent, Domain, Lesson
 from mbcal.agents.dqn import NOBODY, DQNConfig, WithCopy
 from mbcal.agents.mcpe import session_returns
-from mbcal.labels import temporal_difference_targets
-from mbcal.nets import Embedding, ItemEmbedding, SequenceNet, last_hidden, run_gru
-from mbcal.randomness import Noise
-from mbcal.scorers import NearestScorer
-from mbcal.training import Objective, Resident
+from mbcal.nn.embeddings import Embedding, ItemEmbedding
+from mbcal.nn.label_scaler import Unit
+from mbcal.nn.recurrent import SequenceNet, last_hidden, run_gru
+from mbcal.scoring.scorers import NearestScorer
+from mbcal.training.device_data import Resident
+from mbcal.training.loop import Objective
+from mbcal.training.random import Noise
+from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import SessionTensors
-from mbcal.unit import Unit
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, Domain, Lesson, value_term
+from mbcal.agents.base import Agent, Domain, Lesson, value_term
 from mbcal.agents.mcpe import ValueConfig, session_returns
-from mbcal.arrays import copy_into
 from mbcal.errors import OptionError
-from mbcal.labels import temporal_difference_targets
-from mbcal.nets import ValueNet
-from mbcal.randomness import Noise
-from mbcal.scorers import NetScorer, Term
-from mbcal.training import Objective, Resident
+from mbcal.nn.recurrent import ValueNet
+from mbcal.scoring.backend import copy_into
+from mbcal.scoring.scorers import NetScorer, Term
+from mbcal.training.device_data import Resident
+from mbcal.training.loop import Objective
+from mbcal.training.random import Noise
+from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import MASK, SessionTensors
 
 NOBODY = np.zeros(0, np.int64)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.agent import Domain, Lesson
+from mbcal.agents.base import Domain, Lesson
 from mbcal.agents.dqn import DQN
-from mbcal.environment import ModelEnvironment
-from mbcal.losses import behaviour_likelihood
-from mbcal.nets import SequenceNet
-from mbcal.rollout import rollout
-from mbcal.training import Resident
+from mbcal.environments.model import ModelEnvironment
+from mbcal.environments.rollout import rollout
+from mbcal.nn.recurrent import SequenceNet
+from mbcal.training.device_data import Resident
+from mbcal.training.losses import behaviour_likelihood
 from mbcal.types import SessionTensors
 
 EPSILON = 0.1

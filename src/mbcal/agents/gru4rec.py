@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.agent import Agent, Domain, Lesson, instant_term
-from mbcal.losses import behaviour_likelihood
-from mbcal.nets import SequenceNet
-from mbcal.scorers import NetScorer
+from mbcal.agents.base import Agent, Domain, Lesson, instant_term
+from mbcal.nn.recurrent import SequenceNet
+from mbcal.scoring.scorers import NetScorer
+from mbcal.training.losses import behaviour_likelihood
 
 
 class GRU4Rec(Agent):

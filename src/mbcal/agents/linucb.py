@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson
+from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson
 from mbcal.errors import OptionError
-from mbcal.scorers import CONTEXT, LinearScorer
+from mbcal.scoring.scorers import CONTEXT, LinearScorer
 from mbcal.types import SPECIAL, Catalog, SessionTensors
 
 

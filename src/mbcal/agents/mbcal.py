@@ -30,16 +30,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
-from mbcal.environment import ModelEnvironment
+from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
+from mbcal.environments.candidates import candidates_of
+from mbcal.environments.model import ModelEnvironment
+from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError
-from mbcal.labels import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
-from mbcal.losses import behaviour_likelihood, value_error
 from mbcal.metrics import mean_interval
-from mbcal.nets import SequenceNet, ValueNet, expected_reward
-from mbcal.rollout import candidates_of, rollout
-from mbcal.scorers import NetScorer
-from mbcal.training import blocks
+from mbcal.nn.base import expected_reward
+from mbcal.nn.recurrent import SequenceNet, ValueNet
+from mbcal.scoring.scorers import NetScorer
+from mbcal.training.device_data import blocks
+from mbcal.training.losses import behaviour_likelihood, value_error
+from mbcal.training.targets import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
 MIXES = (0.1, 0.3, 1.0)

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, AgentConfig, Domain, Lesson, value_term
+from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson, value_term
 from mbcal.errors import OptionError
-from mbcal.labels import discounted_returns
-from mbcal.losses import value_error
-from mbcal.nets import ValueNet
-from mbcal.scorers import NetScorer
-from mbcal.training import Resident, blocks
+from mbcal.nn.recurrent import ValueNet
+from mbcal.scoring.scorers import NetScorer
+from mbcal.training.device_data import Resident, blocks
+from mbcal.training.losses import value_error
+from mbcal.training.targets import discounted_returns
 from mbcal.types import SessionTensors
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.agent import Agent, Domain, Lesson
-from mbcal.scorers import ItemScorer
-from mbcal.training import blocks
+from mbcal.agents.base import Agent, Domain, Lesson
+from mbcal.scoring.scorers import ItemScorer
+from mbcal.training.device_data import blocks
 from mbcal.types import SPECIAL
 
 

@@ -31,9 +31,9 @@ def diagnose_store(
 
     Fits a simulator, a myopic and a far-sighted agent, compares them on the same simulated users, and says it in words.
     """
+    from mbcal.environments.simulator import Simulator
     from mbcal.evaluation.diagnose import diagnose
-    from mbcal.simulator import Simulator
-    from mbcal.training import Training
+    from mbcal.training.config import Training
 
     store = Store.open(data)
     users = None if simulator is None else Simulator.load(simulator, device)

@@ -15,7 +15,7 @@ from rich.table import Table
 from mbcal.cli.console import progress
 from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, Json, Seed, WorkersOption, share_of
 from mbcal.data import Store
-from mbcal.engines import engine_named
+from mbcal.distributed.engines import engine_named
 from mbcal.errors import ModelError, OptionError
 from mbcal.metrics import Mean
 
@@ -47,12 +47,12 @@ def evaluate_models(
     being alike.
     """
     from mbcal.agents import AGENTS, load
-    from mbcal.evaluation import evaluate
-    from mbcal.evaluation.partitions import CHANCE, TRUTH, Users, rewards_on
+    from mbcal.environments.candidates import candidates_of
+    from mbcal.environments.simulator import Simulator
+    from mbcal.evaluation.blocks import CHANCE, TRUTH, Users, rewards_on
+    from mbcal.evaluation.evaluator import evaluate
     from mbcal.metrics import mean_interval
-    from mbcal.rollout import candidates_of
-    from mbcal.simulator import Simulator
-    from mbcal.training import device_named
+    from mbcal.training.device import device_named
 
     if not simulator and not truth:
         raise OptionError("simulator: missing; give --simulator SIM (from 'mbcal simulator'), or --truth for the newsfeed")
@@ -137,7 +137,7 @@ def _shown(interval: list[float | None], form: str) -> str:
 
 
 def _truth(store: Store, device: str) -> Any:
-    from mbcal.worlds.newsfeed import Newsfeed
+    from mbcal.environments.newsfeed.world import Newsfeed
 
     if store.manifest["source"] != "newsfeed":
         raise OptionError(f"truth: only the generated newsfeed knows its truth; this store is {store.manifest['source']}")

@@ -16,11 +16,11 @@ from rich.progress import Progress as Bars
 
 from mbcal.cli.console import SECONDS_BETWEEN_LINES, progress
 from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, share_of
-from mbcal.engines import engine_named
+from mbcal.distributed.engines import engine_named
 from mbcal.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from mbcal.evaluation.experiment import Cell, Run
+    from mbcal.evaluation.experiment.run import Cell, Run
 
 
 def run_experiment(
@@ -59,10 +59,10 @@ def run_experiment(
     Kill it at any moment and resume it (--resume RUN): what is done is not done again, and the tables are the same.
     What every setting means: docs/experiments.md.
     """
-    from mbcal.evaluation.experiment import Run
-    from mbcal.evaluation.tracking import track as send
-    from mbcal.evaluation.tracking import write_tensorboard
-    from mbcal.evaluation.workers import execute_all, execute_on, prepare_on
+    from mbcal.evaluation.experiment.run import Run
+    from mbcal.evaluation.experiment.tracking import track as send
+    from mbcal.evaluation.experiment.tracking import write_tensorboard
+    from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
 
     share = share_of(engine, device, gpus)
     if engine == "ray":
@@ -98,7 +98,7 @@ def _cores(device: str) -> int:
 def _settings(
     what: str, preset: str, agents: str | None, seeds: int | None, protocols: str | None, change: list[str]
 ) -> Any:
-    from mbcal.evaluation.settings import apply_overrides, settings_from, split_list
+    from mbcal.evaluation.experiment.config import apply_overrides, settings_from, split_list
 
     values: dict[str, Any] = {"data": what}
     if what.endswith(".toml"):
@@ -180,8 +180,8 @@ class _Watch:
 
 
 def _show(run: Run) -> None:
+    from mbcal.report.page_writer import write_report
     from mbcal.report.terminal import show
-    from mbcal.report.write import write_report
 
     show(run)
     typer.echo(f"Report: {write_report(run)}")

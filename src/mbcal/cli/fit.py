@@ -78,13 +78,14 @@ def fit_agent(
     up to the rounding of sums.
     """
     from mbcal.agents import agent_named, load
-    from mbcal.bundle import AGENT, Bundle
+    from mbcal.agents.fit_job import FitJob, fit_by
     from mbcal.config import to_dict
-    from mbcal.engines import engine_named
-    from mbcal.fitting import FitJob, fit_by
-    from mbcal.folder import NewFolder
-    from mbcal.nets import NetConfig
-    from mbcal.training import Training, device_named
+    from mbcal.distributed.engines import engine_named
+    from mbcal.nn.config import NetConfig
+    from mbcal.storage.artifacts import AGENT, Bundle
+    from mbcal.storage.atomic import NewFolder
+    from mbcal.training.config import Training
+    from mbcal.training.device import device_named
 
     kind, share = agent_named(agent), share_of(engine, device, gpus)
     require_ray(engine, workers)

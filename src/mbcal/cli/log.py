@@ -18,7 +18,7 @@ from mbcal.cli.options import Json, quoted
 from mbcal.errors import OutputError
 
 if TYPE_CHECKING:  # msgspec is an extra: the commands fetch what they need of it
-    from mbcal.serving import Damage, Joined, Record
+    from mbcal.decision_log import Damage, Joined, Record
 
 app = typer.Typer(
     help="Look at the decision log of a service, compact it, or turn it into sessions.",
@@ -35,8 +35,8 @@ def show_log(
     as_json: Json = False,
 ) -> None:
     """Count decisions, answers and sessions by version; also of a log that is being written."""
-    from mbcal.serving import Decision, read
-    from mbcal.serving.records import fields
+    from mbcal.decision_log import Decision, read
+    from mbcal.decision_log.records import fields
 
     damage: list[Damage] = []
     tail: deque[Record] = deque(maxlen=last)
@@ -82,7 +82,7 @@ def show_log(
 @app.command("compact")
 def compact_log(folder: LogDir) -> None:
     """Turn closed segments into Parquet; safe to stop, and while a service is writing."""
-    from mbcal.serving import compact
+    from mbcal.decision_log import compact
 
     with progress() as listener:
         done = compact(folder, listener)
@@ -102,9 +102,9 @@ def export_sessions(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Join decisions and feedback to sessions, the same whatever the order in which they were logged."""
-    from mbcal.bundle import AGENT, Bundle
-    from mbcal.folder import write_whole
-    from mbcal.serving import join, read
+    from mbcal.decision_log import join, read
+    from mbcal.storage.artifacts import AGENT, Bundle
+    from mbcal.storage.atomic import write_whole
 
     if out.is_dir() or (out.exists() and not overwrite):
         remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"

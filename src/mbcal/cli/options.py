@@ -10,7 +10,7 @@ import typer
 
 from mbcal.config import Device
 from mbcal.data import Store
-from mbcal.engines import Name, Share
+from mbcal.distributed.engines import Name, Share
 from mbcal.errors import OptionError
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]

@@ -13,12 +13,14 @@ import typer
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, quoted
-from mbcal.data import Cut, Items, KuaiRand, Levels, MovieLens, Netflix, Store, Table, kuairand, movielens, netflix
+from mbcal.data import Cut, Items, KuaiRand, Levels, MovieLens, Netflix, Store, Table
 from mbcal.data import prepare as prepare_log
 from mbcal.data.ingest import Source
-from mbcal.data.log import Labels, TimeUnit
-from mbcal.data.table import parse_numbers, parse_rewards
-from mbcal.engines import Name, engine_named
+from mbcal.data.readers import kuairand, movielens, netflix
+from mbcal.data.readers.table import parse_numbers, parse_rewards
+from mbcal.data.source import Labels
+from mbcal.data.sql import TimeUnit
+from mbcal.distributed.engines import Name, engine_named
 from mbcal.errors import InputError, OptionError
 
 app = typer.Typer(
@@ -249,7 +251,10 @@ def prepare_feed(
 
     --seed decides the whole world; --memory-limit and --max-rejected have nothing to limit here.
     """
-    from mbcal.worlds.logs import NewsfeedLog, prepare_newsfeed  # torch takes a second to import; the others need none
+    from mbcal.environments.newsfeed.log import (  # torch takes a second to import; the others need none
+        NewsfeedLog,
+        prepare_newsfeed,
+    )
 
     known = job()
     if known.engine != "local":

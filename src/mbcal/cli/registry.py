@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mbcal.cli.options import Json, quoted
 from mbcal.errors import ModelError, OptionError
-from mbcal.registry import Registry
+from mbcal.registry.registry import Registry
 
 app = typer.Typer(
     help="Versions of models for the ranking service: publish, look, go live, roll back.\n\n"

@@ -19,9 +19,9 @@ def show_report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Tables on the terminal; RUN/report.html, RUN/tables and RUN/figures written anew, also of a run under way."""
-    from mbcal.evaluation.experiment import Run
+    from mbcal.evaluation.experiment.run import Run
+    from mbcal.report.page_writer import write_report
     from mbcal.report.terminal import show as show_tables
-    from mbcal.report.write import write_report
 
     run = Run.open(folder, "cpu")
     done = len(run.cells) - len(run.missing)
@@ -44,7 +44,7 @@ def compare_runs(
 
     On the same test sessions the difference is paired and has an interval; else means are shown alone.
     """
-    from mbcal.evaluation.experiment import Run
+    from mbcal.evaluation.experiment.run import Run
     from mbcal.evaluation.significance import paired
     from mbcal.report.tables import Findings
 

@@ -45,8 +45,8 @@ def serve(
         import uvicorn
     except ImportError as error:
         raise OptionError("serve: needs uvicorn and msgspec; pip install 'mbcal[serve]'") from error
-    from mbcal.registry import Registry
-    from mbcal.serving.log import DecisionLog
+    from mbcal.decision_log.writer import DecisionLog
+    from mbcal.registry.registry import Registry
     from mbcal.serving.server import App, json_lines
     from mbcal.serving.service import Limits, Service
     from mbcal.serving.state import session_store

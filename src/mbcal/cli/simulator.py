@@ -48,12 +48,13 @@ def fit_simulator(
 
     SIM/report-card.json and SIM/report-card.png hold the verdict. Stopped, it goes on where it was when run again.
     """
-    from mbcal.checkpoints import Checkpoints
     from mbcal.config import to_dict
-    from mbcal.folder import NewFolder
-    from mbcal.report.card import draw_report_card
-    from mbcal.simulator import Simulator, SimulatorConfig
-    from mbcal.training import Training, device_named
+    from mbcal.environments.simulator import Simulator, SimulatorConfig
+    from mbcal.report.report_card import draw_report_card
+    from mbcal.storage.atomic import NewFolder
+    from mbcal.storage.checkpoints import Checkpoints
+    from mbcal.training.config import Training
+    from mbcal.training.device import device_named
 
     device_named(device)
     with NewFolder(out, "simulator", overwrite):  # refuses now what it would refuse after an hour

@@ -61,9 +61,10 @@ def update_registry(
     REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
     """
     from mbcal.agents import load
-    from mbcal.engines import engine_named
-    from mbcal.registry import Registry
-    from mbcal.update import Gate, update, write_verdict
+    from mbcal.distributed.engines import engine_named
+    from mbcal.registry.registry import Registry
+    from mbcal.release.gate import Gate
+    from mbcal.release.update import update, write_verdict
 
     gate, share = Gate(sessions=min_sessions, tolerance=tolerance), share_of(engine, device, gpus)
     require_ray(engine, workers)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from mbcal.data.cutting import Cut
 from mbcal.data.ingest import prepare
-from mbcal.data.kuairand import KuaiRand
-from mbcal.data.log import Labels, Levels
-from mbcal.data.movielens import MovieLens
-from mbcal.data.netflix import Netflix
-from mbcal.data.sessions import Cut
-from mbcal.data.store import PARTS, Part, Store
-from mbcal.data.table import Items, Table
+from mbcal.data.readers.kuairand import KuaiRand
+from mbcal.data.readers.movielens import MovieLens
+from mbcal.data.readers.netflix import Netflix
+from mbcal.data.readers.table import Items, Table
+from mbcal.data.source import Labels, Levels
+from mbcal.data.store import Store
+from mbcal.data.store_format import PARTS, Part
 
 __all__ = [
     "PARTS",

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mbcal.data.store import PARTS, Store
+from mbcal.data.store import Store
+from mbcal.data.store_format import PARTS
 from mbcal.metrics import gini
 from mbcal.types import SPECIAL, Catalog
 

@@ -22,7 +22,7 @@ from typing import BinaryIO, Literal, cast
 import pyarrow.parquet as pq
 
 from mbcal.errors import InputError, OutputError, nearest
-from mbcal.folder import files_listed
+from mbcal.storage.manifest import files_listed
 
 Patterns = Mapping[str, Sequence[str]]
 """Role of a file -> the names it may have, as shell patterns (lower case)."""

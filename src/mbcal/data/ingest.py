@@ -13,20 +13,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mbcal.data.blocks import BATCH, cut_accepted, weight
-from mbcal.data.log import KEY, Labels, Log, Quantiles, name, parquet_sql
+from mbcal.data.cutting import Cut, key_sql
+from mbcal.data.ingest_distributed import Spread
 from mbcal.data.scan import Scanned, malformed, scan
-from mbcal.data.sessions import Cut, key_sql
 from mbcal.data.shards import Plan, Tally
-from mbcal.data.spread import Spread
-from mbcal.data.store import PARTS, Store, StoreWriter
+from mbcal.data.sort import BATCH, cut_accepted, weight
+from mbcal.data.source import KEY, Labels, Log, Quantiles
+from mbcal.data.sql import name, parquet_sql
+from mbcal.data.store import Store
+from mbcal.data.store_format import PARTS
+from mbcal.data.store_writer import StoreWriter
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Behaviours
 
 if TYPE_CHECKING:
-    from mbcal.engines import Engine
+    from mbcal.distributed.engines import Engine
 
 DUPLICATE = "exact duplicate"
 MALFORMED_ITEM = "line of an item table has the wrong shape"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mbcal.data.log import Log, Quantiles, parsed_sql
-from mbcal.data.sessions import Cut, key_sql
+from mbcal.data.cutting import Cut, key_sql
+from mbcal.data.source import Log, Quantiles, parsed_sql
 
 if TYPE_CHECKING:
     import duckdb

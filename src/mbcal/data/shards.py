@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.sessions import Cut, Steps, cut
-from mbcal.data.store import PARTS, Part, Shard, StoreWriter
+from mbcal.data.cutting import Cut, Steps, cut
+from mbcal.data.store_format import PARTS, Part, Shard
+from mbcal.data.store_writer import StoreWriter
 from mbcal.types import Behaviours
 
 Block = dict[str, NDArray[Any]]

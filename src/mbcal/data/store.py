@@ -17,165 +17,22 @@ rows and carry no clock and no path, so equal input and options give equal bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from mbcal.data.store_format import KIND, PARTS, Part, Shard
 from mbcal.errors import OptionError, StoreError, nearest
-from mbcal.folder import Kind, entry, write_manifest
-from mbcal.types import SPECIAL, Behaviours, Catalog, Feature, Sessions
-
-SCHEMA = 1
-"""Raised whenever a store written before can no longer be read as it was."""
-
-KIND = Kind("store", SCHEMA, "make a store with 'mbcal prepare'", "prepare the store again", StoreError)
-
-Part = Literal["simulator", "train", "test"]
-PARTS: tuple[Part, ...] = get_args(Part)
-"""Who a user is for: fitting the simulator, training agents, or testing. Never two of them."""
+from mbcal.storage.catalog_io import parquet_table, table_catalog
+from mbcal.types import Behaviours, Catalog, Sessions
 
 AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
 """By kind of store; elsewhere agents go by ids alone, as in the paper."""
-
-_ROW_GROUP = 1 << 20
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Some whole users of one part: their steps, and the sessions that point into them."""
-
-    items: NDArray[np.int32]  # (S,)
-    behaviours: NDArray[np.uint8]  # (S,)
-    timestamps: NDArray[np.int64] | None  # (S,)
-    propensities: NDArray[np.float32] | None  # (S,)
-    user: NDArray[np.int32]  # (N,)
-    start: NDArray[np.int64]  # (N,)
-    length: NDArray[np.int32]  # (N,)
-    history_length: NDArray[np.int32]  # (N,)
-    candidates: NDArray[np.int32] | None = None  # (N, C)
-    history: NDArray[np.int64] | None = None  # (N, H): steps of each history, where they do not just precede it
-
-    def dense(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
-        """Pad to rectangles."""
-        steps, mask = _window(self.start, self.length, horizon)
-        before, history_mask = _window(self.start - self.history_length, self.history_length, history)
-        if self.history is not None:
-            before = self.history
-
-        def pick(column: NDArray[Any], index: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
-            taken = column[np.minimum(index, max(len(column) - 1, 0))]
-            taken[~valid] = 0
-            return taken
-
-        return Sessions(
-            catalog=catalog,
-            behaviour_set=behaviours,
-            items=pick(self.items, steps, mask),
-            behaviours=pick(self.behaviours, steps, mask),
-            length=self.length,
-            user=self.user,
-            history_items=pick(self.items, before, history_mask),
-            history_behaviours=pick(self.behaviours, before, history_mask),
-            history_length=self.history_length,
-            candidates=self.candidates,
-            propensities=None if self.propensities is None else pick(self.propensities, steps, mask),
-            timestamps=None if self.timestamps is None else pick(self.timestamps, steps, mask),
-        )
-
-
-def _window(start: NDArray[np.int64], length: NDArray[np.int32], width: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(N, width) step numbers from each start, and which of them lie within the length."""
-    return start[:, None] + np.arange(width), np.arange(width) < length[:, None]
-
-
-class StoreWriter:
-    """Fills a folder with the files of a store; `finish` writes the manifest that makes it one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files: dict[str, dict[str, Any]] = {}
-        """What the manifest will say of each; what was written elsewhere and put into the folder is added here."""
-
-    def table(self, name: str, table: pa.Table, deltas: Sequence[str] = ()) -> None:
-        """One Parquet file, remembered with its hash; the columns named are stored as differences."""
-        self.stream(name, table.schema, table.to_batches(), deltas)
-
-    def stream(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], deltas: Sequence[str] = ()) -> None:
-        """The same from batches, of which no more than a row group is in memory; where they end does not show."""
-        path, rows, waiting = self.folder / name, 0, pa.Table.from_batches([], schema)
-        encoding: dict[str, Any] = {
-            "use_dictionary": [column for column in schema.names if column not in deltas],
-            "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
-        }
-        with pq.ParquetWriter(path, schema, compression="zstd", **encoding) as writer:
-            for batch in batches:
-                rows += batch.num_rows
-                waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema)])
-                while waiting.num_rows >= _ROW_GROUP:
-                    writer.write_table(waiting.slice(0, _ROW_GROUP), _ROW_GROUP)
-                    waiting = waiting.slice(_ROW_GROUP)
-            if waiting.num_rows or rows == 0:
-                writer.write_table(waiting, _ROW_GROUP)
-        self.files[name] = {"rows": rows, **entry(path)}
-
-    def digest(self, name: str) -> str:
-        """sha256 of a file already written."""
-        return str(self.files[name]["sha256"])
-
-    def shard(self, part: Part, number: int, shard: Shard) -> None:
-        """The two files of one shard, the `number`-th of its part."""
-        steps: dict[str, NDArray[Any]] = {"item": shard.items, "behaviour": shard.behaviours}
-        if shard.timestamps is not None:
-            steps["time"] = shard.timestamps
-        if shard.propensities is not None:
-            steps["propensity"] = shard.propensities
-        sessions: dict[str, Any] = {
-            "user": shard.user,
-            "start": shard.start,
-            "length": shard.length,
-            "history_length": shard.history_length,
-        }
-        for name, array in (("candidates", shard.candidates), ("history", shard.history)):
-            if array is not None and array.shape[1]:
-                sessions[name] = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
-        # as measured on real logs: small codes and times shrink most, and fastest, as differences
-        deltas = [column for column in ("behaviour", "time") if column in steps]
-        self.table(f"steps-{part}-{number:04d}.parquet", pa.table(steps), deltas)
-        self.table(f"sessions-{part}-{number:04d}.parquet", pa.table(sessions), ["user", "start"])
-
-    def catalog(self, catalog: Catalog) -> None:
-        """The items and their features, as text."""
-        self.table("items.parquet", catalog_table(catalog))
-
-    def finish(
-        self,
-        behaviours: Behaviours,
-        *,
-        source: str,
-        options: Mapping[str, Any],
-        source_hashes: Mapping[str, str],
-        rejected: Mapping[str, int],
-        counts: Mapping[str, Any],
-    ) -> None:
-        """The manifest, last."""
-        whole: dict[str, Any] = {
-            "schema": SCHEMA,
-            "source": source,
-            "options": options,
-            "source_hashes": source_hashes,
-            "rejected": rejected,
-            "counts": counts,
-            "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
-            "files": self.files,
-        }
-        write_manifest(self.folder, whole)
 
 
 @dataclass(frozen=True)
@@ -288,74 +145,6 @@ class Store:
                 return at + int(np.append(users[1:] != users[0], True).argmax())
             before += count
         return at
-
-
-def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Path:
-    """Sessions as a store with one part and no names of users, for whoever reads stores: each with a history of its own.
-
-    Candidates are kept where a session had one set of them.
-    """
-    folder.mkdir(parents=True)
-    both = np.concatenate([sessions.history_mask, sessions.mask], 1)  # (N, H + T), and so the steps, session by session
-
-    def steps(history: Any, later: Any) -> Any:
-        return np.concatenate([history, later], 1)[both]
-
-    ends = np.cumsum(sessions.history_length + sessions.length, dtype=np.int64)
-    candidates = sessions.candidates
-    writer = StoreWriter(folder)
-    writer.shard(
-        part,
-        0,
-        Shard(
-            items=steps(sessions.history_items, sessions.items),
-            behaviours=steps(sessions.history_behaviours, sessions.behaviours),
-            timestamps=None,
-            propensities=None,
-            user=sessions.user,
-            start=ends - sessions.length,
-            length=sessions.length,
-            history_length=sessions.history_length,
-            candidates=candidates if candidates is not None and candidates.ndim == 2 else None,
-        ),
-    )
-    writer.catalog(sessions.catalog)
-    options = {"horizon": sessions.horizon, "history": sessions.history_items.shape[1]}
-    counts = {"sessions": len(sessions)}
-    writer.finish(sessions.behaviour_set, source="sessions", options=options, source_hashes={}, rejected={}, counts=counts)
-    return folder
-
-
-def parquet_table(data: bytes) -> pa.Table:
-    """A Parquet file in memory as a table."""
-    # without Arrow's thread pool: a process that ends soon after it was woken aborts now and then (pyarrow 26)
-    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-
-
-def catalog_table(catalog: Catalog) -> pa.Table:
-    """Items, titles and features as text, in catalogue order."""
-    rows = range(SPECIAL, catalog.rows)
-    columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
-    if catalog.titles:
-        columns["title"] = pa.array(catalog.titles, pa.string())
-    for name, feature in catalog.features.items():
-        if feature.offsets is None:
-            columns[f"feature:{name}"] = pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
-        else:
-            columns[f"feature:{name}"] = pa.array([list(feature.values(row)) for row in rows], pa.list_(pa.string()))
-    return pa.table(columns)
-
-
-def table_catalog(table: pa.Table, features: bool = True) -> Catalog:
-    """The catalogue such a table was made of, with or without what describes its items."""
-    described = {}
-    for column in table.column_names if features else ():
-        if column.startswith("feature:"):
-            name, values = column.removeprefix("feature:"), table[column].to_pylist()
-            many = pa.types.is_list(table.schema.field(column).type)
-            described[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
-    titles = table["title"].to_pylist() if "title" in table.column_names else ()
-    return Catalog(tuple(table["item"].to_pylist()), described, tuple(titles))
 
 
 def _rectangle(table: pa.Table, name: str) -> Any:

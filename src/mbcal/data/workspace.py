@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mbcal.errors import InputError, MbcalError, OptionError
-from mbcal.folder import NewFolder, output_error
+from mbcal.storage.atomic import NewFolder, output_error
 
 if TYPE_CHECKING:
     import duckdb

@@ -13,19 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from mbcal.agents import MBCAL, GRU4Rec
-from mbcal.agents.agent import AgentConfig
+from mbcal.agents.base import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
 from mbcal.data.store import Store
-from mbcal.environment import Environment
-from mbcal.evaluation import evaluate
-from mbcal.evaluation.batch_rl import TEST_SEED
-from mbcal.labels import simulated_future_reward
+from mbcal.environments.base import Environment
+from mbcal.environments.candidates import candidates_of
+from mbcal.environments.simulator import Simulator, SimulatorConfig
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.experiment.batch_rl import TEST_SEED
 from mbcal.metrics import Mean, mean_interval
-from mbcal.nets import NetConfig, expected_reward
+from mbcal.nn.base import expected_reward
+from mbcal.nn.config import NetConfig
 from mbcal.progress import SILENT, Progress
-from mbcal.rollout import candidates_of
-from mbcal.simulator import Simulator, SimulatorConfig
-from mbcal.training import Training
+from mbcal.training.config import Training
+from mbcal.training.targets import simulated_future_reward
 from mbcal.types import Sessions
 
 Labels = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mbcal.agents.agent import Agent
-from mbcal.environment import Environment
-from mbcal.randomness import seed_of
-from mbcal.rollout import candidates_of, rollout
+from mbcal.agents.base import Agent
+from mbcal.environments.base import Environment
+from mbcal.environments.candidates import candidates_of
+from mbcal.environments.rollout import rollout
+from mbcal.training.random import seed_of
 from mbcal.types import Sessions
 
 AT_ONCE = 1024

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mbcal.agents.agent import Agent
+from mbcal.agents.base import Agent
 from mbcal.agents.mbcal import MBCAL
-from mbcal.nets import SequenceNet, expected_reward
+from mbcal.nn.base import expected_reward
+from mbcal.nn.recurrent import SequenceNet
 from mbcal.types import MASK, Sessions, SessionTensors
 
 RIVALS = 3

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.bundle import SIMULATOR, Bundle
 from mbcal.data.describe import describe
-from mbcal.evaluation import oracle
-from mbcal.evaluation.experiment import Result, Run
+from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.report_card import ReportCard
+from mbcal.evaluation.experiment.run import Result, Run
 from mbcal.evaluation.significance import against, kendall_tau, rounds_to
 from mbcal.metrics import Mean, mean_interval
-from mbcal.simulator import ReportCard
+from mbcal.storage.artifacts import SIMULATOR, Bundle
 
 BASES = ("gru4rec", "mbcal")
 """Whom the others are tested against."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table as Grid
 
-from mbcal.evaluation.experiment import Run
+from mbcal.evaluation.experiment.run import Run
 from mbcal.metrics import Mean
 from mbcal.report.tables import Findings
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError
-from mbcal.native.names import NameFinder, name_finder
+from mbcal.kernels.native.names import NameFinder, name_finder
 from mbcal.serving.messages import RankRequest
 from mbcal.types import Catalog
 

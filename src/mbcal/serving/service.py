@@ -20,17 +20,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mbcal.decision_log.records import Decision, Feedback
+from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
-from mbcal.registry import Registry, Version
-from mbcal.serving.log import DecisionLog
+from mbcal.registry.registry import Registry, Version
 from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,
     RankAnswer,
     RankRequest,
 )
-from mbcal.serving.ranking import Ranker
-from mbcal.serving.records import Decision, Feedback
+from mbcal.serving.ranker import Ranker
 from mbcal.serving.state import Made, Session, SessionStore, Step
 
 WATCH_EVERY = 0.4

@@ -1,0 +1,1 @@
+"""Readers of raw logs: one module per layout."""

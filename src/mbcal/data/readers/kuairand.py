@@ -1,0 +1,72 @@
+"""KuaiRand (Pure, 1K, 27K) in its published layout: impressions of a short-video feed, and basic video features.
+
+A behaviour is a level of dwell (`play_time_ms`), twelve of them with rewards 1..12; the cut points are quantiles over the
+users who do not test, and are stored with the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mbcal.data import files
+from mbcal.data.files import Paths
+from mbcal.data.source import KEY, Log, Piece, Quantiles
+from mbcal.data.sql import csv_sql, name
+from mbcal.data.workspace import Workspace
+
+WHERE = """\
+KuaiRand is offered by its authors at https://kuairand.com (KuaiRand-Pure, -1K and -27K), licensed CC BY-SA 4.0; cite Gao et
+al. (CIKM 2022).
+Fetch one, then:  mbcal prepare kuairand KuaiRand-Pure.zip --horizon 10 --out DIR"""
+
+PATTERNS = {"log": ["log_standard_*.csv"], "videos": ["video_features_basic_*.csv"]}
+LEVELS = 12
+COLUMNS = ("user_id", "video_id", "time_ms", "play_time_ms")
+VIDEO_COLUMNS = ("tag", "author_id", "video_type", "upload_type", "music_type", "video_duration")
+
+DURATIONS = (7, 15, 30, 60, 120, 300)
+"""Seconds that bound the buckets of a video's own length."""
+FEATURES = {
+    "tag": "string_split(tag, ',')",
+    "author_id": "author_id",
+    "video_type": "video_type",
+    "upload_type": "upload_type",
+    "music_type": "music_type",
+    "duration": "CASE WHEN try_cast(video_duration AS DOUBLE) >= 0 THEN concat('from ', list_max(list_filter("
+    f"{[0, *DURATIONS]}, lambda s: s * 1000 <= try_cast(video_duration AS DOUBLE))), ' s') END",
+}
+
+
+@dataclass(frozen=True)
+class KuaiRand:
+    """A release: a folder, a zip or single files. Of a folder or zip the standard logs are read; name the log of random
+    exposures beside them to have it too."""
+
+    paths: Paths
+
+    def read(self, work: Workspace) -> Log:
+        """Describe it for ingestion."""
+        paths = files.listed(self.paths)
+        found = files.gather(paths, PATTERNS, work.scratch)
+        picked = 'user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour'
+        logs = files.require(found, "log", paths, PATTERNS)
+        described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
+        columns = ", ".join(f"{sql} AS {name(feature)}" for feature, sql in FEATURES.items())
+        features = " UNION ALL ".join(f"SELECT video_id AS {name(KEY)}, {columns} FROM ({scan})" for scan in described)
+        return Log(
+            layout="kuairand",
+            pieces=tuple(Piece(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
+            rule=Quantiles(LEVELS),
+            features=features or None,
+            time_unit="ms",
+            options={"features": list(FEATURES) if features else []},
+        )
+
+
+def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
+    text = files.text(path, work.scratch)
+    header = text.header(",")
+    files.require_columns(path, header, needed)
+    return csv_sql(text, header, needed, rejects=rejects)

@@ -1,0 +1,23 @@
+"""The ranking service's memory: what was decided, what came of it, and both as training data. No torch."""
+
+from __future__ import annotations
+
+from mbcal.decision_log.compaction import Compacted, compact
+from mbcal.decision_log.join import JoinCounts, Joined, join
+from mbcal.decision_log.reader import Damage, read
+from mbcal.decision_log.records import Decision, Feedback, Record
+from mbcal.decision_log.writer import DecisionLog
+
+__all__ = [
+    "Compacted",
+    "Damage",
+    "Decision",
+    "DecisionLog",
+    "Feedback",
+    "JoinCounts",
+    "Joined",
+    "Record",
+    "compact",
+    "join",
+    "read",
+]

@@ -1,0 +1,1 @@
+"""Workers that share one fit, and the engines that run jobs."""

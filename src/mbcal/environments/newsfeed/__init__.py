@@ -1,0 +1,1 @@
+"""The generated newsfeed: a world whose truth is known."""

@@ -1,0 +1,1 @@
+"""Experiments: methods, seeds and protocols in one resumable run."""

@@ -1,0 +1,171 @@
+"""Fitted Q evaluation: a network learns what the target policy would earn from logged steps (Le et al., 2019).
+
+    y_t = r_t + gamma sum_a pi(a | s_{t+1}) Q'(s_{t+1}, a)        a among the candidates open at that step
+
+It is DQN with the policy's own choice in place of the maximum, and shares its networks. Users are dealt into folds, and the
+values of a fold come from a network that was fitted on the others: what judges a session has never seen its user.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mbcal.agents.base import Domain, value_term
+from mbcal.agents.dqn import NOBODY, DQNConfig, QNetwork, candidate_values
+from mbcal.agents.mcpe import session_returns
+from mbcal.environments.rollout import Policy
+from mbcal.errors import InputError, OptionError
+from mbcal.evaluation.ope.estimators import Floats
+from mbcal.evaluation.ope.propensity import Choices, choices_along, open_steps
+from mbcal.nn.embeddings import meet_items, settle_items
+from mbcal.progress import SILENT, Progress
+from mbcal.training.config import Training
+from mbcal.training.device import device_named
+from mbcal.training.device_data import Resident, blocks
+from mbcal.training.loop import Objective, train
+from mbcal.training.random import Noise, hashed_order, initial_weights, seed_of
+from mbcal.training.targets import temporal_difference_targets
+from mbcal.types import Sessions, SessionTensors
+
+HOW = DQNConfig(training=Training(epochs=12, batch=128, learning_rate=3e-3))
+"""Faster than agents learn: nothing stops these fits early, and a few slow passes leave them at the log's own mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What the target policy is expected to earn from each logged step on; 0 in the padding."""
+
+    q: Floats  # (N, T) with the logged item shown first
+    v: Floats  # (N, T) with the policy's own choice
+
+
+def fit_values(
+    sessions: Sessions,
+    policy: Policy,
+    *,
+    epsilon: float,
+    folds: int = 2,
+    gamma: float = 1.0,
+    config: DQNConfig | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    choices: Choices | None = None,
+    progress: Progress = SILENT,
+) -> Values:
+    """Cross-fitted over folds of users. `config` says what the networks are like and how long they learn.
+
+    `choices` are the policy's along these sessions, where somebody has them already.
+    """
+    if not 0 <= epsilon <= 1:
+        raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
+    config = replace(config or HOW, gamma=gamma)
+    if config.net.user == "id":
+        raise OptionError("net.user: fitted values judge users they have not met; use 'history' or 'none'")
+    fold = deal_users(sessions.user, folds, seed)
+    chosen = choices or choices_along(policy, sessions, progress=progress)
+    given = Resident(sessions, device_named(device), candidates=True)
+    fit = _Fit(given, torch.from_numpy(chosen.best), torch.from_numpy(chosen.logged), epsilon, config, seed, progress)
+    q, v = (np.zeros(sessions.items.shape) for _ in range(2))
+    for each in range(folds):
+        net = fit.network(np.flatnonzero(fold != each), each)
+        own = np.flatnonzero(fold == each)
+        q[own], v[own] = fit.values(net, own)
+    return Values(q * sessions.mask, v * sessions.mask)
+
+
+def deal_users(user: NDArray[np.int32], folds: int, seed: int) -> NDArray[np.int64]:
+    """(N,) the fold of each session: users in hashed order, dealt one by one."""
+    users, place = np.unique(user, return_inverse=True)
+    if not 2 <= folds <= len(users):
+        raise InputError(f"folds: must be from 2 to the number of users, {len(users)}, got {folds}")
+    fold = np.empty(len(users), np.int64)
+    fold[hashed_order(users.astype(np.int32), seed, "folds")] = np.arange(len(users)) % folds
+    return fold[place]
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """What the networks of all folds share."""
+
+    data: Resident
+    best: Tensor  # (N, T)
+    logged: Tensor  # (N, T)
+    epsilon: float
+    config: DQNConfig
+    seed: int
+    progress: Progress
+
+    def network(self, rows: NDArray[np.int64], fold: int) -> QNetwork:
+        """Fitted on these rows."""
+        data, how = self.data, self.config.training
+        with initial_weights(self.seed, "fitted values", fold):
+            net = QNetwork(Domain.of(data.tensors), self.config).to(data.device)
+        mine = torch.from_numpy(rows).to(data.device)
+        meet_items(net, data[mine], True)
+        net.online.unit.fit(session_returns(data, self.config.gamma)[mine], data.mask[mine])
+        train(
+            net,
+            self._objective(net),
+            rows,
+            NOBODY,
+            how,
+            name=f"values, fold {fold + 1}",
+            seed=seed_of(self.seed, "fitted values", fold),
+            optimiser=how.optimiser(net.parameters()),
+            before=net.begin_update,
+            record=False,  # choices may lie elsewhere than the network
+            unit=float(net.online.unit.scale) ** 2,
+            progress=self.progress,
+        )
+        settle_items(net)
+        return net.eval()
+
+    def _objective(self, net: QNetwork) -> Objective:
+        def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+            batch = self.data[rows]
+            expected = self._expected(candidate_values(net.target, net.judge(), batch), batch, rows)
+            target = temporal_difference_targets(batch.rewards, expected, batch.mask, self.config.gamma)
+            error = net.online.run(batch).squeeze(-1) - net.online.unit.inward(target)
+            return (error.square() * batch.mask).sum(), batch.mask.sum()
+
+        return objective
+
+    @torch.no_grad()
+    def _expected(self, values: Tensor, batch: SessionTensors, rows: Tensor) -> Tensor:
+        """sum_a pi(a | s_t) Q(s_t, a): (B, T, C) -> (B, T)."""
+        available = torch.stack(open_steps(batch.offered, batch.items), 1)
+        values = self._possible(values, batch)
+        best = values.gather(2, self._at(self.best, rows)).squeeze(2)
+        average = (values * available).sum(2) / available.sum(2)
+        return (1 - self.epsilon) * best + self.epsilon * average
+
+    def _possible(self, values: Tensor, batch: SessionTensors) -> Tensor:
+        """Values (B, T, C) kept within what the steps that remain can earn, or errors could grow from copy to copy."""
+        steps = torch.arange(1, batch.horizon + 1, device=values.device, dtype=values.dtype)
+        left = torch.cumsum(self.config.gamma ** (steps - 1), 0).flip(0)[:, None]
+        least, most = min(0.0, *batch.behaviour_set.rewards), max(0.0, *batch.behaviour_set.rewards)
+        return torch.minimum(torch.maximum(values, least * left), most * left)
+
+    def _at(self, places: Tensor, rows: Tensor) -> Tensor:
+        """Places of candidates (B, T, 1) for some sessions."""
+        return places[rows.to(places.device)].to(self.data.device).unsqueeze(2)
+
+    @torch.no_grad()
+    def values(self, net: QNetwork, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """q and v (rows, T)."""
+        term, found = value_term(net.online), []
+        for part in blocks(self.data):
+            mine = torch.from_numpy(rows[part]).to(self.data.device)
+            if not len(mine):
+                break
+            batch = self.data[mine]
+            each = candidate_values(net.online, term, batch)
+            q = self._possible(each, batch).gather(2, self._at(self.logged, mine)).squeeze(2)
+            found.append(torch.stack([q, self._expected(each, batch, mine)]).double().cpu())
+        q, v = torch.cat(found, 1).numpy()
+        return q, v

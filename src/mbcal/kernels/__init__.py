@@ -1,0 +1,1 @@
+"""Fast implementations in C (`native`) and Triton (`triton`) of functions defined elsewhere."""

@@ -1,0 +1,1 @@
+"""Versions of models on disk, verified without torch."""

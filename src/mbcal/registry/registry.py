@@ -1,0 +1,367 @@
+"""Versions of models on disk: publish, open, go live, roll back.
+
+::
+
+    REGISTRY/current.json            which version is live, and which were before it
+    REGISTRY/versions/v000001/       a model as 'mbcal fit' writes it, and beside it
+        scorer.safetensors           what it ranks by, as plain arrays (and which items the model has met)
+        golden.safetensors           a few sessions and the scores they must get
+
+A version is a model folder with two more files, so `mbcal.load` reads it for a warm start. It is written once, whole, and
+never changed. Only `publish` needs torch. A reader needs no lock: the pointer is one small file that is replaced by rename.
+Writers take turns by a lock that ends with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.errors import MbcalError, ModelError, OptionError, OutputError, nearest
+from mbcal.registry.verification import golden_answers, golden_cases, golden_difference, golden_problem
+from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.scorer_io import scorer_from_files, scorer_to_files
+from mbcal.scoring.scorers import Scorer
+from mbcal.storage.artifacts import AGENT, SCHEMA, Bundle, write_bundle
+from mbcal.storage.atomic import output_error, write_whole
+from mbcal.storage.manifest import Kind
+from mbcal.types import Behaviours, Catalog
+
+if TYPE_CHECKING:
+    from mbcal.agents import Agent
+
+VERSION_SCHEMA = 1
+VERSION = Kind(
+    "model",
+    SCHEMA,
+    "publish a model with 'mbcal registry publish'",
+    "publish the model again, or roll back to a whole version",
+    ModelError,
+)
+_NAME = re.compile(r"v\d{6,}")
+_MODEL = ("weights.safetensors", "optimiser.safetensors", "items.parquet")
+"""Files of a version that are its model's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One version opened and verified: what a service ranks with."""
+
+    name: str
+    path: Path
+    manifest: Mapping[str, Any]
+    scorer: Scorer
+    catalog: Catalog
+    """Names and titles of items; without features, which are in the tables."""
+    behaviours: Behaviours
+    horizon: int
+    history: int
+    seen: NDArray[np.bool_]
+    """(rows,) which items the model has met."""
+    parent: str | None
+    """The version that was live when this one was published."""
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """What `current.json` says."""
+
+    current: str | None = None
+    before: tuple[str, ...] = ()
+    """The versions that were live before, oldest first: where `rollback` goes."""
+    newest: int = 0
+    """The highest number a removed version may have had: none is given twice."""
+
+
+class Registry:
+    """A folder of versions, of which one is live."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def versions(self) -> list[str]:
+        """All whole versions, oldest first."""
+        try:
+            names = [entry.name for entry in self._versions.iterdir() if _NAME.fullmatch(entry.name)]
+        except OSError:
+            return []
+        return sorted((name for name in names if (self._versions / name / "manifest.json").is_file()), key=_number)
+
+    def current(self) -> str | None:
+        """The live version; None as long as there is none."""
+        return self._pointer().current
+
+    def before(self) -> list[str]:
+        """The versions that were live before the current one, oldest first."""
+        return list(self._pointer().before)
+
+    def manifest(self, name: str | None = None) -> dict[str, Any]:
+        """What a version (the live one if not named) says of itself; its files are not read."""
+        path = self._folder(name)
+        said = VERSION.open(path)
+        schema = said["version"].get("schema") if isinstance(said.get("version"), dict) else None
+        if schema != VERSION_SCHEMA:
+            problem = "a model, not a version" if schema is None else f"a version of schema {schema}, not {VERSION_SCHEMA}"
+            raise ModelError(f"{path}: {problem}; {VERSION.remedy}")
+        return said
+
+    def open(self, name: str | None = None) -> Version:
+        """A version (the live one if not named), verified: hashes, shapes, finite numbers, and the golden scores."""
+        wanted = self.current() if name is None else name
+        try:
+            return self._open(wanted)
+        except ModelError:
+            if name is None and self.current() != wanted:  # replaced and removed while it was read
+                return self.open()
+            raise
+
+    def _open(self, name: str | None) -> Version:
+        path = self._folder(name)
+        opened = Bundle(path, VERSION, self.manifest(path.name))
+        try:
+            return _verified(opened)
+        except ModelError as error:
+            if str(path) in str(error):
+                raise
+            raise opened.damaged(str(error)) from error
+        except (LookupError, TypeError, ValueError, AttributeError, OSError, MbcalError) as error:  # another program's
+            raise opened.damaged(f"{type(error).__name__}: {error}") from error
+
+    def publish(
+        self,
+        model: str | Path,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        activate: bool = True,
+        kind: type[Agent] | None = None,
+    ) -> str:
+        """Make a model the next version and, unless told otherwise, the live one; the name it got.
+
+        The scorer without torch must rank the golden cases as the agent itself does, or nothing is written. `metrics` is
+        kept with the version; `kind` is the agent's class where that is one's own.
+        """
+        kept = _checked_metrics(metrics or {})
+        self._refuse_other_folders()
+        source = Bundle.open(model, AGENT)
+        scorer, files, golden = _prepared(source, kind)
+        said = {key: value for key, value in source.manifest.items() if key not in _REWRITTEN}
+        copied = {name: AGENT.read(source.path, source.manifest, name) for name in _MODEL}
+        with self._turn():
+            name = f"v{self._highest() + 1:06d}"
+            parent = self._pointer().current
+            said["version"] = {
+                "schema": VERSION_SCHEMA,
+                "scorer": scorer,
+                "parent": parent,
+                "metrics": kept,
+                "published": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            write_bundle(self._versions / name, VERSION, said, {"scorer": files, "golden": golden}, extra=copied)
+            self.open(name)
+            if activate:
+                self._go_live(name)
+        return name
+
+    def activate(self, name: str) -> None:
+        """Make a version live; one that does not verify is refused."""
+        with self._turn():
+            self.open(name)
+            self._go_live(name)
+
+    def rollback(self) -> str:
+        """Make the version live that was before the current one; its name."""
+        with self._turn():
+            pointer = self._pointer()
+            if not pointer.before:
+                rule = (
+                    f"{self.path}: no version was live before {pointer.current or 'now'}, so there is none to roll back to"
+                )
+                raise ModelError(f"{rule}; choose one with 'mbcal registry activate'")
+            *before, name = pointer.before
+            self.open(name)
+            self._point(_Pointer(name, tuple(before), pointer.newest))
+        return name
+
+    def gc(self, keep: int) -> list[str]:
+        """Remove versions older than the live one, but for the last `keep` that were live before it; those removed.
+
+        Versions newer than the live one stay: they may be about to go live. What killed publishers left goes too.
+        """
+        if keep < 0:
+            raise OptionError(f"keep: must be 0 or more, got {keep}")
+        if not self._versions.is_dir():
+            return []
+        with self._turn():
+            pointer = self._pointer()
+            before = pointer.before[len(pointer.before) - min(keep, len(pointer.before)) :]
+            needed = {pointer.current, *before}
+            removed = [name for name in self.versions() if name not in needed and _number(name) < _number(pointer.current)]
+            if removed or before != pointer.before:
+                self._point(_Pointer(pointer.current, before, self._highest()))  # first: it never names what is gone
+            with _writing(self.path):
+                for name in removed:  # gone whole: a reader sees all of it or nothing
+                    os.rename(self._versions / name, self._versions / f".{name}.partial-removed")
+                for left in self._versions.glob(".v*.partial-*"):
+                    shutil.rmtree(left)
+                for left in self.path.glob(".current.json.partial-*"):
+                    left.unlink()
+        return removed
+
+    @property
+    def _versions(self) -> Path:
+        return self.path / "versions"
+
+    def _folder(self, name: str | None) -> Path:
+        """Where a version lies, or in one sentence why it is not there."""
+        name = self.current() if name is None else name
+        if name is None:
+            raise ModelError(f"{self.path}: no version is live; {VERSION.make}")
+        if not _NAME.fullmatch(name) or not (self._versions / name).is_dir():
+            known = self.versions()
+            listed = f"known are {', '.join(known[-5:])}" if known else "there are none"
+            raise ModelError(f"{self.path}: has no version {name!r}; {listed}.{nearest(name, known)}")
+        return self._versions / name
+
+    def _refuse_other_folders(self) -> None:
+        taken = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
+        if taken and not self._versions.is_dir():
+            raise OutputError(f"{self.path}: already exists and is no registry; choose another folder")
+
+    def _highest(self) -> int:
+        names = [entry.name for entry in self._versions.iterdir() if _NAME.fullmatch(entry.name)]
+        return max([self._pointer().newest, *map(_number, names)])
+
+    def _pointer(self) -> _Pointer:
+        file = self.path / "current.json"
+        try:
+            said = json.loads(file.read_bytes())
+            pointer = _Pointer(said["current"], tuple(said["before"]), said["newest"])
+            if not all(_NAME.fullmatch(name) for name in (*pointer.before, pointer.current or "v000000")):
+                raise ValueError("it names no versions")
+            if not isinstance(pointer.newest, int):
+                raise TypeError("newest must be a number")
+        except (FileNotFoundError, NotADirectoryError):
+            return _Pointer()
+        except OSError as error:
+            raise ModelError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ModelError(
+                f"{file}: damaged ({error}); remove it and run 'mbcal registry activate' to choose one"
+            ) from error
+        return pointer
+
+    def _go_live(self, name: str) -> None:
+        pointer = self._pointer()
+        if pointer.current != name:
+            before = pointer.before if pointer.current is None else (*pointer.before, pointer.current)
+            self._point(_Pointer(name, before, pointer.newest))
+
+    def _point(self, pointer: _Pointer) -> None:
+        said = {"current": pointer.current, "before": pointer.before, "newest": pointer.newest}
+        write_whole(self.path / "current.json", (json.dumps(said, indent=2) + "\n").encode())
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One writer at a time; the lock goes with its process, however that ends."""
+        with _writing(self.path):
+            self._versions.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+
+
+_REWRITTEN = ("kind", "schema", "mbcal", "files", "content_hash", "version")
+"""What a manifest says anew of every folder."""
+
+
+def _prepared(source: Bundle, kind: type[Agent] | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A model's scorer as JSON and arrays, and its golden cases, answered by the agent itself."""
+    import torch
+
+    from mbcal.agents import load
+
+    if kind is None and ".py:" in str(source.manifest["agent"]):
+        raise ModelError(f"{source.path}: holds an agent of your own; publish it with Registry.publish(…, kind=its class)")
+    agent = load(source.path, "cpu", kind)
+    rows, behaviours = agent.domain.catalog.rows, len(agent.domain.behaviours)
+    scorer, files = scorer_to_files(to_numpy(agent.ranks_by))
+    cases = golden_cases(rows, behaviours, agent.domain.users, agent.domain.history)
+    with torch.no_grad():
+        answers = golden_answers(agent.ranks_by, cases, torch.from_numpy)
+    try:
+        plain = scorer_from_files(scorer, files, rows, behaviours)
+    except ModelError as error:
+        raise ModelError(f"{source.path}: {error}; fit the model again") from error
+    difference = golden_difference(answers, golden_answers(plain, cases))
+    if difference:
+        raise ModelError(f"{source.path}: ranks otherwise without torch ({difference}), so it is not published")
+    return scorer, {**files, "seen": agent.seen()}, {**cases, **{f"answers/{name}": said for name, said in answers.items()}}
+
+
+def _verified(opened: Bundle) -> Version:
+    """The version in a folder; ModelError for what does not fit."""
+    said, about = opened.manifest, opened.manifest["version"]
+    for name in _MODEL:
+        VERSION.read(opened.path, said, name)
+    catalog, behaviours = opened.names, opened.behaviours
+    files, golden = opened.arrays("scorer"), opened.arrays("golden")
+    seen = files.pop("seen", None)
+    if seen is None or seen.dtype != bool or seen.shape != (catalog.rows,):
+        raise ModelError(f"scorer: 'seen' must hold {catalog.rows} truths, one an item row")
+    scorer = scorer_from_files(about["scorer"], files, catalog.rows, len(behaviours))
+    problem = golden_problem(golden, catalog.rows, len(behaviours))
+    if not problem:
+        wanted = {name.removeprefix("answers/"): array for name, array in golden.items() if name.startswith("answers/")}
+        problem = golden_difference(wanted, golden_answers(scorer, golden))
+    if problem:
+        raise ModelError(f"its golden cases do not come out: {problem}")
+    return Version(
+        name=opened.path.name,
+        path=opened.path,
+        manifest=said,
+        scorer=scorer,
+        catalog=catalog,
+        behaviours=behaviours,
+        horizon=int(said["horizon"]),
+        history=int(said["history"]),
+        seen=seen,
+        parent=about["parent"],
+        metrics=dict(about["metrics"]),
+    )
+
+
+def _checked_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"metrics: must be names with finite numbers, texts or lists of them ({error})") from error
+    return kept
+
+
+def _number(name: str | None) -> int:
+    return int(name[1:]) if name else 0
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A disk's refusal in our words."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(str(path), error) from error

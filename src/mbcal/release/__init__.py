@@ -1,0 +1,1 @@
+"""From the decision log to the next live version."""

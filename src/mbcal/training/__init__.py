@@ -1,0 +1,1 @@
+"""Fitting networks: the training loop, losses, targets, randomness."""

@@ -1,0 +1,47 @@
+"""What networks are fitted by: likelihood of behaviours, squared error of values. Both sum over the steps that count."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from mbcal.nn.base import Net
+from mbcal.nn.recurrent import ValueNet
+from mbcal.training.device_data import Resident
+from mbcal.training.loop import Objective
+from mbcal.training.random import Noise
+from mbcal.types import MASK
+
+
+def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Objective:
+    """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
+
+    Behaviours are never masked, so the model learns what a step is like whose item is not told.
+    """
+
+    def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        batch = data[rows]
+        items, counted = batch.items, batch.mask
+        if mask_rate:
+            items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK)
+        logits = net(net.begin(*batch.history), items, batch.behaviours)
+        nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
+        return (nll * counted.flatten()).sum(), counted.sum()
+
+    return objective
+
+
+def value_error(net: ValueNet, data: Resident, labels: Tensor, told: bool = True) -> Objective:
+    """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. CFAApproximator.
+
+    Labels (N, T) belong to the rows of `data`. Where the step's item is not `told`, the network learns what labels are on
+    average in a state.
+    """
+
+    def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+        batch = data[rows]
+        counted = batch.mask
+        outputs = net.run(batch) if told else net.unseen(batch)
+        error = outputs.squeeze(-1) - net.unit.inward(labels[rows])
+        return (error.square() * counted).sum(), counted.sum()
+
+    return objective

@@ -1,1 +1,0 @@
-"""Generated users whose truth is known."""
