@@ -19,9 +19,9 @@ from mbcal import Behaviours, Catalog
 from mbcal.kernels import native
 from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
-from mbcal.nn.recurrent import SequenceNet
+from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
-from mbcal.types import MASK, SessionTensors
+from mbcal.types import MASK_ROW, SessionTensors
 
 ITEMS, CANDIDATES, HORIZON, GAMMA = 20_000, 40, 20, 0.95
 LABELS = Behaviours(tuple(map(str, range(6))), tuple(map(float, range(6))))
@@ -65,7 +65,7 @@ def random_batch(size: int, device: str) -> SessionTensors:
 
 
 @torch.no_grad()
-def score_by_network(nets: list[SequenceNet], batch: SessionTensors) -> None:
+def score_by_network(nets: list[RecurrentNet], batch: SessionTensors) -> None:
     """One pass of the cell per (session, candidate)."""
     assert batch.candidates is not None
     candidates, size = batch.candidates, len(batch.items)
@@ -80,8 +80,8 @@ def score_by_network(nets: list[SequenceNet], batch: SessionTensors) -> None:
 
 
 @torch.no_grad()
-def score_by_tables(nets: list[SequenceNet], batch: SessionTensors, block: int) -> None:
-    tables = [net.tables() for net in nets]
+def score_by_tables(nets: list[RecurrentNet], batch: SessionTensors, block: int) -> None:
+    tables = [net.scoring_tables() for net in nets]
     assert batch.candidates is not None
     for begin in range(0, len(batch.items), block):
         rows = slice(begin, begin + block)
@@ -110,7 +110,7 @@ def in_c(work: Callable[[], None], threads: int, torch_threads: int) -> Callable
 
 
 def scoring_ways(
-    nets: list[SequenceNet], batch: SessionTensors, threads: int, device: str
+    nets: list[RecurrentNet], batch: SessionTensors, threads: int, device: str
 ) -> dict[str, Callable[[], object]]:
     def by_tables(block: int) -> Callable[[], None]:
         return lambda: score_by_tables(nets, batch, block)
@@ -127,17 +127,17 @@ def scoring_ways(
 
 
 @torch.no_grad()
-def cfa_by_copies(net: SequenceNet, rewards: torch.Tensor, batch: SessionTensors, twice: bool) -> None:
+def cfa_by_copies(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors, twice: bool) -> None:
     """A masked copy a step, run from the start; `twice` runs the logged copy beside each, as the authors do."""
     mask = torch.ones_like(batch.items, dtype=torch.bool)
-    logged = simulated_future_reward(expected_reward(net.run(batch), rewards), mask, GAMMA)
+    logged = simulated_future_reward(expected_reward(net.forward_batch(batch), rewards), mask, GAMMA)
     for step in range(HORIZON):
         items = batch.items.clone()
-        items[:, step] = MASK
+        items[:, step] = MASK_ROW
         if twice:
-            logged = simulated_future_reward(expected_reward(net.run(batch), rewards), mask, GAMMA)
+            logged = simulated_future_reward(expected_reward(net.forward_batch(batch), rewards), mask, GAMMA)
         masked = simulated_future_reward(
-            expected_reward(net.run(dataclasses.replace(batch, items=items)), rewards), mask, GAMMA
+            expected_reward(net.forward_batch(dataclasses.replace(batch, items=items)), rewards), mask, GAMMA
         )
         logged[:, step] - masked[:, step]
 
@@ -177,7 +177,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device, catalog = options.device, Catalog(tuple(map(str, range(ITEMS))))
-    nets = [SequenceNet(catalog, LABELS, NetConfig(), outputs).to(device) for outputs in (6, 1)]
+    nets = [RecurrentNet(catalog, LABELS, NetConfig(), outputs).to(device) for outputs in (6, 1)]
     rewards, batch = torch.tensor(LABELS.rewards, device=device), random_batch(options.sessions, device)
     memory: dict[str, float] = {}
     print("| work | way | s | against the first |\n|---|---|---|---|", flush=True)

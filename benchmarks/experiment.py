@@ -23,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 
-from mbcal import NetConfig, Newsfeed, NewsfeedLog, Sessions, Store, Training, prepare_newsfeed
+from mbcal import NetConfig, Newsfeed, NewsfeedConfig, Sessions, Store, TrainingConfig, prepare_newsfeed
 from mbcal.agents import AGENTS
 from mbcal.evaluation.evaluator import evaluate
 
@@ -56,7 +56,7 @@ def transitions(sessions: Sessions, width: int = 64) -> dict[str, np.ndarray]:
         "actions": (sessions.candidates[:, None] == sessions.items[:, :, None]).argmax(2).reshape(-1).astype(np.int64),
         "rewards": sessions.rewards.reshape(-1),
         "ends": ends.reshape(-1),
-        "items": np.asarray(sessions.catalog.rows),
+        "items": np.asarray(sessions.catalog.n_rows),
         "behaviours": np.asarray(nothing + 1),
     }
 
@@ -69,7 +69,7 @@ def measure_ours(store: Store) -> dict[str, float]:
     print("|---|---|---|---|", flush=True)
     rates = {}
     for name, kind in AGENTS.items():
-        training = Training(epochs=EPOCHS, batch=256, validation=0.0)
+        training = TrainingConfig(epochs=EPOCHS, batch=256, validation=0.0)
         agent = kind(kind.Config(net=NetConfig(), training=training), "cpu")
         begin, cpu = time.perf_counter(), time.process_time()
         agent.fit(train)
@@ -112,7 +112,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = prepare_newsfeed(folder / "feed", NewsfeedLog(options.sessions, 2_000))
+        store = prepare_newsfeed(folder / "feed", NewsfeedConfig(options.sessions, 2_000))
         rates = measure_ours(store)
         if options.peers:
             measure_peers(options.peers, store.sessions("train"), options.updates, rates["dqn"], folder)

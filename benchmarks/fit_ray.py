@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mbcal import MBCALConfig, NetConfig, NewsfeedLog, Store, Training, prepare_newsfeed
+from mbcal import MBCALConfig, NetConfig, NewsfeedConfig, Store, TrainingConfig, prepare_newsfeed
 from mbcal.agents.fit_job import FitJob
 from mbcal.config import to_dict
 from mbcal.distributed.engines.local import LocalEngine
 from mbcal.distributed.engines.ray import RayEngine
 from mbcal.distributed.group import Group
-from mbcal.distributed.worker_slice import everyone
+from mbcal.distributed.worker_slice import all_gather_ints
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Timed:
     fit: FitJob
 
     def __call__(self, group: Group) -> dict[str, Any]:
-        Training().optimiser([nn.Parameter(torch.zeros(1))])  # what torch imports then is no part of a fit
+        TrainingConfig().create_optimiser([nn.Parameter(torch.zeros(1))])  # what torch imports then is no part of a fit
         began, wall, cpu = time.time(), time.perf_counter(), time.process_time()
         curves = self.fit(group)
         spent = [1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        told = everyone(group, *map(int, spent), peak).tolist()
+        told = all_gather_ints(group, *map(int, spent), peak).tolist()
         return {"began": began, "curves": curves, "workers": told}
 
 
@@ -63,24 +63,24 @@ def main() -> None:
     options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     given = options.parse_args()
-    how = Training(epochs=given.epochs, batch=given.batch, patience=given.epochs)
+    how = TrainingConfig(epochs=given.epochs, batch=given.batch, patience=given.epochs)
     config = to_dict(MBCALConfig(net=NetConfig(embedding=given.embedding), training=how))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        prepare_newsfeed(root / "feed", NewsfeedLog(sessions=given.sessions, items=given.items))
-        taught = 2 * given.epochs * Store.open(root / "feed").count("train")  # two networks
+        prepare_newsfeed(root / "feed", NewsfeedConfig(sessions=given.sessions, items=given.items))
+        taught = 2 * given.epochs * Store.open(root / "feed").n_sessions("train")  # two networks
 
         def job(name: str) -> Timed:
             return Timed(FitJob(root / "feed", root / name, root / f".{name}", "mbcal", config, device="cpu"))
 
-        local = LocalEngine().together(job("local"))
+        local = LocalEngine().run_spmd(job("local"))
         alone = describe("one process", local, taught, 0)
         for workers in given.workers:
             asked = time.time()
             with RayEngine(workers) as engine:
                 print(f"{workers} workers: a cluster of this machine's own after {time.time() - asked:.1f} s", flush=True)
                 asked = time.time()
-                made = engine.together(job(f"ray{workers}"))
+                made = engine.run_spmd(job(f"ray{workers}"))
                 rate = describe(f"{workers} workers", made, taught, asked)
             gaps = [
                 abs(mine[key] - theirs[key])

@@ -23,11 +23,11 @@ import torch
 
 from mbcal import Behaviours, Catalog, NetConfig, Sessions, SimulatorConfig
 from mbcal.environments.simulator import Simulator
-from mbcal.evaluation.experiment.config import settings_from
-from mbcal.evaluation.experiment.context import Bench
+from mbcal.evaluation.experiment.config import experiment_config
+from mbcal.evaluation.experiment.context import ExperimentContext
 from mbcal.evaluation.experiment.growing_batch import growing_batch
-from mbcal.nn.recurrent import SequenceNet
-from mbcal.training.cuda_graph import Recorded
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.cuda_graph import GraphedStep
 
 ITEMS, HORIZON, KINDS, USERS = 17_770, 20, 6, 40_000
 FLOOR = 0.020
@@ -64,23 +64,23 @@ def random_sessions(count: int, catalog: Catalog, seed: int) -> Sessions:
     return Sessions(catalog, labels, items[0], said[0], full, user, items[1], said[1], full)
 
 
-def bench_of(sessions: int, rounds: int) -> Bench:
+def bench_of(sessions: int, rounds: int) -> ExperimentContext:
     catalog = Catalog(tuple(map(str, range(ITEMS))))
     train, test = random_sessions(sessions, catalog, 0), random_sessions(sessions, catalog, 1)
-    net = SequenceNet(catalog, train.behaviour_set, NetConfig("lstm"), KINDS).cuda()
+    net = RecurrentNet(catalog, train.behaviour_set, NetConfig("lstm"), KINDS).cuda()
     simulator = Simulator(net, catalog, train.behaviour_set, SimulatorConfig(), np.zeros(0, np.int32))
-    settings = settings_from({"rounds": rounds, "round_sessions": sessions, "test_sessions": sessions}, "paper")
-    return Bench(settings, train, test, {"lstm": simulator}, (), "cuda")
+    settings = experiment_config({"rounds": rounds, "round_sessions": sessions, "test_sessions": sessions}, "paper")
+    return ExperimentContext(settings, train, test, {"lstm": simulator}, (), "cuda")
 
 
-def one_agent(bench: Bench, name: str) -> dict[str, object]:
+def one_agent(context: ExperimentContext, name: str) -> dict[str, object]:
     torch.cuda.reset_peak_memory_stats()
     clock = Clock()
     began = time.perf_counter()
-    growing_batch(bench, name, 0, progress=clock)
+    growing_batch(context, name, 0, progress=clock)
     clock.phase("end")
     whole = time.perf_counter() - began
-    rounds = bench.settings.rounds
+    rounds = context.settings.rounds
     spent = {title: seconds[2:] for title, seconds in clock.spent.items() if len(seconds) == rounds}  # after warm-up
     usual = {title: float(np.median(seconds)) for title, seconds in spent.items()}
     return {
@@ -89,20 +89,20 @@ def one_agent(bench: Bench, name: str) -> dict[str, object]:
         "seconds": round(whole, 2),
         "seconds a round": round(sum(map(sum, spent.values())) / (rounds - 2), 3),
         "phases": {title: round(seconds, 4) for title, seconds in usual.items()},
-        "roll-out of the floor": round(FLOOR * bench.settings.round_sessions / 256_000 / usual["collect"], 2),
+        "roll-out of the floor": round(FLOOR * context.settings.round_sessions / 256_000 / usual["collect"], 2),
         "GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }
 
 
-def side_by_side(bench: Bench, name: str, count: int) -> dict[str, object]:
+def side_by_side(context: ExperimentContext, name: str, count: int) -> dict[str, object]:
     """As many seeds at once, each in a thread with a stream of its own."""
     torch.cuda.reset_peak_memory_stats()
 
     def work(seed: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            growing_batch(bench, name, seed)
+            growing_batch(context, name, seed)
 
-    bench.train_tensors, bench.test_tensors  # noqa: B018 - made once, before threads share them
+    context.train_tensors, context.test_tensors  # noqa: B018 - made once, before threads share them
     torch.cuda.synchronize()
     began = time.perf_counter()
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
@@ -111,7 +111,7 @@ def side_by_side(bench: Bench, name: str, count: int) -> dict[str, object]:
     for thread in threads:
         thread.join()
     torch.cuda.synchronize()
-    seconds = (time.perf_counter() - began) / (count * bench.settings.rounds)
+    seconds = (time.perf_counter() - began) / (count * context.settings.rounds)
     memory = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     return {"agent": name, "at once": count, "seconds a round and seed": round(seconds, 3), "GiB": memory}
 
@@ -126,14 +126,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Also append the lines to this file.")
     options = parser.parse_args()
     if options.eager:
-        Recorded.__call__ = lambda self: self._step()  # type: ignore[method-assign]  # what --eager is for
-    bench = bench_of(options.sessions, options.rounds)
+        GraphedStep.__call__ = lambda self: self._step()  # type: ignore[method-assign]  # what --eager is for
+    context = bench_of(options.sessions, options.rounds)
     said = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "sessions": options.sessions}
     lines: list[dict[str, object]] = [said]
     print(json.dumps(said), flush=True)
     for name in options.agents:
         for count in options.side_by_side or [0]:
-            lines.append(side_by_side(bench, name, count) if count else one_agent(bench, name))
+            lines.append(side_by_side(context, name, count) if count else one_agent(context, name))
             print(json.dumps(lines[-1]), flush=True)
     if options.out:
         with options.out.open("a") as file:

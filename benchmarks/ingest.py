@@ -82,18 +82,18 @@ def bare(path: Path, write: bool, memory_limit: str, folder: Path) -> None:
 
 
 def ours(path: Path, memory_limit: str, folder: Path, engine: Engine | None = None) -> None:
-    from mbcal import Labels, Netflix, Table, prepare
+    from mbcal import Labels, Netflix, TableLog, prepare
 
     labels = Labels({str(label): float(label) for label in range(6)})
-    source = Netflix(path) if is_netflix(path) else Table(path, **GENERATED, rule=labels)
+    source = Netflix(path) if is_netflix(path) else TableLog(path, **GENERATED, rule=labels)
     prepare(source, folder / "store", memory_limit=memory_limit, overwrite=True, engine=engine)
 
 
 def on_ray(path: Path, memory_limit: str, folder: Path, workers: int) -> dict[str, float]:
-    from mbcal.distributed.engines import engine_named
+    from mbcal.distributed.engines import create_engine
 
     moments, driver, everybody = [time.perf_counter()], [], []
-    with engine_named("ray", workers) as engine:
+    with create_engine("ray", workers) as engine:
         for _ in range(2):
             moments.append(time.perf_counter())
             driver.append(cpu())
@@ -199,7 +199,7 @@ def main() -> None:
         columns = "log | rows | local s | workers | start s | first s | again s | local CPU s | driver CPU s | all CPU s"
         columns += " | / local | local MiB | driver MiB | worker MiB"
     print(f"| {columns} |\n|{'---|' * len(columns.split(' | '))}", flush=True)
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".context-") as folder:
         shuffled = Path(folder) / "ratings-shuffled.parquet"
         logs = [(rows, Path(folder) / f"{rows}.{form}") for form in options.formats for rows in options.rows]
         if NETFLIX.exists() and options.netflix:

@@ -23,7 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from mbcal import Behaviours, Catalog
-from mbcal.decision_log import Decision, DecisionLog, Feedback, compact, join, read
+from mbcal.decision_log import Decision, DecisionLog, Feedback
+from mbcal.decision_log.compaction import compact_log
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.reader import read_log
 
 ITEMS = [f"item-{number:05d}" for number in range(20_000)]
 CLIENTS = (1, 32, 256, 1000)
@@ -83,17 +86,17 @@ def life_of_a_log(folder: Path, count: int) -> None:
             log.append(made)
             log.append(Feedback(made.id, made.items[0], "click", number, f"f{number}"))
     began = time.perf_counter()
-    records = sum(1 for _ in read(folder))
+    records = sum(1 for _ in read_log(folder))
     print(f"read segments   {records / (time.perf_counter() - began):>10,.0f} records/s")
     began = time.perf_counter()
-    done = compact(folder)
+    done = compact_log(folder)
     shrunk = f"{done.bytes_before / done.bytes_after:.1f} times smaller"
     print(f"compact         {done.records / (time.perf_counter() - began):>10,.0f} records/s, {shrunk}")
     began = time.perf_counter()
-    records = sum(1 for _ in read(folder))
+    records = sum(1 for _ in read_log(folder))
     print(f"read Parquet    {records / (time.perf_counter() - began):>10,.0f} records/s")
     began = time.perf_counter()
-    found = join(read(folder), Catalog(tuple(ITEMS)), Behaviours(("skip", "click"), (0, 1)))
+    found = join_sessions(read_log(folder), Catalog(tuple(ITEMS)), Behaviours(("skip", "click"), (0, 1)))
     print(f"read and join   {records / (time.perf_counter() - began):>10,.0f} records/s, {len(found.sessions):,} sessions")
 
 
@@ -113,7 +116,7 @@ def kills(folder: Path, count: int) -> None:
         os.waitpid(writer, 0)
         with os.fdopen(out) as told:  # a line cut off was not told
             acknowledged.update(line.strip() for line in told if line.endswith("\n"))
-    found = [record.id for record in read(folder) if isinstance(record, Decision)]
+    found = [record.id for record in read_log(folder) if isinstance(record, Decision)]
     lost, doubled = len(acknowledged - set(found)), len(found) - len(set(found))
     seconds = time.perf_counter() - began
     print(f"{count:,} kills in {seconds:.0f} s: {len(acknowledged):,} acknowledged, {lost} lost, {doubled} doubled")

@@ -25,22 +25,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mbcal import Cut, KuaiRand, MovieLens, Netflix, NewsfeedLog, Store, prepare_newsfeed
+from mbcal import KuaiRand, MovieLens, Netflix, NewsfeedConfig, SessionConfig, Store, prepare_newsfeed
 from mbcal.cli.console import progress
 from mbcal.cli.experiment import run_experiment
 from mbcal.config import Device, to_dict
 from mbcal.data import prepare as prepare_log
-from mbcal.data.ingest import Source
+from mbcal.data.ingest import LogReader
 from mbcal.environments.newsfeed import oracle_policy as oracle
 from mbcal.errors import InputError, MbcalError, nearest
-from mbcal.evaluation.experiment.config import Settings, parse_override, settings_from, split_list
-from mbcal.evaluation.experiment.context import configured, split_name
+from mbcal.evaluation.experiment.config import ExperimentConfig, experiment_config, parse_override, split_list
+from mbcal.evaluation.experiment.context import agent_config, split_name
 from mbcal.evaluation.experiment.run import Run
-from mbcal.evaluation.significance import holm, paired
+from mbcal.evaluation.significance import holm, paired_difference
 from mbcal.report.figures import draw_figures, image_files, line_figure
-from mbcal.report.tables import Findings, Table, shown
-from mbcal.storage.artifacts import SIMULATOR, Bundle
-from mbcal.storage.atomic import write_whole
+from mbcal.report.tables import RunSummary, Table, shown
+from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact
+from mbcal.storage.atomic import write_atomic
 
 TOLD: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("experiments.toml").read_text("utf-8"))
 EXPERIMENTS: dict[str, dict[str, Any]] = {
@@ -53,17 +53,17 @@ SHARES = (16, 8, 4, 2, 1)
 """Sample efficiency is told from runs on one n-th of the log each."""
 SIZES = {name for name in EXPERIMENTS if name.endswith("-size")}
 
-SOURCES: dict[str, tuple[tuple[str, ...], Callable[..., Source], Cut]] = {
-    "netflix": (("netflix-40k/ratings.parquet",), lambda log: Netflix([log]), Cut(min_length=20)),
+SOURCES: dict[str, tuple[tuple[str, ...], Callable[..., LogReader], SessionConfig]] = {
+    "netflix": (("netflix-40k/ratings.parquet",), lambda log: Netflix([log]), SessionConfig(min_length=20)),
     "ml1m": (
         ("ml-1m/ml-1m.zip", "ml-1m/tags-from-ml-20m.zip"),
         lambda log, tags: MovieLens([log], [tags]),
-        Cut(min_length=20),
+        SessionConfig(min_length=20),
     ),
-    "kuairand": (("kuairand-pure/KuaiRand-Pure-part.zip",), lambda log: KuaiRand([log]), Cut(horizon=10)),
+    "kuairand": (("kuairand-pure/KuaiRand-Pure-part.zip",), lambda log: KuaiRand([log]), SessionConfig(horizon=10)),
 }
 """Files of each real log, who reads them, and how sessions are cut."""
-NEWSFEED, SMALL_NEWSFEED = NewsfeedLog(200_000, 2_000), NewsfeedLog(400, 200)
+NEWSFEED, SMALL_NEWSFEED = NewsfeedConfig(200_000, 2_000), NewsfeedConfig(400, 200)
 
 RIVALS = ("gru4rec", "mbcal-no-vr", "dqn", "ddqn", "ddpg", "mcpe", "dyna-q")
 _BOTH = (*(("mbcal", rival) for rival in RIVALS), ("gru4rec", "dqn"), ("gru4rec", "mcpe"), ("dqn", "ddpg"))
@@ -106,7 +106,7 @@ def run(name: str, build: Path, device: Device, workers: int | None, small: bool
     for share, folder in folders(name, build).items():
         if not (folder / "run.json").is_file():
             Run.create(folder, settings_of(name, build, share, small), device)
-            write_whole(folder / "command.txt", command.encode())
+            write_atomic(folder / "command.txt", command.encode())
         share_simulators(Run.open(folder, device), build / "simulators")
         run_experiment(resume=folder, workers=workers, device=device)
 
@@ -117,13 +117,13 @@ def folders(name: str, build: Path) -> dict[int, Path]:
     return {share: folder / f"1-{share}" for share in SHARES} if name in SIZES else {1: folder}
 
 
-def settings_of(name: str, build: Path, share: int = 1, small: bool = False) -> Settings:
+def settings_of(name: str, build: Path, share: int = 1, small: bool = False) -> ExperimentConfig:
     """Everything the run is told."""
     path = build / "data" / ("newsfeed" if small else name.partition("-")[0])
     told = {**EXPERIMENTS[name], **(TOLD["small"] if small else {}), "data": str(path)}
     if name in SIZES:
         told["log_sessions"] = Store.open(path).manifest["counts"]["parts"]["train"]["sessions"] // share
-    return settings_from(told, "paper")
+    return experiment_config(told, "paper")
 
 
 def share_simulators(opened: Run, kept: Path) -> None:
@@ -155,7 +155,7 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
     for name in names or EXPERIMENTS:
         begun = {share: folder for share, folder in folders(name, build).items() if (folder / "run.json").is_file()}
         opened = {share: Run.open(folder, "cpu") for share, folder in begun.items()}
-        found = {share: Findings(run) for share, run in opened.items() if len(run.missing) < len(run.cells)}
+        found = {share: RunSummary(run) for share, run in opened.items() if len(run.missing) < len(run.cells)}
         if not found:
             print(f"{name}: nothing is done yet")
             continue
@@ -166,17 +166,17 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
             tables, figures = tables_of(name, found[1]), draw_figures(found[1])
         for table in (table for table in tables if table.rows):
             rows = [[rounded(value) for value in row] for row in table.rows]
-            write_whole(out / f"{name}-{table.name}.csv", Table(table.name, "", table.columns, rows).csv().encode())
+            write_atomic(out / f"{name}-{table.name}.csv", Table(table.name, "", table.columns, rows).csv().encode())
         for file, content in figures.items():
             if file.endswith(".svg"):
-                write_whole(out / f"{name}-{file}", content)
+                write_atomic(out / f"{name}-{file}", content)
         said = {folder.name: about(found[share]) for share, folder in begun.items() if share in found}
-        write_whole(out / f"{name}.json", (json.dumps(said, indent=1, sort_keys=True) + "\n").encode())
+        write_atomic(out / f"{name}.json", (json.dumps(said, indent=1, sort_keys=True) + "\n").encode())
         done, cells = (sum(one["cells"][what] for one in said.values()) for what in ("done", "all"))
         print(f"{name}: {done} of {cells} results")
 
 
-def tables_of(name: str, found: Findings) -> list[Table]:
+def tables_of(name: str, found: RunSummary) -> list[Table]:
     """The report's tables and, where they apply, the claims, the curves and the options."""
     tables, (data, _, kind) = found.tables(), name.partition("-")
     if kind in ("batch", "growing"):
@@ -190,14 +190,14 @@ def tables_of(name: str, found: Findings) -> list[Table]:
     return tables
 
 
-def claims_table(found: Findings, protocol: str, said: dict[str, float]) -> Table:
+def claims_table(found: RunSummary, protocol: str, said: dict[str, float]) -> Table:
     """Paired gaps of who should earn more to who should earn less; Holm's correction over the claims of a judge."""
     rows: list[list[Any]] = []
     for judge in found.judges:
         rewards = found.rewards(protocol, judge)
         claims = [pair for pair in CLAIMS[protocol] if set(pair) <= set(rewards)]
         claims = [(less, more) if (said_gap(more, less, said) or 0) < 0 else (more, less) for more, less in claims]
-        tests = [paired(rewards[more], rewards[less], found.users) for more, less in claims]
+        tests = [paired_difference(rewards[more], rewards[less], found.users) for more, less in claims]
         for (more, less), (gap, _), p in zip(claims, tests, holm([p for _, p in tests]), strict=True):
             holds = "undecided" if p >= SURE else "yes" if gap.mean > 0 else "no"
             there = said_gap(more, less, said) if protocol == "batch" else None
@@ -210,7 +210,7 @@ def said_gap(more: str, less: str, said: dict[str, float]) -> float | None:
     return said[more] - said[less] if more in said and less in said else None
 
 
-def curves_table(found: Findings) -> Table:
+def curves_table(found: RunSummary) -> Table:
     rows: list[list[Any]] = [
         [agent, place + 1, *points]
         for agent, curve in found.curves().items()
@@ -219,9 +219,9 @@ def curves_table(found: Findings) -> Table:
     return Table("curves", "", ("agent", "round", "reward per session", "lowest seed", "highest seed"), rows)
 
 
-def options_table(found: Findings, rewards: Table) -> Table:
+def options_table(found: RunSummary, rewards: Table) -> Table:
     """Each option of MBCAL by its values; MBCAL without options stands for the value it has anyhow."""
-    kind, config = configured("mbcal", found.run.settings, (), 0, found.run.settings.training(1))
+    kind, config = agent_config("mbcal", found.run.settings, (), 0, found.run.settings.training(1))
     variants: set[tuple[str, Any, str]] = set()
     for agent in found.of("batch"):
         for option in split_name(agent)[1]:
@@ -239,7 +239,7 @@ def options_table(found: Findings, rewards: Table) -> Table:
     return Table("options", "", ("judge", "option", "value", *columns), rows)
 
 
-def size_table(found: Sequence[Findings]) -> Table:
+def size_table(found: Sequence[RunSummary]) -> Table:
     rows: list[list[Any]] = [
         [one.run.settings.log_sessions, judge, agent, mean.mean, spread, mean.low, mean.high]
         for one in found
@@ -251,7 +251,7 @@ def size_table(found: Sequence[Findings]) -> Table:
     return Table("size", "", columns, rows)
 
 
-def size_variance_table(found: Sequence[Findings]) -> Table:
+def size_variance_table(found: Sequence[RunSummary]) -> Table:
     """How much labels vary, and how much of it is predicted, by the size of the log."""
     tables = {one.run.settings.log_sessions: table for one in found for table in one.tables() if table.name == "variance"}
     columns = next((table.columns for table in tables.values()), ())
@@ -277,12 +277,12 @@ def size_figures(table: Table) -> dict[str, bytes]:
     return image_files("size", figure)
 
 
-def about(found: Findings) -> dict[str, Any]:
+def about(found: RunSummary) -> dict[str, Any]:
     """What made a run, and by whom it was judged."""
     opened, said = found.run, json.loads((found.run.folder / "run.json").read_bytes())
     missing = [str(cell) for cell in opened.missing]
     cards = {
-        judge: Bundle.open(opened.folder / "simulators" / judge, SIMULATOR).manifest["report_card"]
+        judge: Artifact.open(opened.folder / "simulators" / judge, SIMULATOR_KIND).manifest["report_card"]
         for judge in opened.judge_names
         if judge != "truth"
     }
@@ -413,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif told.command == "collect":
             collect(told.names, told.build, told.out)
         else:
-            write_whole(told.page, page_text(told.results, told.page).encode())
+            write_atomic(told.page, page_text(told.results, told.page).encode())
     except MbcalError as error:
         sys.exit(f"results: {error}")
 

@@ -24,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import psutil
 
 from mbcal.distributed.engines.ray import RayEngine
-from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all, execute_on
 
@@ -66,8 +66,8 @@ def on_ray(run: Run, folder: Path, workers: int) -> dict[str, float]:
     engine = RayEngine(workers)
     found = {"start": timed(engine.__enter__)}
     try:
-        found["first"] = timed(lambda: list(engine.each(abs, range(1))))
-        found["task"] = timed(lambda: list(engine.each(abs, range(TASKS)))) / TASKS
+        found["first"] = timed(lambda: list(engine.map_unordered(abs, range(1))))
+        found["task"] = timed(lambda: list(engine.map_unordered(abs, range(TASKS)))) / TASKS
         for heat in ("cold", "warm"):
             mine = again(run, folder)
             found[heat] = timed(lambda mine=mine: execute_on(engine, mine, mine.missing, Silent()))
@@ -91,7 +91,7 @@ def main() -> None:
     told |= {"epochs": 4, "simulator": {"training": {"epochs": 1}}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = Run.create(folder / "run", settings_from(told, "quick"), "cpu")
+        run = Run.create(folder / "run", experiment_config(told, "quick"), "cpu")
         run.prepare()
         cells = len(run.missing)
         here: dict[int, list[float]] = {1: [], 2: []}
@@ -100,7 +100,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for workers, found in here.items():
                 mine = again(run, folder / "here")
-                mine.bench  # noqa: B018 - one process reads it once; several read it themselves
+                mine.context  # noqa: B018 - one process reads it once; several read it themselves
                 found.append(timed(lambda mine=mine, workers=workers: execute_all(mine, mine.missing, workers, Silent())))
             for workers, measured in ray.items():
                 measured.append(on_ray(run, folder / "ray", workers))

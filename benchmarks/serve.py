@@ -33,6 +33,8 @@ import numpy as np
 import psutil
 import uvloop
 
+from mbcal.decision_log.reader import read_log
+
 ECHO = """
 import msgspec, sys, uvicorn
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest
@@ -70,9 +72,11 @@ def model(folder: Path, seed: int) -> tuple[Path, list[str], list[str]]:
     import mbcal
 
     if not (folder / "feed").exists():
-        mbcal.prepare_newsfeed(folder / "feed", mbcal.NewsfeedLog(2_000, 2_000))
+        mbcal.prepare_newsfeed(folder / "feed", mbcal.NewsfeedConfig(2_000, 2_000))
     store = mbcal.Store.open(folder / "feed")
-    agent = mbcal.MBCAL(mbcal.MBCALConfig(training=mbcal.Training(epochs=1), seed=seed), "cpu").fit(store.sessions("train"))
+    agent = mbcal.MBCAL(mbcal.MBCALConfig(training=mbcal.TrainingConfig(epochs=1), seed=seed), "cpu").fit(
+        store.sessions("train")
+    )
     path = agent.save(folder / f"model-{seed}")
     return path, list(store.catalog.items), list(agent.domain.behaviours.names)
 
@@ -276,7 +280,6 @@ def swaps(count: int, folder: Path, serve: psutil.Process, port: int) -> None:
 
 def kills(count: int, where: list[str], made: list[bytes], log: Path) -> None:
     """A server killed under load again and again; what it answered is looked for in its log."""
-    from mbcal.decision_log import read
 
     acknowledged: set[str] = set()
 
@@ -296,7 +299,7 @@ def kills(count: int, where: list[str], made: list[bytes], log: Path) -> None:
         end.start()
         run(until_killed(port))
         serve.wait()
-    found = {record.id for record in read(log)}
+    found = {record.id for record in read_log(log)}
     print(f"{count} kills under load: {len(acknowledged):,} answered, {len(acknowledged - found)} lost")
     assert acknowledged <= found
 

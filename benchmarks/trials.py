@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.agents import MBCAL, Domain
-from mbcal.agents.base import Lesson
-from mbcal.nn.recurrent import SequenceNet
-from mbcal.training.losses import behaviour_likelihood
+from mbcal.agents.base import FitContext
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.losses import behaviour_nll
 from mbcal.training.targets import counterfactual_future_advantage
 from mbcal.types import SessionTensors
 
@@ -27,14 +27,14 @@ class Ensemble(MBCAL):
     def networks(self, domain: Domain) -> dict[str, nn.Module]:
         made = super().networks(domain)
         for name in self.more:
-            made[name] = SequenceNet(
-                domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.users
+            made[name] = RecurrentNet(
+                domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users
             )
         return made
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, lesson: FitContext) -> None:
         for name in self.more:
-            lesson.train(name, behaviour_likelihood(self.nets[name], lesson.data, self.config.mask_rate))
+            lesson.train(name, behaviour_nll(self.nets[name], lesson.data, self.config.mask_rate))
         super().learn(lesson)
 
     def advantage(self, batch: SessionTensors) -> Tensor:
@@ -59,9 +59,9 @@ class SharedStart(MBCAL):
 
     name = "mbcal-shared-start"
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, lesson: FitContext) -> None:
         environment = self.nets["environment"]
-        lesson.train("environment", behaviour_likelihood(environment, lesson.data, self.config.mask_rate))
+        lesson.train("environment", behaviour_nll(environment, lesson.data, self.config.mask_rate))
         if lesson.first:
             encoders = {key: value for key, value in environment.state_dict().items() if not key.startswith("head.")}
             self.nets["advantage"].load_state_dict(encoders, strict=False)

@@ -24,9 +24,9 @@ import torch
 
 import mbcal
 from mbcal.client import AsyncClient, Client
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Gate
+from mbcal.release.gate import GateConfig
 from mbcal.release.update import update
 
 EPSILON = 0.2
@@ -53,15 +53,15 @@ async def serve_users(address: str, world: mbcal.Newsfeed, begin: mbcal.Sessions
             alone = begin[row : row + 1]
             state = world.begin(*alone.tensors().history)
             past = [
-                (items.name(int(item)), labels[int(label)])
+                (items.name_of(int(item)), labels[int(label)])
                 for item, label in zip(alone.history_items[0], alone.history_behaviours[0], strict=True)
             ][: int(alone.history_length[0])]
-            offered = [items.name(int(item)) for item in alone.candidates[0] if item]  # type: ignore[index]  # drawn above
+            offered = [items.name_of(int(item)) for item in alone.candidates[0] if item]  # type: ignore[index]  # drawn above
             for step in range(int(alone.length[0])):
                 who = f"{name}-{row}"
                 answer = await client.rank(offered, k=1, session=who, user=who, history=past)
-                shown = torch.from_numpy(items.row([answer.items[0].item]))
-                behaviour, state = world.answer(state, shown, luck[row : row + 1, step])
+                shown = torch.from_numpy(items.rows_of([answer.items[0].item]))
+                behaviour, state = world.respond(state, shown, luck[row : row + 1, step])
                 await client.feedback(answer.decision, labels[int(behaviour)])
                 earned[row] += rewards[int(behaviour)]
 
@@ -87,9 +87,11 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=500, help="Users served a round.")
     options = parser.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
-    store = mbcal.prepare_newsfeed(options.folder / "feed", mbcal.NewsfeedLog(8_000, 200), mbcal.Cut(horizon=8, history=8))
+    store = mbcal.prepare_newsfeed(
+        options.folder / "feed", mbcal.NewsfeedConfig(8_000, 200), mbcal.SessionConfig(horizon=8, history=8)
+    )
     world = mbcal.Newsfeed.from_options(dict(store.manifest["options"]), torch.device("cpu"))
-    how = mbcal.Training(epochs=4, batch=64, learning_rate=3e-3)
+    how = mbcal.TrainingConfig(epochs=4, batch=64, learning_rate=3e-3)
     print("fitting the simulator that has a say in the gate, and a first version from 40 logged sessions", flush=True)
     simulator = mbcal.Simulator.fit(store.sessions("simulator"), mbcal.SimulatorConfig(training=how), device="cpu")
     simulator.save(options.folder / "simulator")
@@ -103,13 +105,13 @@ def main() -> None:
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:40]).save(options.folder / "first"))
     log = options.folder / "log"
     server, address = started(registry.path, log)
-    gate = Gate(sessions=100, tolerance=0.02)
+    gate = GateConfig(sessions=100, tolerance=0.02)
     told = {"simulator": options.folder / "simulator", "replay": 100, "epsilon": EPSILON, "gate": gate, "device": "cpu"}
     try:
         earned = []
         for number in range(options.rounds):
             begin = train[40 + number * options.sessions :][: options.sessions]
-            begin = replace(begin, candidates=candidates_of(begin, number))
+            begin = replace(begin, candidates=session_candidates(begin, number))
             version = registry.current()
             earned.append(asyncio.run(serve_users(address, world, begin, f"round-{number}")))
             print(f"round {number + 1}: {version} earned {earned[-1]:.2f} a session", flush=True)

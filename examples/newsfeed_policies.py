@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from mbcal import Newsfeed, NewsfeedLog, Oracle, Store, prepare_newsfeed
+from mbcal import Newsfeed, NewsfeedConfig, Oracle, Store, prepare_newsfeed
 
 
 def mean_reward(world: Newsfeed, store: Store, policy: str) -> tuple[float, float]:
@@ -34,7 +34,7 @@ def mean_reward(world: Newsfeed, store: Store, policy: str) -> tuple[float, floa
             chosen = torch.multinomial(world.logging_probabilities(utility, available), 1, generator=draw).squeeze(1)
         else:
             chosen = torch.multinomial(available.float(), 1, generator=draw).squeeze(1)
-        behaviour, state = world.answer(state, test.candidates.gather(1, chosen[:, None]).squeeze(1), noise[step])
+        behaviour, state = world.respond(state, test.candidates.gather(1, chosen[:, None]).squeeze(1), noise[step])
         available = available.scatter(1, chosen[:, None], False)
         total += behaviour + 1.0
     return float(total.mean()), float(total.std() / len(total) ** 0.5)
@@ -43,7 +43,7 @@ def mean_reward(world: Newsfeed, store: Store, policy: str) -> tuple[float, floa
 def main() -> None:
     """Print one line a policy."""
     with tempfile.TemporaryDirectory() as folder:
-        given = Store.open(sys.argv[1]) if len(sys.argv) > 1 else prepare_newsfeed(Path(folder) / "feed", NewsfeedLog())
+        given = Store.open(sys.argv[1]) if len(sys.argv) > 1 else prepare_newsfeed(Path(folder) / "feed", NewsfeedConfig())
         world = Newsfeed.from_options(dict(given.manifest["options"]))
         for policy in ("random", "logging", "myopic", "oracle"):
             mean, error = mean_reward(world, given, policy)

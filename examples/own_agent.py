@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
+from mbcal.agents.base import Agent, AgentConfig, Domain, FitContext, reward_term, value_term
 from mbcal.nn.base import expected_reward
-from mbcal.nn.recurrent import SequenceNet, ValueNet
+from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.device_data import blocks
-from mbcal.training.losses import behaviour_likelihood, value_error
+from mbcal.training.losses import behaviour_nll, value_mse
 from mbcal.types import SessionTensors
 
 
@@ -37,34 +36,34 @@ class Cautious(Agent):
     Config = CautiousConfig
     config: CautiousConfig
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         """One network of behaviours, one of a number."""
         known = (domain.catalog, domain.behaviours, self.config.net)
         return {
-            "behaviour": SequenceNet(*known, len(domain.behaviours), domain.users),
-            "shortfall": ValueNet(*known, domain.users, domain.horizon),
+            "behaviour": RecurrentNet(*known, len(domain.behaviours), domain.n_users),
+            "shortfall": ValueNet(*known, domain.n_users, domain.horizon),
         }
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, context: FitContext) -> None:
         """First the behaviours, then what the first network was wrong by."""
-        lesson.train("behaviour", behaviour_likelihood(self.nets["behaviour"], lesson.data))
-        labels = torch.cat([self.label(lesson.data[rows]) for rows in blocks(lesson.data)])
-        if lesson.first:
-            self.nets["shortfall"].unit.fit(labels, lesson.data.mask)
-        lesson.train("shortfall", value_error(self.nets["shortfall"], lesson.data, labels))
+        context.train("behaviour", behaviour_nll(self.nets["behaviour"], context.data))
+        labels = torch.cat([self.label(context.data[rows]) for rows in context.data.blocks()])
+        if context.first:
+            self.nets["shortfall"].label_scaler.fit(labels, context.data.mask)
+        context.train("shortfall", value_mse(self.nets["shortfall"], context.data, labels))
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:
         """-caution x how far the reward fell short, at every step."""
         rewards = torch.tensor(self.domain.behaviours.rewards, device=self.device)
-        expected = expected_reward(self.nets["behaviour"].run(batch), rewards)
+        expected = expected_reward(self.nets["behaviour"].forward_batch(batch), rewards)
         short = (expected - batch.rewards).clamp(min=0)
         return torch.where(batch.mask, -self.config.caution * short, 0)
 
-    def scorer(self) -> NetScorer:
+    def build_scorer(self) -> NetScorer:
         """The sum of two terms."""
         terms = {
-            "instant": instant_term(self.nets["behaviour"], self.domain.behaviours),
+            "instant": reward_term(self.nets["behaviour"], self.domain.behaviours),
             "caution": value_term(self.nets["shortfall"]),
         }
         return NetScorer(terms, self.domain.behaviours.start)

@@ -7,7 +7,7 @@ import torch
 
 from mbcal import Behaviours, Catalog, Feature, Sessions
 from mbcal.nn.config import NetConfig
-from mbcal.nn.recurrent import SequenceNet
+from mbcal.nn.recurrent import RecurrentNet
 
 LABELS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 5.0))
 CATALOG = Catalog(
@@ -29,21 +29,21 @@ def sessions(count: int = 9, horizon: int = 6, history: int = 4, seed: int = 0) 
     return Sessions(
         CATALOG,
         LABELS,
-        items=np.where(steps, draw.integers(1, CATALOG.rows, (count, horizon)), 0).astype(np.int32),
+        items=np.where(steps, draw.integers(1, CATALOG.n_rows, (count, horizon)), 0).astype(np.int32),
         behaviours=np.where(steps, draw.integers(0, 3, (count, horizon)), 0).astype(np.uint8),
         length=length,
         user=np.arange(count, dtype=np.int32),
-        history_items=np.where(before, draw.integers(1, CATALOG.rows, (count, history)), 0).astype(np.int32),
+        history_items=np.where(before, draw.integers(1, CATALOG.n_rows, (count, history)), 0).astype(np.int32),
         history_behaviours=np.where(before, draw.integers(0, 3, (count, history)), 0).astype(np.uint8),
         history_length=history_length,
     )
 
 
-def net(outputs: int = 3, seed: int = 0, **config: object) -> SequenceNet:
+def net(outputs: int = 3, seed: int = 0, **config: object) -> RecurrentNet:
     """A random network; weights are drawn larger than torch's, so that every input is felt."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = SequenceNet(CATALOG, LABELS, NetConfig(**{"hidden": 8, "embedding": 5, **config}), outputs, users=9)  # type: ignore[arg-type]
+        made = RecurrentNet(CATALOG, LABELS, NetConfig(**{"hidden": 8, "embedding": 5, **config}), outputs, users=9)  # type: ignore[arg-type]
         for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.6)
     return made

@@ -29,7 +29,7 @@ class Deadly:
     """They do not die but never come back."""
 
     def __call__(self, group: Group) -> Any:
-        mbcal.training.loop.CHECK_EVERY = 1
+        mbcal.training.loop.LOSS_CHECK_INTERVAL = 1
         return self.fit(_Doomed(group, self.deaths.get(group.rank, 0), self.marks / f"dead-{group.rank}", self.stuck))
 
 
@@ -38,11 +38,11 @@ class _Doomed:
         self.group, self.rank, self.size = group, group.rank, group.size
         self._left, self._mark, self._stuck = 0 if mark.exists() else sums, mark, stuck
 
-    def add(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         self._left -= 1
         if self._left == 0:
             self._mark.touch()
             if self._stuck:
                 time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
-        self.group.add(*tensors)
+        self.group.all_reduce_sum(*tensors)

@@ -7,12 +7,12 @@ import signal
 import time
 from pathlib import Path
 
-from mbcal.distributed.engines import say
+from mbcal.distributed.engines import emit
 from mbcal.errors import StoreError
 
 
 def square(number: int) -> int:
-    say(f"squaring {number}")
+    emit(f"squaring {number}")
     return number * number
 
 
@@ -43,6 +43,6 @@ def die_always(number: int) -> int:
 
 
 def sleep(seconds: float) -> int:
-    say(os.getpid())
+    emit(os.getpid())
     time.sleep(seconds)
     return os.getpid()

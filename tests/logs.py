@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mbcal import Cut, Labels, Store, Table
+from mbcal import Labels, SessionConfig, Store, TableLog
 from mbcal.data.store_format import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 5.0}
-ONE_PART = Cut(split=(0, 1, 0))
+ONE_PART = SessionConfig(split=(0, 1, 0))
 COLUMNS = ("user", "item", "time", "behaviour", "session")
 
 
@@ -46,8 +46,8 @@ def write_rows(path: Path, rows: Iterable[Row]) -> Path:
     return path
 
 
-def table(*paths: Path, session: bool = False) -> Table:
-    return Table(
+def table(*paths: Path, session: bool = False) -> TableLog:
+    return TableLog(
         paths,
         user="user",
         item="item",
@@ -78,7 +78,7 @@ def read_back(store: Store) -> list[Session]:
         if store.manifest["counts"]["parts"][part]["sessions"] == 0:
             continue
         sessions = store.sessions(part)
-        names, labels = sessions.catalog.name, store.behaviours.names
+        names, labels = sessions.catalog.name_of, store.behaviours.names
         assert sessions.timestamps is not None
         for n in range(len(sessions)):
             steps = tuple(
@@ -97,7 +97,7 @@ def _md5(text: str) -> int:
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[8:], "little")
 
 
-def expected(rows: Iterable[Row], how: Cut, by_session: bool = False) -> list[Session]:
+def expected(rows: Iterable[Row], how: SessionConfig, by_session: bool = False) -> list[Session]:
     """The slow twin: one user, one row at a time, in plain Python."""
     if not by_session:
         rows = {Row(r.user, r.item, r.time, r.behaviour) for r in rows}
@@ -121,7 +121,7 @@ def expected(rows: Iterable[Row], how: Cut, by_session: bool = False) -> list[Se
     return sorted(found)
 
 
-def _windows(group: list[int], log: list[Row], how: Cut) -> list[list[int]]:
+def _windows(group: list[int], log: list[Row], how: SessionConfig) -> list[list[int]]:
     windows: list[list[int]] = [[]]
     for position in group:
         last = windows[-1]

@@ -1,4 +1,4 @@
-"""Settings to dictionaries and back, and every wrong key named."""
+"""ExperimentConfig to dictionaries and back, and every wrong key named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mbcal import MBCALConfig, NetConfig, SimulatorConfig, Training
+from mbcal import MBCALConfig, NetConfig, SimulatorConfig, TrainingConfig
 from mbcal.config import dotted_names, from_dict, to_dict
 from mbcal.errors import OptionError
 
@@ -16,7 +16,7 @@ from mbcal.errors import OptionError
 @pytest.mark.parametrize(
     "config",
     [
-        MBCALConfig(net=NetConfig(features=("a", "b")), training=Training(epochs=3), gamma=0.5),
+        MBCALConfig(net=NetConfig(features=("a", "b")), training=TrainingConfig(epochs=3), gamma=0.5),
         SimulatorConfig(),
         SimulatorConfig("transformer", features=("x",)),
     ],

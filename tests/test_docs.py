@@ -45,7 +45,7 @@ def workshop(tmp_path: Path) -> Path:
 def test_readme_opens_with_the_two_commands() -> None:
     assert [line.split("#")[0].strip() for line in blocks(README, "bash")[0].splitlines()] == ["make demo", "make test"]
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("setup", "demo", "test", "check", "bench", "clean"):
+    for target in ("setup", "demo", "test", "check", "context", "clean"):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
@@ -108,7 +108,7 @@ def commands_of(page: str, first: int) -> list[str]:
 
 
 def tiny(line: str) -> str:
-    """Settings that make learning a matter of seconds."""
+    """ExperimentConfig that make learning a matter of seconds."""
     if re.match(r"mbcal (fit|simulator|diagnose)", line):
         return " --epochs 1"
     if not line.startswith("mbcal experiment newsfeed"):

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mbcal.distributed.engines import Engine, Share, engine_named
+from mbcal.distributed.engines import Engine, WorkerResources, create_engine
 from mbcal.distributed.engines.local import LocalEngine
 from mbcal.errors import EngineError, OptionError, StoreError
 from tests import jobs
@@ -39,34 +39,34 @@ def address_of_cluster() -> str:
 
 def test_every_task_is_done_once_and_heard(engine: Engine) -> None:
     heard: list[tuple[int, Any]] = []
-    made = dict(engine.each(jobs.square, range(7), hear=lambda number, what: heard.append((number, what))))
+    made = dict(engine.map_unordered(jobs.square, range(7), on_message=lambda number, what: heard.append((number, what))))
     assert made == {number: number * number for number in range(7)}
     assert all(what == f"squaring {number}" for number, what in heard)
-    assert dict(engine.each(jobs.square, [])) == {}
+    assert dict(engine.map_unordered(jobs.square, [])) == {}
     if isinstance(engine, LocalEngine):
         assert len(heard) == 7  # far away, what is said last may come after the result
 
 
 def test_what_a_job_raises_is_raised_as_itself(engine: Engine) -> None:
     with pytest.raises(StoreError, match=r"^shard 3: damaged; prepare the store again$"):
-        list(engine.each(jobs.refuse, range(9)))
+        list(engine.map_unordered(jobs.refuse, range(9)))
     with pytest.raises(ZeroDivisionError, match="by nothing"):
-        list(engine.each(jobs.stumble, range(9)))
+        list(engine.map_unordered(jobs.stumble, range(9)))
 
 
 def test_engines_are_named_and_wrong_names_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine_named("local", 4) as here:
+    with create_engine("local", 4) as here:
         assert here.workers == 1
     for name, address, rule in (
         ("rey", None, r"engine: 'rey' is unknown.*'ray'"),
         ("local", "auto", "address: .*--engine ray"),
     ):
         with pytest.raises(OptionError, match=rule):
-            engine_named(name, 2, address)
+            create_engine(name, 2, address)
     with pytest.raises(OptionError, match="workers"):
-        engine_named("ray", 0)
+        create_engine("ray", 0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(OptionError, match=r"not installed; pip install 'mbcal\[ray\]'"), engine_named("ray", 2):
+    with pytest.raises(OptionError, match=r"not installed; pip install 'mbcal\[ray\]'"), create_engine("ray", 2):
         pass
 
 
@@ -77,20 +77,20 @@ def test_the_library_does_not_import_ray() -> None:
 
 def test_a_lost_worker_costs_its_task_only(ray_engine: Any, tmp_path: Path) -> None:
     tasks = [(str(tmp_path), number) for number in range(5)]
-    assert dict(ray_engine.each(jobs.die_once, tasks)) == dict(enumerate(range(5)))
+    assert dict(ray_engine.map_unordered(jobs.die_once, tasks)) == dict(enumerate(range(5)))
     assert [tried.name for tried in tmp_path.iterdir()] == ["1"]
 
 
 def test_a_task_that_always_loses_its_worker_is_given_up(ray_engine: Any) -> None:
     with pytest.raises(EngineError, match=r"task 0 lost its worker 4 times .*more memory"):
-        list(ray_engine.each(jobs.die_always, range(1)))
+        list(ray_engine.map_unordered(jobs.die_always, range(1)))
 
 
 def test_without_resources_there_is_an_end_and_a_sentence(ray_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_engine, "patience", 2.0)
     begin = time.monotonic()
     with pytest.raises(EngineError, match=r"no worker could be had in 2 seconds for a task of 1 CPU and 8 GPU; .* 2 CPU"):
-        list(ray_engine.each(jobs.square, range(2), Share(gpus=8)))
+        list(ray_engine.map_unordered(jobs.square, range(2), WorkerResources(gpus=8)))
     assert time.monotonic() - begin < 15
 
 
@@ -103,9 +103,9 @@ def test_nothing_is_left_running_after_a_failure_or_an_interrupt(ray_engine: Any
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(ray_engine.each(jobs.sleep, [60, 60, 60], hear=interrupt))
+        list(ray_engine.map_unordered(jobs.sleep, [60, 60, 60], on_message=interrupt))
     assert all(gone(pid, 10) for pid in said)
-    first = next(each := ray_engine.each(jobs.sleep, [0, 60]))
+    first = next(each := ray_engine.map_unordered(jobs.sleep, [0, 60]))
     each.close()  # somebody who stops listening
     assert first[0] == 0
     assert not [
@@ -123,20 +123,20 @@ def test_nodes_must_be_there_have_this_version_and_see_the_files(
     shared.write_text("{}")
     with module.RayEngine(address=address) as engine:
         assert engine.workers == 2
-        engine.require_shared(shared)
+        engine.require_shared_file(shared)
         with pytest.raises(EngineError, match="no such file"):
-            engine.require_shared(tmp_path / "missing")
+            engine.require_shared_file(tmp_path / "missing")
         for seen, rule in ((None, "does not see this file"), ("other", "sees another file")):
             monkeypatch.setattr(module, "_opening", lambda _, seen=seen: "mine" if os.getpid() == here else seen)
             with pytest.raises(EngineError, match=f"manifest.json: node .* {rule}.*all nodes mount"):
-                engine.require_shared(shared)
+                engine.require_shared_file(shared)
     monkeypatch.setattr(module, "_version", lambda: "0.0")
     with pytest.raises(EngineError, match=r"has mbcal 0\.0, this machine .* same version"), module.RayEngine(2, address):
         pass
     monkeypatch.setattr(module, "_version", lambda: 1 / 0)
     with pytest.raises(EngineError, match=r"cannot run mbcal .* install mbcal"), module.RayEngine(2, address):
         pass
-    assert dict(ray_engine.each(jobs.square, [3])) == {0: 9}  # the cluster was somebody else's and is still there
+    assert dict(ray_engine.map_unordered(jobs.square, [3])) == {0: 9}  # the cluster was somebody else's and is still there
 
 
 def test_nobody_at_the_address_is_said_at_once(tmp_path: Path) -> None:

@@ -11,21 +11,21 @@ import torch
 from scipy import stats
 
 from mbcal.environments.model import ModelEnvironment
-from mbcal.nn.base import Net
+from mbcal.nn.base import SessionNet
 from mbcal.nn.config import NetConfig
-from mbcal.nn.transformer import AttentionNet
+from mbcal.nn.transformer import TransformerNet
 from tests.batches import CATALOG, LABELS, net, sessions
 
 FAMILIES = ["gru", "lstm", "transformer"]
 
 
-def network(family: str, seed: int = 0) -> Net:
+def network(family: str, seed: int = 0) -> SessionNet:
     config: dict[str, Any] = {"features": ("kind", "tags")}
     if family != "transformer":
         return net(seed=seed, cell=family, **config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = AttentionNet(CATALOG, LABELS, NetConfig("transformer", hidden=8, embedding=5, **config), 3)
+        made = TransformerNet(CATALOG, LABELS, NetConfig("transformer", hidden=8, embedding=5, **config), 3)
         for parameter in made.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.6)
@@ -39,9 +39,9 @@ families = pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_step_by_step_equals_all_at_once(family: str) -> None:
     model, batch = network(family), sessions(count=20).tensors()
-    whole, state, previous = model.run(batch), model.begin(*batch.history), model.previous(batch.behaviours)
+    whole, state, previous = model.forward_batch(batch), model.begin(*batch.history), model.previous(batch.behaviours)
     for step in range(batch.items.shape[1]):
-        outputs, state = model.advance(state, batch.items[:, step], previous[:, step])
+        outputs, state = model.forward_step(state, batch.items[:, step], previous[:, step])
         assert torch.allclose(outputs, whole[:, step], atol=1e-5)
 
 
@@ -51,7 +51,7 @@ def test_nothing_before_a_step_depends_on_it_or_what_follows(family: str) -> Non
     known = sessions(count=20, seed=1).tensors()
     other = sessions(count=20, seed=2).tensors()
     model = network(family)
-    before = model.run(known)
+    before = model.forward_batch(known)
     for step in range(known.items.shape[1]):
         items, labels = known.items.clone(), known.behaviours.clone()
         items[:, step:], labels[:, step:] = other.items[:, step:], other.behaviours[:, step:]
@@ -77,7 +77,7 @@ def test_the_padding_of_a_history_is_not_read(family: str) -> None:
         history_items=wide(known.history_items, (0, 3)),
         history_behaviours=wide(known.history_behaviours, (0, 3)),
     )
-    assert torch.allclose(model.run(known), model.run(padded), atol=1e-5)
+    assert torch.allclose(model.forward_batch(known), model.forward_batch(padded), atol=1e-5)
 
 
 @families
@@ -100,15 +100,15 @@ def test_merged_states_go_on_as_if_alone(family: str) -> None:
     fresh, previous = model.begin(*known.history), model.previous(known.behaviours)
     late = fresh
     for step in range(3):
-        _, late = model.advance(late, known.items[:, step], previous[:, step])
+        _, late = model.forward_step(late, known.items[:, step], previous[:, step])
     mask = torch.arange(10) % 2 == 0
     mixed = model.merge(mask, fresh, late)
     for step in range(3):
-        begun, fresh = model.advance(fresh, known.items[:, step], previous[:, step])
-        going, late = model.advance(late, known.items[:, 3 + step], previous[:, 3 + step])
+        begun, fresh = model.forward_step(fresh, known.items[:, step], previous[:, step])
+        going, late = model.forward_step(late, known.items[:, 3 + step], previous[:, 3 + step])
         shown = torch.where(mask, known.items[:, step], known.items[:, 3 + step])
         before = torch.where(mask, previous[:, step], previous[:, 3 + step])
-        both, mixed = model.advance(mixed, shown, before)
+        both, mixed = model.forward_step(mixed, shown, before)
         assert torch.allclose(both, torch.where(mask.unsqueeze(1), begun, going), atol=1e-5)
 
 
@@ -117,7 +117,7 @@ def test_a_transformers_state_stays_bounded() -> None:
     model, known = network("transformer"), sessions(count=4, seed=1).tensors()
     fresh = state = model.begin(*known.history)
     for step in range(40):
-        _, state = model.advance(state, known.items[:, step % 6], known.behaviours[:, step % 6])
+        _, state = model.forward_step(state, known.items[:, step % 6], known.behaviours[:, step % 6])
         state = model.merge(torch.arange(4) == step % 4, fresh, state)  # one session after another starts anew
     assert state[1].shape[1] <= 4 + 4
 
@@ -129,7 +129,7 @@ def test_answers_come_as_often_as_they_are_likely(family: str) -> None:
     known = one[np.repeat(np.arange(3), 30_000)].tensors()
     state = environment.begin(*known.history)
     item = known.items[:, 0]
-    behaviour, _ = environment.respond(state, item, torch.Generator().manual_seed(0))
+    behaviour, _ = environment.respond(state, item, torch.rand(len(item), generator=torch.Generator().manual_seed(0)))
     first = torch.arange(3) * 30_000
     chances = environment.probabilities(state[first], item[first].unsqueeze(1)).squeeze(1)
     for row in range(3):
@@ -147,7 +147,7 @@ def test_probabilities_and_rewards_are_those_of_the_network(family: str) -> None
     chances = environment.probabilities(state, candidates)
     for place in range(3):
         with torch.no_grad():
-            logits, _ = model.advance(state.hidden, candidates[:, place], state.previous)
+            logits, _ = model.forward_step(state.hidden, candidates[:, place], state.previous)
         assert torch.allclose(chances[:, place], torch.softmax(logits, -1), atol=1e-6)
     assert torch.allclose(environment.expected_reward(state, candidates), chances @ torch.tensor(LABELS.rewards))
 
@@ -161,6 +161,6 @@ def test_the_network_is_a_copy_that_learns_no_more() -> None:
         for parameter in model.parameters():
             parameter.mul_(3)
     assert torch.equal(before, environment.probabilities(state, batch.items[:, :1].clamp(min=1)))
-    behaviour, after = environment.answer(state, batch.items[:, 0], uniform)
+    behaviour, after = environment.respond(state, batch.items[:, 0], uniform)
     assert not after.hidden[0].requires_grad
     assert behaviour.dtype == torch.uint8

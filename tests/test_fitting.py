@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedLog, Store, Training, load, prepare_newsfeed
+from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, Store, TrainingConfig, load, prepare_newsfeed
 from mbcal.agents.fit_job import FitJob, fit_by
 from mbcal.config import to_dict
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.store_writer import write_sessions
 from mbcal.distributed.engines.local import LocalEngine
 from mbcal.types import Sessions
 from tests import batches, toys
 
-CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=2, batch=64))
+CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=2, batch=64))
 
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Path:
-    prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=300, items=100), Cut(horizon=5, history=4))
+    prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=300, items=100), SessionConfig(horizon=5, history=4))
     return tmp_path / "feed"
 
 
@@ -56,7 +56,7 @@ def test_the_job_is_the_fit(feed: Path) -> None:
     assert listener.phases[0].startswith("environment: epoch 1 of at most 2")
     assert "labels of advantage" in listener.phases
     assert not list(feed.parent.glob(".*"))  # no checkpoint is left
-    warm = Training(epochs=1, batch=32)
+    warm = TrainingConfig(epochs=1, batch=32)
     fit_by(LocalEngine(), job(feed, "warm", warm=feed.parent / "model", training=warm))
     again = load(feed.parent / "model", "cpu").fit(Store.open(feed).sessions("train"), training=warm)
     assert files(again.save(feed.parent / "again")) == files(feed.parent / "warm")

@@ -11,10 +11,10 @@ import torch
 from mbcal.environments.model import ModelEnvironment
 from mbcal.kernels import triton as fused
 from mbcal.nn.config import NetConfig
-from mbcal.nn.embeddings import LookUp
-from mbcal.nn.recurrent import SequenceNet, ValueNet
+from mbcal.nn.embeddings import EmbeddingLookup
+from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.choice import epsilon_greedy
-from mbcal.scoring.scorers import Term
+from mbcal.scoring.scorers import ScoreTerm
 from mbcal.training.targets import counterfactual_future_advantage
 from tests.batches import CATALOG, LABELS, REWARDS, net, sessions
 
@@ -51,7 +51,7 @@ def batch() -> Any:
 @pytest.mark.parametrize("size", SIZES)
 @torch.no_grad()
 def test_histories_are_read(size: int) -> None:
-    known, tables = batch(), net(hidden=size).to(DEVICE).tables()
+    known, tables = batch(), net(hidden=size).to(DEVICE).scoring_tables()
     assert tables.history is not None
     assert int(known.history_length.min()) < known.history_items.shape[1]
     slow = tables.begin(*known.history)
@@ -63,9 +63,9 @@ def test_histories_are_read(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @torch.no_grad()
 def test_one_step_is_observed(size: int) -> None:
-    tables = net(hidden=size).to(DEVICE).tables()
+    tables = net(hidden=size).to(DEVICE).scoring_tables()
     hidden = draws(COUNT, size) - 0.5
-    item, behaviour = draws(COUNT, below=CATALOG.rows), draws(COUNT, below=LABELS.start + 1)
+    item, behaviour = draws(COUNT, below=CATALOG.n_rows), draws(COUNT, below=LABELS.start + 1)
     fast = kernels.read(tables.cell, hidden, item[:, None], behaviour[:, None], None)
     assert torch.allclose(fast, tables.cell.observe(hidden, item, behaviour), atol=1e-5)
 
@@ -74,14 +74,14 @@ def test_one_step_is_observed(size: int) -> None:
 @pytest.mark.parametrize("values", [True, False])
 @torch.no_grad()
 def test_candidates_are_scored(values: bool, size: int) -> None:
-    made: SequenceNet = net(hidden=size)
+    made: RecurrentNet = net(hidden=size)
     if values:
         made = ValueNet(CATALOG, LABELS, NetConfig(hidden=size, embedding=5))
-        made.unit.shift.fill_(3.0)
-        made.unit.scale.fill_(2.0)
-    term = Term(made.to(DEVICE).tables(), None if values else REWARDS.to(DEVICE))
+        made.label_scaler.shift.fill_(3.0)
+        made.label_scaler.scale.fill_(2.0)
+    term = ScoreTerm(made.to(DEVICE).scoring_tables(), None if values else REWARDS.to(DEVICE))
     hidden, previous = draws(COUNT, size) - 0.5, draws(COUNT, below=LABELS.start + 1)
-    candidates = draws(COUNT, 9, below=CATALOG.rows).int()
+    candidates = draws(COUNT, 9, below=CATALOG.n_rows).int()
     fast = kernels.score(term.tables, term.rewards, hidden, previous, candidates)
     assert torch.allclose(fast, term.score(hidden, previous, candidates), atol=1e-5)
 
@@ -107,8 +107,8 @@ def test_users_answer(cell: str) -> None:
     known, made = batch(), net(cell=cell, hidden=16).to(DEVICE)
     users = ModelEnvironment(made, CATALOG, LABELS)
     state, uniform = users.begin(*known.history), draws(COUNT, 5, 3)[:, 1, 2]
-    behaviour, after = users.answer(state, known.items[:, 0], uniform)
-    fast, states = kernels.answer(made.folded(), state.hidden, known.items[:, 0], state.previous, uniform)
+    behaviour, after = users.respond(state, known.items[:, 0], uniform)
+    fast, states = kernels.respond(made.to_tables(), state.hidden, known.items[:, 0], state.previous, uniform)
     assert torch.equal(fast, behaviour)
     assert len(set(behaviour.tolist())) == len(LABELS)
     for mine, theirs in zip(states, after.hidden, strict=True):
@@ -121,7 +121,7 @@ def test_advantages_are_labelled(size: int) -> None:
     known, made = batch(), net(hidden=size).to(DEVICE)
     rewards = REWARDS.to(DEVICE)
     slow = counterfactual_future_advantage(made, rewards, known, 0.9)
-    fast = kernels.advantage(made.tables(), rewards, made.begin(*known.history)[0], known, 0.9)
+    fast = kernels.advantage(made.scoring_tables(), rewards, made.begin(*known.history)[0], known, 0.9)
     assert float(slow.abs().max()) > 0.1
     assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-4)
     assert torch.equal(fast[~known.mask], torch.zeros_like(fast[~known.mask]))
@@ -152,9 +152,9 @@ def test_embeddings_learn(rows: int) -> None:
     weight = (draws(rows, 4) - 0.5).requires_grad_()
     places, weigh = draws(30, 6, below=rows), draws(30, 6, 4)
     slow = torch.autograd.grad((torch.nn.functional.embedding(places, weight) * weigh).sum(), weight)[0]
-    fast = torch.autograd.grad((LookUp.apply(weight, places) * weigh).sum(), weight)[0]  # type: ignore[no-untyped-call]
+    fast = torch.autograd.grad((EmbeddingLookup.apply(weight, places) * weigh).sum(), weight)[0]  # type: ignore[no-untyped-call]
     assert torch.allclose(fast, slow, atol=1e-5)
 
 
 def test_the_seams_are_functions_though_modules_lie_beside_them() -> None:
-    assert all(callable(seam) for seam in (fused.gru, fused.score, fused.read, fused.answer, fused.advantage))
+    assert all(callable(seam) for seam in (fused.gru, fused.score, fused.read, fused.respond, fused.advantage))

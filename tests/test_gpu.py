@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import NetConfig, Newsfeed, Simulator, SimulatorConfig, Training, load
+from mbcal import NetConfig, Newsfeed, Simulator, SimulatorConfig, TrainingConfig, load
 from mbcal.agents import AGENTS
-from mbcal.data.cutting import Cut
-from mbcal.environments.candidates import draw_candidates
+from mbcal.data.cutting import SessionConfig
+from mbcal.environments.candidates import sample_candidates
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.newsfeed.log import generate_sessions
 from mbcal.environments.rollout import rollout
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all
-from mbcal.training.cuda_graph import Recorded
-from mbcal.training.device_data import Resident
-from mbcal.training.random import shuffled, uniform
+from mbcal.training.cuda_graph import GraphedStep
+from mbcal.training.device_data import DeviceSessions
+from mbcal.training.random import permutation, uniform
 from mbcal.training.targets import counterfactual_future_advantage
 from tests import batches
 from tests.toys import DelayedPrize, logged, starts
@@ -34,7 +34,7 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents_fit_serve_save_and_load(name: str, tmp_path: Path) -> None:
     kind = AGENTS[name]
-    config = kind.Config(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=4, batch=64))
+    config = kind.Config(net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=4, batch=64))
     agent = kind(config, "cuda").fit(logged(400)).fit(logged(400, seed=1))
     served = rollout(agent, DelayedPrize(device=GPU), starts(100), epsilon=0.1, seed=1)
     agent.save(tmp_path / "model")
@@ -52,13 +52,13 @@ def test_agents_fit_serve_save_and_load(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["lstm", "transformer"])
 def test_simulators_fit_and_judge(family: str, tmp_path: Path) -> None:
     world = Newsfeed(users=200, items=150, seed=2, device=GPU)
-    known = generate_sessions(Newsfeed(users=200, items=150, seed=2), Cut(horizon=6, history=6), 0)
-    config = SimulatorConfig(family, hidden=16, embedding=8, training=Training(epochs=2, batch=64))  # type: ignore[arg-type]
+    known = generate_sessions(Newsfeed(users=200, items=150, seed=2), SessionConfig(horizon=6, history=6), 0)
+    config = SimulatorConfig(family, hidden=16, embedding=8, training=TrainingConfig(epochs=2, batch=64))  # type: ignore[arg-type]
     simulator = Simulator.fit(known[known.user < 100], config, device="cuda")
     test = known[known.user >= 100]
-    card = simulator.judge(test)
+    card = simulator.evaluate(test)
     simulator.save(tmp_path / "sim")
-    assert Simulator.load(tmp_path / "sim", "cpu").judge(test).nll == pytest.approx(card.nll, rel=1e-4)
+    assert Simulator.load(tmp_path / "sim", "cpu").evaluate(test).nll == pytest.approx(card.nll, rel=1e-4)
     policy = AGENTS["random"](device="cuda").fit(test)
     for users in (simulator, world):
         assert np.isfinite(evaluate(policy, users, test).mean.mean)
@@ -77,7 +77,9 @@ def test_labels_are_the_same(hidden: int) -> None:
 
 def weights_of(name: str, device: str, epochs: int = 1) -> dict[str, torch.Tensor]:
     kind = AGENTS[name]
-    config = kind.Config(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=epochs, batch=64, validation=0.0))
+    config = kind.Config(
+        net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=epochs, batch=64, validation=0.0)
+    )
     agent = kind(config, device).fit(logged(1000))
     return {f"{net}.{key}": value.cpu() for net, made in agent.nets.items() for key, value in made.state_dict().items()}
 
@@ -85,7 +87,7 @@ def weights_of(name: str, device: str, epochs: int = 1) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_recorded_fit_equals_the_plain_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = weights_of(name, "cuda", epochs=2)
-    monkeypatch.setattr(Recorded, "__call__", lambda self: self._step())
+    monkeypatch.setattr(GraphedStep, "__call__", lambda self: self._step())
     plain = weights_of(name, "cuda", epochs=2)
     for key, value in plain.items():
         assert torch.allclose(recorded[key].float(), value.float(), atol=2e-4), key
@@ -106,7 +108,7 @@ def test_a_recording_replays_the_step_it_was_given() -> None:
         seen.index_copy_(0, number, number.float() ** 2)
         number.add_(1)
 
-    recorded = Recorded(step, record=True)
+    recorded = GraphedStep(step, record=True)
     for _ in range(10):
         recorded()
     assert seen.tolist() == [float(n * n) for n in range(10)]
@@ -115,7 +117,7 @@ def test_a_recording_replays_the_step_it_was_given() -> None:
 @pytest.mark.parametrize("cell", ["lstm"])
 def test_roll_outs_with_and_without_kernels(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = batches.sessions(count=300)
-    config = AGENTS["mbcal"].Config(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=2, batch=64))
+    config = AGENTS["mbcal"].Config(net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=2, batch=64))
     agent = AGENTS["mbcal"](config, "cuda").fit(known)
     users = ModelEnvironment(batches.net(cell=cell, hidden=32).to(GPU), batches.CATALOG, batches.LABELS)
     fast = rollout(agent, users, known, epsilon=0.2, seed=3)
@@ -127,9 +129,9 @@ def test_roll_outs_with_and_without_kernels(cell: str, monkeypatch: pytest.Monke
 
 def test_candidates_and_luck_are_the_same() -> None:
     known = batches.sessions(count=200)
-    assert torch.equal(draw_candidates(known.tensors(GPU), 3).cpu(), torch.from_numpy(draw_candidates(known, 3)))
+    assert torch.equal(sample_candidates(known.tensors(GPU), 3).cpu(), torch.from_numpy(sample_candidates(known, 3)))
     assert torch.equal(uniform(7, (50, 3), GPU, 5).cpu(), uniform(7, (50, 3), "cpu", 5))
-    assert torch.equal(shuffled(7, 1000, GPU).cpu(), shuffled(7, 1000))
+    assert torch.equal(permutation(7, 1000, GPU).cpu(), permutation(7, 1000))
 
 
 def test_cells_side_by_side_end_as_one_after_another(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_cells_side_by_side_end_as_one_after_another(tmp_path: Path) -> None:
     means = []
     for workers in (1, 3):
         run = Run.create(
-            tmp_path / str(workers), settings_from({**tiny, "simulator": {"hidden": 16, "embedding": 16}}), "cuda"
+            tmp_path / str(workers), experiment_config({**tiny, "simulator": {"hidden": 16, "embedding": 16}}), "cuda"
         )
         run.prepare()
         execute_all(run, run.missing, workers, Nobody())
@@ -157,6 +159,6 @@ class Nobody:
 
 def test_data_that_does_not_fit_is_sent_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 10))
-    data = Resident(batches.sessions(count=50), GPU)
+    data = DeviceSessions(batches.sessions(count=50), GPU)
     assert data.tensors.items.device.type == "cpu"
     assert data[torch.tensor([1, 2], device=GPU)].items.device.type == "cuda"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbcal import Newsfeed, NewsfeedLog, Simulator, SimulatorConfig, Training, prepare_newsfeed
-from mbcal.data.cutting import Cut
+from mbcal import Newsfeed, NewsfeedConfig, Simulator, SimulatorConfig, TrainingConfig, prepare_newsfeed
+from mbcal.data.cutting import SessionConfig
 from mbcal.environments.newsfeed.log import generate_sessions
 from tests.logs import ROOT
 from tests.toys import BEST, GREEDY, KEYS, DelayedPrize, starts
@@ -26,13 +26,13 @@ from mbcal.gym import SessionEnv, SessionVectorEnv  # noqa: E402
 @cache
 def small_feed() -> tuple[Any, Any]:
     world = Newsfeed(users=60, items=120, seed=1)
-    return world, generate_sessions(world, Cut(horizon=5, history=4), 0)
+    return world, generate_sessions(world, SessionConfig(horizon=5, history=4), 0)
 
 
 @cache
 def simulators() -> dict[str, Any]:
     _, known = small_feed()
-    quick = Training(epochs=1, batch=32)
+    quick = TrainingConfig(epochs=1, batch=32)
     return {
         family: Simulator.fit(
             known[known.user < 30], SimulatorConfig(family, hidden=8, embedding=4, training=quick), device="cpu"
@@ -64,8 +64,8 @@ def test_the_registered_newsfeed() -> None:
 
 
 def test_the_registered_simulator(tmp_path: Path) -> None:
-    store = prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=200, items=100), Cut(horizon=4, history=4))
-    config = SimulatorConfig(hidden=4, embedding=4, training=Training(epochs=1))
+    store = prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=200, items=100), SessionConfig(horizon=4, history=4))
+    config = SimulatorConfig(hidden=4, embedding=4, training=TrainingConfig(epochs=1))
     Simulator.fit(store.sessions("simulator"), config, device="cpu").save(tmp_path / "sim")
     given = {"simulator": tmp_path / "sim", "data": tmp_path / "feed"}
     check_env(gymnasium.make("mbcal/Simulator-v0", **given).unwrapped, skip_render_check=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mbcal.nn.base import expected_reward
-from mbcal.nn.recurrent import SequenceNet
+from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.targets import counterfactual_future_advantage, discounted_returns, simulated_future_reward
-from mbcal.types import MASK, SessionTensors
+from mbcal.types import MASK_ROW, SessionTensors
 from tests.batches import REWARDS, net, sessions
 
 GAMMA = 0.9
@@ -27,15 +27,15 @@ def slow_future(predicted: Tensor, length: int, t: int) -> float:
 
 
 @torch.no_grad()
-def slow_advantage(model: SequenceNet, batch: SessionTensors) -> Tensor:
+def slow_advantage(model: RecurrentNet, batch: SessionTensors) -> Tensor:
     """For every t one whole masked copy of the session, run from its start."""
     size, horizon = batch.items.shape
-    logged = expected_reward(model.run(batch), REWARDS)
+    logged = expected_reward(model.forward_batch(batch), REWARDS)
     advantage = torch.zeros(size, horizon)
     for t in range(horizon):
         items = batch.items.clone()
-        items[:, t] = MASK
-        masked = expected_reward(model.run(dataclasses.replace(batch, items=items)), REWARDS)
+        items[:, t] = MASK_ROW
+        masked = expected_reward(model.forward_batch(dataclasses.replace(batch, items=items)), REWARDS)
         for n in range(size):
             length = int(batch.length[n])
             if t < length:

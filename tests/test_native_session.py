@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mbcal.kernels import native
 from mbcal.kernels.native.names import name_finder
 from mbcal.kernels.native.session import SessionRanker, TermArrays, session_ranker
-from mbcal.scoring.scorers import Term
+from mbcal.scoring.scorers import ScoreTerm
 from mbcal.scoring.tables import Tables
 from mbcal.serving.ranker import choose
-from mbcal.types import UNKNOWN, Catalog
+from mbcal.types import UNKNOWN_ROW, Catalog
 from tests.test_native import KINDS, ROWS, case, twin
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="score.c was not compiled, or MBCAL_NATIVE=0")
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="score.c was not 
 NAMES = ("a", "item-1", "item-12", "eight888", "eight888 and more", " ", "~" * 256, "ünïcödé", "x" * 31, "x" * 32, "x" * 255)
 
 
-def two_terms(size: int, behaviours: int) -> list[Term]:
+def two_terms(size: int, behaviours: int) -> list[ScoreTerm]:
     rewards = np.random.default_rng(1).normal(0, 3, behaviours).astype(np.float32)
-    return [Term(case(size, behaviours)[0], rewards), Term(case(size + 1, 1)[0], None)]
+    return [ScoreTerm(case(size, behaviours)[0], rewards), ScoreTerm(case(size + 1, 1)[0], None)]
 
 
-def prepared(terms: list[Term]) -> SessionRanker:
+def prepared(terms: list[ScoreTerm]) -> SessionRanker:
     made = session_ranker([TermArrays(term.tables.cell.arrays, term.tables.head, term.rewards) for term in terms])
     assert made is not None
     return made
@@ -68,7 +68,7 @@ def test_ties_and_what_is_no_number_are_chosen_as_by_the_twin() -> None:
     rows = np.array([7, 9, 8, 3, 7, 8], np.int32)
     uniform = np.random.default_rng(0).random((6, 2))
     for epsilon in (0.0, 0.5):
-        ranker = prepared([Term(tables, None)])
+        ranker = prepared([ScoreTerm(tables, None)])
         ranked = ranker.rank([hidden], previous, rows, np.ones(6, np.bool_), 6, epsilon, uniform)
         assert ranked is not None
         assert (ranked.places, ranked.chances) == choose(ranker._scores[:6], range(6), 6, epsilon, uniform.tolist())
@@ -162,10 +162,10 @@ def test_names_are_read_as_by_the_twin(names: list[str], escaped: bool, indent: 
         return
     plain = names and len(set(names)) == len(names) <= 50
     plain = plain and all(0 < len(name) <= 256 and name.isascii() and json.dumps(name) == f'"{name}"' for name in names)
-    known = catalog.row(names)
+    known = catalog.rows_of(names)
     for _ in range(2):  # a list leaves nothing behind for the next
         count = finder.find(text)
-        assert count == (len(names) if plain and (known == UNKNOWN).sum() <= 32 else 0)
+        assert count == (len(names) if plain and (known == UNKNOWN_ROW).sum() <= 32 else 0)
         if count:
             assert rows[:count].tolist() == known.tolist()
             assert msgspec.msgpack.decode(finder.packed()) == names

@@ -10,10 +10,10 @@ import mbcal
 def test_public_names_are_exactly_these() -> None:
     assert sorted(mbcal.__all__) == sorted(
         [
-            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "Cut", "Feature", "GRU4Rec",
-            "Items", "KuaiRand",
+            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "SessionConfig", "Feature", "GRU4Rec",
+            "ItemTable", "KuaiRand",
             "Labels", "Levels", "MBCAL", "MBCALConfig", "MbcalError", "MovieLens", "NetConfig", "Netflix", "Newsfeed",
-            "NewsfeedLog", "Oracle", "Sessions", "Simulator", "SimulatorConfig", "Store", "Table", "Training",
+            "NewsfeedConfig", "Oracle", "Sessions", "Simulator", "SimulatorConfig", "Store", "TableLog", "TrainingConfig",
             "__version__", "evaluate", "load", "prepare", "prepare_newsfeed",
         ]
     )  # fmt: skip

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from mbcal import cli, load
 from mbcal.agents import AGENTS
 from mbcal.errors import ModelError, OptionError, OutputError
-from mbcal.registry.registry import VERSION, Registry
 from mbcal.registry import registry as registry_module
-from mbcal.registry.verification import golden_answers, golden_cases
+from mbcal.registry.registry import VERSION_KIND, Registry
+from mbcal.registry.verification import verification_cases, verification_scores
 from mbcal.scoring.backend import to_numpy
-from mbcal.scoring.scorer_io import KINDS, scorer_from_files, scorer_to_files
-from mbcal.scoring.scorers import ChanceScorer, LinearScorer, NearestScorer, NetScorer
+from mbcal.scoring.scorer_io import KINDS, scorer_from_arrays, scorer_to_arrays
+from mbcal.scoring.scorers import LinUCBScorer, NearestScorer, NetScorer, RandomScorer
 from mbcal.storage import atomic as folder
-from mbcal.storage.artifacts import Bundle, write_bundle
+from mbcal.storage.artifacts import Artifact, write_artifact
 from tests import batches
 from tests.agents.test_contract import NET, QUICK, offered, scores_along, small
 from tests.cli.test_models import refused
@@ -113,7 +113,7 @@ def test_publish_activate_and_roll_back_in_order(models: Path, registry: Registr
     assert registry.open(first).metrics == {"reward": 80.5}
     registry.activate(third)
     registry.activate(third)  # already live: nothing to remember
-    assert registry.before() == [first, second]
+    assert registry.previous_versions() == [first, second]
     assert [registry.rollback(), registry.rollback()] == [second, first]
     with pytest.raises(ModelError, match="no version was live before v000001, so there is none to roll back to"):
         registry.rollback()
@@ -134,7 +134,7 @@ def test_gc_keeps_the_live_one_what_it_may_go_back_to_and_what_is_new(models: Pa
     assert registry.gc(1) == [names[0], names[1], names[2]]
     assert not list((registry.path / "versions").glob(".*"))
     assert registry.versions() == [names[3], names[4], names[5]]
-    assert registry.before() == [names[3]]
+    assert registry.previous_versions() == [names[3]]
     assert registry.rollback() == names[3]
     assert registry.gc(9) == []
     registry.activate(names[5])
@@ -152,19 +152,19 @@ def test_a_number_is_never_given_twice(models: Path, registry: Registry) -> None
 
 def fixed_up(path: Path, arrays: dict[str, Any] | None = None, **changes: Any) -> None:
     """Write a version anew with other arrays or words, hashes and all."""
-    opened = Bundle.open(path, VERSION)
+    opened = Artifact.open(path, VERSION_KIND)
     said = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}
     extra = {name: (path / name).read_bytes() for name in ("weights.safetensors", "optimiser.safetensors", "items.parquet")}
     files = {"scorer": opened.arrays("scorer") if arrays is None else arrays, "golden": opened.arrays("golden")}
     said["version"] = {**said["version"], **changes}
-    write_bundle(path, VERSION, said, files, overwrite=True, extra=extra)
+    write_artifact(path, VERSION_KIND, said, files, overwrite=True, extra=extra)
 
 
 def described(**changes: Any) -> Callable[[Path], None]:
     """Other words about the scorer, `terms` being how many."""
 
     def damage(path: Path) -> None:
-        said = Bundle.open(path, VERSION).manifest["version"]["scorer"]
+        said = Artifact.open(path, VERSION_KIND).manifest["version"]["scorer"]
         terms = said["terms"][: changes.get("terms", 2)]
         fixed_up(path, scorer={**said, **changes, "terms": terms})
 
@@ -173,7 +173,7 @@ def described(**changes: Any) -> Callable[[Path], None]:
 
 def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
-        arrays = Bundle.open(path, VERSION).arrays("scorer")
+        arrays = Artifact.open(path, VERSION_KIND).arrays("scorer")
         fixed_up(path, {**arrays, name: change(arrays[name])})
 
     return damage
@@ -181,7 +181,7 @@ def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
 
 def without(name: str) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
-        arrays = Bundle.open(path, VERSION).arrays("scorer")
+        arrays = Artifact.open(path, VERSION_KIND).arrays("scorer")
         fixed_up(path, {key: array for key, array in arrays.items() if key != name})
 
     return damage
@@ -260,7 +260,7 @@ def test_damage_is_refused_and_the_old_version_stays_live(two: Path, tmp_path: P
             attempt("v000002")
         assert "\n" not in str(refusal.value)
     assert registry.current() == registry.open().name == "v000001"
-    assert registry.before() == []
+    assert registry.previous_versions() == []
 
 
 def test_rolling_back_to_a_damaged_version_is_refused(models: Path, registry: Registry) -> None:
@@ -270,7 +270,7 @@ def test_rolling_back_to_a_damaged_version_is_refused(models: Path, registry: Re
     with pytest.raises(ModelError, match=r"v000001/items\.parquet: damaged"):
         registry.rollback()
     assert registry.current() == "v000002"
-    assert registry.before() == ["v000001"]
+    assert registry.previous_versions() == ["v000001"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"current": 3, "before": [], "newest": 0}',
@@ -316,45 +316,45 @@ def test_a_model_that_ranks_otherwise_without_torch_is_not_published(
     assert registry.versions() == []
 
 
-class OwnScorer(ChanceScorer):
+class OwnScorer(RandomScorer):
     """Of a kind no file knows."""
 
 
 def test_scorers_come_back_as_they_were(models: Path) -> None:
-    assert set(KINDS) == {type(to_numpy(small(name).ranks_by)) for name in AGENTS}
-    rows, labels = batches.CATALOG.rows, len(batches.LABELS)
-    cases = golden_cases(rows, labels, 60, 4)
+    assert set(KINDS) == {type(to_numpy(small(name).fitted_scorer)) for name in AGENTS}
+    rows, labels = batches.CATALOG.n_rows, len(batches.LABELS)
+    cases = verification_cases(rows, labels, 60, 4)
     for name in (*AGENTS, "by-id"):
-        scorer = to_numpy(load(models / name, "cpu").ranks_by)
-        said, arrays = scorer_to_files(scorer)
-        back = scorer_from_files(json.loads(json.dumps(said, sort_keys=True)), arrays, rows, labels)
+        scorer = to_numpy(load(models / name, "cpu").fitted_scorer)
+        said, arrays = scorer_to_arrays(scorer)
+        back = scorer_from_arrays(json.loads(json.dumps(said, sort_keys=True)), arrays, rows, labels)
         assert type(back) is type(scorer)
-        for key, value in golden_answers(scorer, cases).items():
-            assert (golden_answers(back, cases)[key] == value).all()
+        for key, value in verification_scores(scorer, cases).items():
+            assert (verification_scores(back, cases)[key] == value).all()
     with pytest.raises(ModelError, match="a OwnScorer cannot be written; known are NetScorer, ItemScorer"):
-        scorer_to_files(OwnScorer(1))
+        scorer_to_arrays(OwnScorer(1))
 
 
 def test_scorers_of_every_kind_are_checked(models: Path) -> None:
-    rows, labels = batches.CATALOG.rows, len(batches.LABELS)
-    for name, kind in (("ddpg", NearestScorer), ("linucb", LinearScorer), ("mbcal", NetScorer)):
-        said, arrays = scorer_to_files(to_numpy(small(name).ranks_by))
+    rows, labels = batches.CATALOG.n_rows, len(batches.LABELS)
+    for name, kind in (("ddpg", NearestScorer), ("linucb", LinUCBScorer), ("mbcal", NetScorer)):
+        said, arrays = scorer_to_arrays(to_numpy(small(name).fitted_scorer))
         assert said["kind"] == KINDS[kind]
         for key, array in arrays.items():
             for wrong in (array[:-1], array[..., None], poked(array, np.inf)):
                 with pytest.raises(ModelError, match="scorer: "):
-                    scorer_from_files(said, {**arrays, key: wrong}, rows, labels)
+                    scorer_from_arrays(said, {**arrays, key: wrong}, rows, labels)
         for part in set(said) - {"kind"}:
             for value in ("?", None, True, float("nan"), {}):
                 with pytest.raises(ModelError, match="scorer: "):
-                    scorer_from_files({**said, part: value}, arrays, rows, labels)
+                    scorer_from_arrays({**said, part: value}, arrays, rows, labels)
 
 
 def test_publishers_at_once_get_different_numbers(models: Path, registry: Registry) -> None:
     with ThreadPoolExecutor(4) as pool:
         names = list(pool.map(lambda _: registry.publish(models / "random"), range(8)))
     assert sorted(names) == registry.versions() == [f"v{number:06d}" for number in range(1, 9)]
-    assert sorted([*registry.before(), registry.current() or ""]) == registry.versions()  # none was forgotten
+    assert sorted([*registry.previous_versions(), registry.current() or ""]) == registry.versions()  # none was forgotten
 
 
 PUBLISH = "import sys; from mbcal.registry.registry import Registry; print(Registry(sys.argv[1]).publish(sys.argv[2]))"
@@ -397,15 +397,15 @@ for job in json.loads(sys.argv[1]):
     assert os.waitpid(child, 0)[1] == signal.SIGKILL, job
 """
 MOMENTS = [
-    "registry:write_bundle:0",
-    "bundle:entry:2",  # half of the files are there
+    "registry:write_artifact:0",
+    "bundle:file_entry:2",  # half of the files are there
     "bundle:write_manifest:0",
-    "folder:flush:1",
+    "folder:fsync:1",
     "os:rename:0",
-    "folder:flush:7",  # renamed, but not yet flushed
+    "folder:fsync:7",  # renamed, but not yet flushed
     "registry:_verified:0",
     "Registry:_go_live:0",
-    "registry:write_whole:0",
+    "registry:write_atomic:0",
     "os:replace:0",
 ]
 
@@ -438,17 +438,17 @@ def test_a_publisher_killed_anywhere_leaves_the_old_version_live(models: Path, r
 def test_a_gc_killed_anywhere_leaves_whole_versions(models: Path, registry: Registry) -> None:
     for _ in range(4):
         registry.publish(models / "random")
-    moments = ["os:rename:0", "os:rename:1", "registry:write_whole:0", "os:replace:0", "os:rmdir:1"]
+    moments = ["os:rename:0", "os:rename:1", "registry:write_atomic:0", "os:replace:0", "os:rmdir:1"]
     for moment, left in kill_at(moments, "gc", 1, registry.path).items():
         assert left.current() == "v000004", moment
-        for name in {*left.versions(), *left.before()}:
+        for name in {*left.versions(), *left.previous_versions()}:
             left.open(name)
         left.gc(1)
         assert left.versions() == ["v000003", "v000004"]
         assert sorted(entry.name for entry in left.path.iterdir()) == [".lock", "current.json", "versions"]
 
 
-@pytest.mark.parametrize("where", ["write_manifest", "flush", "write_bytes"])
+@pytest.mark.parametrize("where", ["write_manifest", "fsync", "write_bytes"])
 def test_a_full_disk_is_one_sentence(models: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     first = registry.publish(models / "random")
 
@@ -460,7 +460,7 @@ def test_a_full_disk_is_one_sentence(models: Path, registry: Registry, monkeypat
             patch.setattr(Path, "write_bytes", full)
         else:
             patch.setattr(
-                "mbcal.storage.artifacts.write_manifest" if where == "write_manifest" else "mbcal.storage.atomic.flush", full
+                "mbcal.storage.artifacts.write_manifest" if where == "write_manifest" else "mbcal.storage.atomic.fsync", full
             )
         with pytest.raises(OutputError, match="the disk is full"):
             registry.publish(models / "random")
@@ -541,7 +541,7 @@ def test_a_live_version_removed_while_it_is_read_gives_way_to_the_next(
     registry.publish(models / "random")
     real = registry_module._verified
 
-    def slow(opened: Bundle) -> Any:
+    def slow(opened: Artifact) -> Any:
         monkeypatch.setattr(registry_module, "_verified", real)
         registry.publish(models / "popular")
         assert registry.gc(0) == ["v000001"]
@@ -553,8 +553,8 @@ def test_a_live_version_removed_while_it_is_read_gives_way_to_the_next(
 
 def test_write_whole_flushes_before_it_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    real = folder.flush
-    monkeypatch.setattr(folder, "flush", lambda path: (done.append(path.name), real(path)))
-    folder.write_whole(tmp_path / "current.json", b"{}")
+    real = folder.fsync
+    monkeypatch.setattr(folder, "fsync", lambda path: (done.append(path.name), real(path)))
+    folder.write_atomic(tmp_path / "current.json", b"{}")
     assert done[0].startswith(".current.json.partial-")
     assert done[1] == tmp_path.name

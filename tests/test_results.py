@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mbcal.agents import AGENTS, agent_named
+from mbcal.agents import AGENTS, agent_class
 from mbcal.errors import InputError
-from mbcal.evaluation.experiment.config import parse_override, settings_from
-from mbcal.evaluation.experiment.context import configured, split_name
+from mbcal.evaluation.experiment.config import experiment_config, parse_override
+from mbcal.evaluation.experiment.context import agent_config, split_name
 from tests.logs import ROOT
 
 
@@ -44,13 +44,13 @@ def test_the_pages_say_what_their_files_say(page: Path) -> None:
 
 @pytest.mark.parametrize("name", results.EXPERIMENTS)
 def test_every_experiment_can_be_told(name: str) -> None:
-    settings = settings_from({**results.EXPERIMENTS[name], "data": "store"}, "paper")
+    settings = experiment_config({**results.EXPERIMENTS[name], "data": "store"}, "paper")
     for agent in AGENTS if settings.agents == ("all",) else settings.agents:
         base, options = split_name(agent)
-        known = {field.name for field in dataclasses.fields(agent_named(base).Config)}
+        known = {field.name for field in dataclasses.fields(agent_class(base).Config)}
         if "mix" not in known and any(option.startswith("mix=") for option in options):
             pytest.skip(f"{base} has no option mix")
-        config = configured(agent, settings, (), 0, settings.training(1))[1]
+        config = agent_config(agent, settings, (), 0, settings.training(1))[1]
         for option in options:
             path, value = parse_override(option, type(config))
             found: Any = config

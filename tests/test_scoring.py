@@ -24,9 +24,9 @@ AVAILABLE = np.array([[True, True, True, True], [False, True, True, True]])
 def test_tables_equal_the_full_network(config: dict[str, object], plain: bool) -> None:
     model, known = net(**config), sessions(count=12)
     batch = known.tensors()
-    tables: Any = to_numpy(model.tables()) if plain else model.tables()
+    tables: Any = to_numpy(model.scoring_tables()) if plain else model.scoring_tables()
     source: Any = known if plain else batch
-    candidates = np.random.default_rng(0).integers(0, CATALOG.rows, (12, 5)).astype(np.int32)
+    candidates = np.random.default_rng(0).integers(0, CATALOG.n_rows, (12, 5)).astype(np.int32)
     hidden = tables.begin(source.user, source.history_items, source.history_behaviours, source.history_length)
     previous = model.previous(batch.behaviours)  # uint8, which torch would take for a mask
     for step in range(known.horizon):
@@ -35,14 +35,14 @@ def test_tables_equal_the_full_network(config: dict[str, object], plain: bool) -
         for c in range(5):
             items = batch.items.clone()
             items[:, step] = torch.from_numpy(candidates[:, c])
-            full = model.run(dataclasses.replace(batch, items=items))[:, step]
+            full = model.forward_batch(dataclasses.replace(batch, items=items))[:, step]
             assert np.allclose(scores[:, c], full, atol=1e-5)
         hidden = tables.cell.observe(hidden, source.items[:, step], before)
 
 
 def test_tables_are_a_snapshot() -> None:
     model = net()
-    tables = model.tables()
+    tables = model.scoring_tables()
     kept = [tables.cell.weight.clone(), tables.cell.items.clone(), tables.head[0].clone()]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -52,7 +52,7 @@ def test_tables_are_a_snapshot() -> None:
 
 def test_only_a_gru_has_tables() -> None:
     with pytest.raises(OptionError, match="only a GRU"):
-        net(cell="lstm").tables()
+        net(cell="lstm").scoring_tables()
 
 
 def test_ties_go_to_the_first_available() -> None:

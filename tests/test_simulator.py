@@ -13,15 +13,15 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss, root_mean_squared_error
 
 from mbcal import Newsfeed, Sessions, Simulator
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from mbcal.environments.newsfeed.log import generate_sessions
 from mbcal.environments.report_card import ReportCard
 from mbcal.environments.simulator import SimulatorConfig
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.report.report_card import draw_report_card
-from mbcal.scoring.scorers import ChanceScorer
-from mbcal.training.config import Training
+from mbcal.scoring.scorers import RandomScorer
+from mbcal.training.config import TrainingConfig
 from tests import batches
 
 FAMILIES = ["lstm", "transformer"]
@@ -31,19 +31,19 @@ FAMILIES = ["lstm", "transformer"]
 def feed() -> tuple[Sessions, Sessions]:
     """Sessions of different users: to fit and to judge."""
     world = Newsfeed(users=300, items=150, seed=2)
-    known = generate_sessions(world, Cut(horizon=8, history=8), 0)
+    known = generate_sessions(world, SessionConfig(horizon=8, history=8), 0)
     return known[known.user < 200], known[known.user >= 200]
 
 
 @cache
 def fitted(family: str) -> Simulator:
-    config = SimulatorConfig(family, hidden=16, embedding=8, training=Training(epochs=6, batch=32, learning_rate=3e-3))  # type: ignore[arg-type]
+    config = SimulatorConfig(family, hidden=16, embedding=8, training=TrainingConfig(epochs=6, batch=32, learning_rate=3e-3))  # type: ignore[arg-type]
     return Simulator.fit(feed()[0], config, device="cpu")
 
 
 @cache
 def card(family: str) -> ReportCard:
-    return fitted(family).judge(feed()[1], seed=1)
+    return fitted(family).evaluate(feed()[1], seed=1)
 
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +65,7 @@ def test_report_card_equals_scikit_learn(family: str) -> None:
     state, chances = simulator.begin(*batch.history), []
     for step in range(test.horizon):
         chances.append(simulator.probabilities(state, batch.items[:, step : step + 1]).squeeze(1))
-        _, hidden = simulator._net.advance(state.hidden, batch.items[:, step], state.previous)
+        _, hidden = simulator._net.forward_step(state.hidden, batch.items[:, step], state.previous)
         state = type(state)(hidden, batch.behaviours[:, step].to(state.previous.dtype))
     given = torch.stack(chances, 1).double().numpy()[test.mask]
     truth, likeliest = test.behaviours[test.mask], given.argmax(1)
@@ -86,11 +86,11 @@ def test_report_card_equals_scikit_learn(family: str) -> None:
 def test_it_refuses_users_it_was_fitted_on(family: str) -> None:
     fit, test = feed()
     with pytest.raises(InputError, match=r"fitted on 200 of these users; judge on others"):
-        fitted(family).judge(fit)
+        fitted(family).evaluate(fit)
     mixed = Sessions.concat([test, fit[:3]])
     with pytest.raises(InputError, match=r"fitted on 1 of these users"):
-        fitted(family).require_strangers(mixed)
-    fitted(family).require_strangers(test)
+        fitted(family).require_unseen_users(mixed)
+    fitted(family).require_unseen_users(test)
 
 
 def test_no_judged_user_was_seen_in_fitting() -> None:
@@ -104,8 +104,8 @@ def test_no_judged_user_was_seen_in_fitting() -> None:
 def test_weights_do_not_move_in_evaluation(family: str) -> None:
     simulator, test = fitted(family), feed()[1]
     before = {name: value.clone() for name, value in simulator._net.state_dict().items()}
-    evaluate(ChanceScorer(0), simulator, test)
-    simulator.judge(test)
+    evaluate(RandomScorer(0), simulator, test)
+    simulator.evaluate(test)
     after = simulator._net.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not any(parameter.requires_grad for parameter in simulator._net.parameters())
@@ -116,7 +116,7 @@ def test_saved_and_loaded_it_answers_the_same(family: str, tmp_path: Path) -> No
     simulator, test = fitted(family), feed()[1]
     simulator.save(tmp_path / "sim", card=card(family))
     loaded = Simulator.load(tmp_path / "sim", "cpu")
-    first, second = (evaluate(ChanceScorer(0), one, test, seed=3).served for one in (simulator, loaded))
+    first, second = (evaluate(RandomScorer(0), one, test, seed=3).served for one in (simulator, loaded))
     assert np.array_equal(first.behaviours, second.behaviours)
     assert loaded.config == simulator.config
     assert np.array_equal(loaded.fitted, simulator.fitted)
@@ -126,9 +126,9 @@ def test_saved_and_loaded_it_answers_the_same(family: str, tmp_path: Path) -> No
 
 
 def test_same_seed_same_simulator_other_seed_other() -> None:
-    config = dataclasses.replace(fitted("lstm").config, training=Training(epochs=1, batch=32))
+    config = dataclasses.replace(fitted("lstm").config, training=TrainingConfig(epochs=1, batch=32))
     first, again, other = (
-        Simulator.fit(feed()[0], dataclasses.replace(config, seed=seed), device="cpu").judge(feed()[1]).nll
+        Simulator.fit(feed()[0], dataclasses.replace(config, seed=seed), device="cpu").evaluate(feed()[1]).nll
         for seed in (0, 0, 1)
     )
     assert first == again != other
@@ -141,7 +141,7 @@ def test_drift_is_seen() -> None:
     with torch.no_grad():
         broken._net.head[2].weight.zero_()
         broken._net.head[2].bias.copy_(torch.tensor([50.0] + [0.0] * 11))
-    found = broken.judge(test)
+    found = broken.evaluate(test)
     assert found.simulated == pytest.approx([1.0] * 8)
     assert found.drift == pytest.approx(max(real - 1 for real in found.real) / float(test.rewards.mean()), rel=1e-5)
     assert found.nll > 3
@@ -149,10 +149,10 @@ def test_drift_is_seen() -> None:
 
 def test_other_behaviours_and_items_are_refused() -> None:
     with pytest.raises(ModelError, match="the simulator knows the behaviours dwell-01"):
-        fitted("lstm").require_strangers(batches.sessions())
-    other = generate_sessions(Newsfeed(users=20, items=160, seed=1), Cut(horizon=8, history=8), 0)
+        fitted("lstm").require_unseen_users(batches.sessions())
+    other = generate_sessions(Newsfeed(users=20, items=160, seed=1), SessionConfig(horizon=8, history=8), 0)
     with pytest.raises(ModelError, match="knows 150 items, the data has 160"):
-        fitted("lstm").require_strangers(other)
+        fitted("lstm").require_unseen_users(other)
 
 
 def test_the_figure_is_a_picture() -> None:

@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from mbcal import NewsfeedLog, Sessions, Store, prepare_newsfeed
+from mbcal import NewsfeedConfig, Sessions, Store, prepare_newsfeed
 from mbcal.agents import AGENTS, Agent
-from mbcal.agents.base import Domain, Lesson
-from mbcal.data.cutting import Cut
+from mbcal.agents.base import Domain, FitContext
+from mbcal.data.cutting import SessionConfig
 from mbcal.distributed.group import Group
-from mbcal.distributed.worker_slice import ASKED_AT_ONCE, Portion, pick
+from mbcal.distributed.worker_slice import GATHER_BLOCK, WorkerSlice, distributed_gather
 from mbcal.errors import StoreError, TrainingError
 from mbcal.nn.config import NetConfig
 from mbcal.storage.checkpoints import Checkpoints
-from mbcal.training.config import Training
-from mbcal.training.holdout import split_users
+from mbcal.training.config import TrainingConfig
+from mbcal.training.holdout import split_held_out_users
 from mbcal.training.random import Noise, uniform
 from tests import batches
 from tests.workers import together
 
-QUICK = Training(epochs=3, batch=64, validation=0.2)
+QUICK = TrainingConfig(epochs=3, batch=64, validation=0.2)
 MANY = batches.sessions(count=300, horizon=6, seed=3)
 
 
@@ -86,7 +86,7 @@ def test_interrupted_together_they_go_on_from_what_the_first_kept(tmp_path: Path
 
     def fit(group: Group, lost_after: int) -> Agent:
         kept = Checkpoints(tmp_path / "kept", {}, every=-1)
-        add, added = group.add, []
+        add, added = group.all_reduce_sum, []
 
         def counted(*tensors: torch.Tensor) -> None:
             added.append(1)
@@ -94,7 +94,7 @@ def test_interrupted_together_they_go_on_from_what_the_first_kept(tmp_path: Path
                 raise LostError
             add(*tensors)
 
-        group.add = counted  # type: ignore[method-assign]
+        group.all_reduce_sum = counted  # type: ignore[method-assign]
         return make("mbcal").fit(part(MANY, group), group=group, checkpoints=kept)
 
     for lost_after in (12, 18):
@@ -123,11 +123,11 @@ def test_a_worker_without_users_is_refused() -> None:
 class Selfish(AGENTS["popular"]):
     """Counts its own sessions and tells nobody."""
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         return {"counts": nn.BatchNorm1d(1)}
 
-    def learn(self, lesson: Lesson) -> None:
-        self.nets["counts"].running_mean += len(lesson.data)
+    def learn(self, context: FitContext) -> None:
+        self.nets["counts"].running_mean += len(context.data)
 
 
 def test_a_method_that_does_not_add_up_is_told() -> None:
@@ -156,34 +156,37 @@ def test_entries_are_picked_from_everybody(monkeypatch: pytest.MonkeyPatch) -> N
     everything = torch.arange(100, 150)
     wanted = [torch.tensor([3, 49, 0, 22]), torch.zeros(0, dtype=torch.int64), torch.randint(0, 50, (40,))]
     bounds = [0, 5, 30, 50]
-    for size in (ASKED_AT_ONCE, 7):
-        monkeypatch.setattr("mbcal.distributed.worker_slice.ASKED_AT_ONCE", size)
+    for size in (GATHER_BLOCK, 7):
+        monkeypatch.setattr("mbcal.distributed.worker_slice.GATHER_BLOCK", size)
         found = together(
-            3, lambda group: pick(everything[bounds[group.rank] : bounds[group.rank + 1]], wanted[group.rank], group)
+            3,
+            lambda group: distributed_gather(
+                everything[bounds[group.rank] : bounds[group.rank + 1]], wanted[group.rank], group
+            ),
         )
         for mine, those in zip(found, wanted, strict=True):
             assert torch.equal(mine, everything[those])
 
 
 def test_places_of_sessions_that_come_twice() -> None:
-    portion = Portion(2, 3, 7, together(2, lambda group: group)[1])
-    places = portion.places(torch.device("cpu"), times=2)
+    worker_slice = WorkerSlice(2, 3, 7, together(2, lambda group: group)[1])
+    places = worker_slice.row_index(torch.device("cpu"), times=2)
     assert places is not None
     assert places.tolist() == [-1, -1, 0, 1, 2, -1, -1, -1, -1, 3, 4, 5, -1, -1]
-    assert portion.here(torch.tensor([6, 4, 0, 2])).tolist() == [2, 0]
+    assert worker_slice.local_rows(torch.tensor([6, 4, 0, 2])).tolist() == [2, 0]
 
 
 @pytest.fixture(scope="module")
 def feed(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("together") / "feed"
-    prepare_newsfeed(folder, NewsfeedLog(sessions=600, items=100), Cut(horizon=5, history=4))
+    prepare_newsfeed(folder, NewsfeedConfig(sessions=600, items=100), SessionConfig(horizon=5, history=4))
     return Store.open(folder)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_a_store_is_shared_out_by_users(feed: Store, size: int) -> None:
     whole = feed.sessions("train")
-    parts = [feed.share("train", rank, size) for rank in range(size)]
+    parts = [feed.worker_sessions("train", rank, size) for rank in range(size)]
     for name, array in whole.arrays():
         assert np.array_equal(np.concatenate([getattr(each, name) for each in parts]), array)
     users = [set(each.user.tolist()) for each in parts]
@@ -193,8 +196,8 @@ def test_a_store_is_shared_out_by_users(feed: Store, size: int) -> None:
 
 
 def test_more_workers_than_users_leaves_some_with_nothing(feed: Store) -> None:
-    count = len(split_users(feed.sessions("train").user, 0.0, 0)[0])
-    parts = [feed.share("train", rank, 2 * count) for rank in range(2 * count)]
+    count = len(split_held_out_users(feed.sessions("train").user, 0.0, 0)[0])
+    parts = [feed.worker_sessions("train", rank, 2 * count) for rank in range(2 * count)]
     assert sum(map(len, parts)) == count
     assert min(map(len, parts)) == 0
 
@@ -202,4 +205,4 @@ def test_more_workers_than_users_leaves_some_with_nothing(feed: Store) -> None:
 def test_a_part_without_sessions_is_named(feed: Store) -> None:
     empty = dataclasses.replace(feed, manifest={**feed.manifest, "files": {}})
     with pytest.raises(StoreError, match="no sessions for part 'train'"):
-        empty.share("train", 0, 2)
+        empty.worker_sessions("train", 0, 2)

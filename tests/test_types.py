@@ -9,7 +9,7 @@ import torch
 
 from mbcal import Behaviours, Catalog, Feature, Sessions
 from mbcal.errors import InputError, OptionError
-from mbcal.types import MASK, UNKNOWN
+from mbcal.types import MASK_ROW, UNKNOWN_ROW
 
 LABELS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 5.0))
 CATALOG = Catalog(("a", "b", "c"), {"kind": Feature.single("kind", ["x", None, "y"])})
@@ -155,16 +155,16 @@ def test_wrong_behaviours_are_refused(names: Any, rewards: Any, cuts: Any, messa
 
 
 def test_catalog_puts_special_rows_first() -> None:
-    assert CATALOG.rows == 5
-    assert CATALOG.row(["c", "never seen", "a"]).tolist() == [4, UNKNOWN, 2]
-    assert [CATALOG.name(row) for row in range(5)] == ["<mask>", "<unknown>", "a", "b", "c"]
+    assert CATALOG.n_rows == 5
+    assert CATALOG.rows_of(["c", "never seen", "a"]).tolist() == [4, UNKNOWN_ROW, 2]
+    assert [CATALOG.name_of(row) for row in range(5)] == ["<mask>", "<unknown>", "a", "b", "c"]
     titled = Catalog(("a", "b"), titles=("Amélie", None))
-    assert [titled.title(row) for row in range(4)] == ["<mask>", "<unknown>", "Amélie", "b"]
+    assert [titled.title_of(row) for row in range(4)] == ["<mask>", "<unknown>", "Amélie", "b"]
 
 
 def test_single_feature_codes() -> None:
     kind = CATALOG.features["kind"]
-    assert kind.codes.tolist() == [MASK, UNKNOWN, 2, UNKNOWN, 3]
+    assert kind.codes.tolist() == [MASK_ROW, UNKNOWN_ROW, 2, UNKNOWN_ROW, 3]
     assert kind.cardinality == 4
     assert [kind.values(row) for row in range(5)] == [(), (), ("x",), (), ("y",)]
 
@@ -174,8 +174,8 @@ def test_multi_feature_codes_and_numbers_in_their_order() -> None:
     assert tags.vocabulary == ("9", "10")
     assert tags.offsets is not None
     assert tags.offsets.tolist() == [0, 1, 2, 4, 4, 5]
-    assert tags.codes.tolist() == [MASK, UNKNOWN, 3, 2, 2]
-    assert [tags.values(row) for row in range(tags.rows)] == [(), (), ("10", "9"), (), ("9",)]
+    assert tags.codes.tolist() == [MASK_ROW, UNKNOWN_ROW, 3, 2, 2]
+    assert [tags.values(row) for row in range(tags.n_rows)] == [(), (), ("10", "9"), (), ("9",)]
 
 
 def test_wrong_catalogues_are_refused() -> None:

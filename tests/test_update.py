@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import MBCAL, MBCALConfig, NetConfig, Simulator, SimulatorConfig, Training, load
+from mbcal import MBCAL, MBCALConfig, NetConfig, Simulator, SimulatorConfig, TrainingConfig, load
 from mbcal.agents import Agent
 from mbcal.cli import app
 from mbcal.decision_log.writer import DecisionLog
@@ -20,7 +20,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Gate
+from mbcal.release.gate import GateConfig
 from mbcal.release.update import update, write_verdict
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
@@ -29,11 +29,11 @@ from tests.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 from tests.workers import ThreadedEngine
 
 EPSILON = 0.3
-GATE = Gate(sessions=100, effective=0, bias=9, tolerance=0.05)
+GATE = GateConfig(sessions=100, effective=0, bias=9, tolerance=0.05)
 
 
 def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
-    how = Training(epochs=epochs, batch=64, learning_rate=3e-3, validation=0.0)
+    how = TrainingConfig(epochs=epochs, batch=64, learning_rate=3e-3, validation=0.0)
     made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, mix=1.0, seed=seed), "cpu")
     return made.fit(logged(sessions, seed))
 
@@ -45,17 +45,17 @@ def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
     async def tell() -> float:
         service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
         service._random = luck  # the same every time
-        await service.look()
+        await service.refresh_version()
         earned = 0.0
         assert begin.candidates is not None
         for number in range(users):
             opened = torch.zeros(1, dtype=torch.bool)
-            names = [CATALOG.name(row) for row in begin.candidates[number]]
+            names = [CATALOG.name_of(row) for row in begin.candidates[number]]
             for _ in range(begin.horizon):
                 asked = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
                 said = await service.rank(asked)
-                row = torch.from_numpy(CATALOG.row([said.items[0].item]))
-                behaviour, opened = world.answer(opened, row, torch.zeros(1))
+                row = torch.from_numpy(CATALOG.rows_of([said.items[0].item]))
+                behaviour, opened = world.respond(opened, row, torch.zeros(1))
                 label = BEHAVIOURS.names[int(behaviour)]
                 await service.feedback(FeedbackRequest(said.decision, label))
                 earned += BEHAVIOURS.rewards[int(behaviour)]
@@ -78,10 +78,10 @@ def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> 
         served(weak, tmp_path / name, 30)
     served(weak, tmp_path / "log", 20, seed=1)
     served(weak, tmp_path / "there", 20, seed=1)
-    few = {"gate": Gate(sessions=1000), "device": "cpu"}
+    few = {"gate": GateConfig(sessions=1000), "device": "cpu"}
     whole = update(weak, tmp_path / "log", **few)
     apart = update(weak, [tmp_path / "there", tmp_path / "here"], **few)
-    assert [check.said for check in apart.checks] == ["50 logged, 1000 needed"]
+    assert [check.detail for check in apart.checks] == ["50 logged, 1000 needed"]
     assert apart.counts == whole.counts
 
 
@@ -111,7 +111,7 @@ def test_an_engine_teaches_what_one_process_would(weak: Registry, tmp_path: Path
         assert verdict.published == "v000002", verdict.reasons
         made.append(load(registry.open().path, "cpu"))
         assert not list(registry.path.glob(".learning-*"))
-    assert made[0].fits == made[1].fits == 2
+    assert made[0].n_fits == made[1].n_fits == 2
     assert made[0].config == made[1].config
     for name, curve in made[0].curves.items():
         for mine, theirs in zip(curve, made[1].curves[name], strict=True):
@@ -138,9 +138,9 @@ def test_what_the_log_says_decides(
 ) -> None:
     served(weak, tmp_path / "log", 120)
     gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
-    monkeypatch.setattr("mbcal.release.gate.judge_offline", lambda *_, **__: [gap])
+    monkeypatch.setattr("mbcal.release.gate.estimate_value", lambda *_, **__: [gap])
     verdict = update(
-        weak, tmp_path / "log", epsilon=EPSILON, gate=Gate(sessions=100), device="cpu", candidate=agent(30, epochs=1)
+        weak, tmp_path / "log", epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1)
     )
     assert (verdict.published is None) == (reason is not None)
     assert weak.current() == ("v000001" if reason else "v000002")
@@ -156,9 +156,9 @@ def test_what_the_log_says_decides(
 def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     weak.publish(agent(1200).save(tmp_path / "good"))
     served(weak, tmp_path / "log", 150)
-    how = SimulatorConfig(hidden=8, embedding=8, training=Training(epochs=15, batch=64, learning_rate=3e-3))
+    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=15, batch=64, learning_rate=3e-3))
     simulator = Simulator.fit(logged(1200), how, device="cpu").save(tmp_path / "sim")
-    gate = Gate(sessions=100, effective=1e6, tolerance=0.05)
+    gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
     told: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
     silent = update(weak, tmp_path / "log", candidate=good, **told)
@@ -185,13 +185,15 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, mon
 
     for where in (
         "mbcal.agents.base.Agent.fit",
-        "mbcal.release.gate.judge_offline",
+        "mbcal.release.gate.estimate_value",
         "mbcal.registry.registry.Registry.publish",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(RuntimeError):
-                update(weak, tmp_path / "log", gate=Gate(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu")
+                update(
+                    weak, tmp_path / "log", gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu"
+                )
         assert weak.current() == "v000001"
         assert weak.versions() == ["v000001"]
     assert [path.name for path in weak.path.glob(".candidate-*")] == []
@@ -230,10 +232,10 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
         seen["teach"] = set(sessions.user.tolist())
         return self
 
-    monkeypatch.setattr("mbcal.release.gate.judge_offline", judged)
+    monkeypatch.setattr("mbcal.release.gate.estimate_value", judged)
     monkeypatch.setattr(Agent, "fit", taught)
     for replay, users in ((1, 50), (2, 110)):
-        verdict = update(weak, tmp_path / "log", replay=replay, gate=Gate(sessions=10), device="cpu")
+        verdict = update(weak, tmp_path / "log", replay=replay, gate=GateConfig(sessions=10), device="cpu")
         assert verdict.counts is not None
         assert verdict.counts.sessions == len(seen["teach"] | seen["judge"]) == users
         assert not seen["teach"] & seen["judge"]

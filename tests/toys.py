@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mbcal import Behaviours, Catalog, Sessions
 from mbcal.environments.rollout import rollout
-from mbcal.scoring.scorers import ChanceScorer
-from mbcal.types import SPECIAL
+from mbcal.scoring.scorers import RandomScorer
+from mbcal.types import FIRST_ITEM_ROW
 
 BEHAVIOURS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 3.0))
 CPU = torch.device("cpu")
@@ -44,16 +44,16 @@ class DelayedPrize:
     def begin(self, user: Tensor, *_: Tensor) -> Tensor:
         return torch.zeros(len(user), dtype=torch.bool, device=user.device)
 
-    def answer(self, opened: Tensor, item: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        key = item < SPECIAL + KEYS
-        sweet = (item >= SPECIAL + KEYS) & (item < SPECIAL + KEYS + SWEETS)
+    def respond(self, opened: Tensor, item: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        key = item < FIRST_ITEM_ROW + KEYS
+        sweet = (item >= FIRST_ITEM_ROW + KEYS) & (item < FIRST_ITEM_ROW + KEYS + SWEETS)
         behaviour = torch.where(key, 0, torch.where(opened, 2, torch.where(sweet, 1, 0)))
         if self.noise:
             behaviour = (uniform * 3).long()
         return behaviour.to(torch.uint8), opened | key
 
-    def advance(self, opened: Tensor, item: Tensor, behaviour: Tensor) -> Tensor:
-        return opened | (item < SPECIAL + KEYS)
+    def observe(self, opened: Tensor, item: Tensor, behaviour: Tensor) -> Tensor:
+        return opened | (item < FIRST_ITEM_ROW + KEYS)
 
     def merge(self, mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
         return torch.where(mask, yes, no)
@@ -66,7 +66,7 @@ def starts(count: int, seed: int = 0) -> Sessions:
         np.stack([low + draw.permutation(size)[:take] for _ in range(count)])
         for low, size, take in ((0, KEYS, 2), (KEYS, SWEETS, 6), (KEYS + SWEETS, PLAINS, 4))
     ]
-    candidates = (np.sort(np.concatenate(offered, 1), 1) + SPECIAL).astype(np.int32)
+    candidates = (np.sort(np.concatenate(offered, 1), 1) + FIRST_ITEM_ROW).astype(np.int32)
     return Sessions(
         CATALOG,
         BEHAVIOURS,
@@ -83,4 +83,4 @@ def starts(count: int, seed: int = 0) -> Sessions:
 
 def logged(count: int, seed: int = 0, noise: bool = False) -> Sessions:
     """The log of a policy that chooses at random."""
-    return rollout(ChanceScorer(seed), DelayedPrize(noise), starts(count, seed), epsilon=1.0, seed=seed)
+    return rollout(RandomScorer(seed), DelayedPrize(noise), starts(count, seed), epsilon=1.0, seed=seed)

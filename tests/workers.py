@@ -30,7 +30,7 @@ class Threaded:
     def __init__(self, rank: int, size: int, table: _Table) -> None:
         self.rank, self.size, self.table = rank, size, table
 
-    def add(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         self.table.laid[self.rank] = tensors
         self.table.barrier.wait()
         sums = [sum(parts[1:], parts[0].clone()) for parts in zip(*self.table.laid, strict=True)]
@@ -64,8 +64,8 @@ class ThreadedEngine:
     def __init__(self, workers: int) -> None:
         self.workers = workers
 
-    def together(self, job: Callable[[Group], Any], *_: Any) -> Any:
+    def run_spmd(self, job: Callable[[Group], Any], *_: Any) -> Any:
         return together(self.workers, job)[0]
 
-    def require_shared(self, file: Path) -> None:
+    def require_shared_file(self, file: Path) -> None:
         assert file.is_file()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mbcal.data import Cut, Items, KuaiRand, Labels, Levels, MovieLens, Netflix, Store, Table, prepare
+from mbcal.data import ItemTable, KuaiRand, Labels, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog, prepare
 from mbcal.errors import MbcalError
 from mbcal.types import Behaviours, Catalog, Feature, Sessions
 from mbcal.version import __version__
@@ -12,13 +12,13 @@ from mbcal.version import __version__
 if TYPE_CHECKING:
     from mbcal.agents import AGENTS, MBCAL, Agent, AgentConfig, GRU4Rec, MBCALConfig, load
     from mbcal.client import AsyncClient, Client
-    from mbcal.environments.newsfeed.log import NewsfeedLog, prepare_newsfeed
+    from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
     from mbcal.environments.newsfeed.oracle import Oracle
     from mbcal.environments.newsfeed.world import Newsfeed
     from mbcal.environments.simulator import Simulator, SimulatorConfig
     from mbcal.evaluation.evaluator import evaluate
     from mbcal.nn.config import NetConfig
-    from mbcal.training.config import Training
+    from mbcal.training.config import TrainingConfig
 
 __all__ = [
     "AGENTS",
@@ -29,10 +29,10 @@ __all__ = [
     "Behaviours",
     "Catalog",
     "Client",
-    "Cut",
+    "SessionConfig",
     "Feature",
     "GRU4Rec",
-    "Items",
+    "ItemTable",
     "KuaiRand",
     "Labels",
     "Levels",
@@ -42,14 +42,14 @@ __all__ = [
     "NetConfig",
     "Netflix",
     "Newsfeed",
-    "NewsfeedLog",
+    "NewsfeedConfig",
     "Oracle",
     "Sessions",
     "Simulator",
     "SimulatorConfig",
     "Store",
-    "Table",
-    "Training",
+    "TableLog",
+    "TrainingConfig",
     "__version__",
     "evaluate",
     "load",
@@ -69,11 +69,11 @@ _LATER = {
     "MBCALConfig": "mbcal.agents",
     "NetConfig": "mbcal.nn.recurrent",
     "Newsfeed": "mbcal.environments.newsfeed.world",
-    "NewsfeedLog": "mbcal.environments.newsfeed.log",
+    "NewsfeedConfig": "mbcal.environments.newsfeed.log",
     "Oracle": "mbcal.environments.newsfeed.oracle",
     "Simulator": "mbcal.environments.simulator",
     "SimulatorConfig": "mbcal.environments.simulator",
-    "Training": "mbcal.training.loop",
+    "TrainingConfig": "mbcal.training.loop",
     "evaluate": "mbcal.evaluation.evaluator",
     "load": "mbcal.agents",
     "prepare_newsfeed": "mbcal.environments.newsfeed.log",

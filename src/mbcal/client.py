@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from mbcal.errors import OptionError, ServiceError
 
-AGAIN = (429, 502, 503, 504)
+RETRY_STATUSES = (429, 502, 503, 504)
 """Answers after which it is worth asking again."""
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 
 
-class _Asking:
+class _BaseClient:
     """What both clients say and understand; how bytes travel is theirs."""
 
     def __init__(self, address: str, timeout: float, retries: int) -> None:
@@ -67,7 +67,7 @@ class _Asking:
         )
 
 
-class Client(_Asking):
+class Client(_BaseClient):
     """`Client("http://127.0.0.1:8000").rank([...], session="s1")`; close it, or use it in a `with`."""
 
     def __init__(self, address: str = "http://127.0.0.1:8000", *, timeout: float = 5.0, retries: int = 4) -> None:
@@ -95,7 +95,7 @@ class Client(_Asking):
         for wait in self._waits():
             try:
                 response = self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
-                if wait is None or response.status_code not in AGAIN:
+                if wait is None or response.status_code not in RETRY_STATUSES:
                     return response
             except self._httpx.TransportError as error:
                 if wait is None:
@@ -113,7 +113,7 @@ class Client(_Asking):
         self.close()
 
 
-class AsyncClient(_Asking):
+class AsyncClient(_BaseClient):
     """The same for asyncio: `await client.rank([...])`, `async with AsyncClient(...)`."""
 
     def __init__(self, address: str = "http://127.0.0.1:8000", *, timeout: float = 5.0, retries: int = 4) -> None:
@@ -141,7 +141,7 @@ class AsyncClient(_Asking):
         for wait in self._waits():
             try:
                 response = await self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
-                if wait is None or response.status_code not in AGAIN:
+                if wait is None or response.status_code not in RETRY_STATUSES:
                     return response
             except self._httpx.TransportError as error:
                 if wait is None:

@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses, to plain dictionaries and back: no untyped options, no silent unknown key."""
+"""ExperimentConfig as frozen dataclasses, to plain dictionaries and back: no untyped options, no silent unknown key."""
 
 from __future__ import annotations
 

@@ -30,16 +30,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.store import Store
 from mbcal.data.store_format import Part
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed.log import generate_sessions
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.types import MASK, Sessions
+from mbcal.types import MASK_ROW, Sessions
 
 try:
     import gymnasium
@@ -58,8 +58,8 @@ class _Table:
     def __init__(self, environment: Environment, sessions: Sessions, count: int, seed: int) -> None:
         self.environment, self.sessions, self.count = environment, sessions, count
         if isinstance(environment, Simulator):
-            environment.require_strangers(sessions)
-        self.candidates = candidates_of(sessions, seed)
+            environment.require_unseen_users(sessions)
+        self.candidates = session_candidates(sessions, seed)
         self.rewards = np.asarray(environment.behaviours.rewards)
         self.nothing = environment.behaviours.start
         self.row = np.zeros(count, np.int64)
@@ -68,7 +68,7 @@ class _Table:
         self.behaviours = np.full((count, sessions.horizon), self.nothing, np.int32)
         self.available = np.zeros((count, self.candidates.shape[1]), bool)
         self.state: Any = None
-        most, known = sessions.catalog.rows - 1, self.nothing
+        most, known = sessions.catalog.n_rows - 1, self.nothing
         self.space = spaces.Dict(
             {
                 "candidates": spaces.Box(0, most, (self.candidates.shape[1],), np.int32),
@@ -84,22 +84,22 @@ class _Table:
     def begin(self, which: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
         """New sessions (rows of the data) where `which` (count,) says so."""
         self.row[which], self.step[which] = rows, 0
-        self.items[which], self.behaviours[which] = MASK, self.nothing
-        self.available[which] = self.candidates[rows] != MASK
+        self.items[which], self.behaviours[which] = MASK_ROW, self.nothing
+        self.available[which] = self.candidates[rows] != MASK_ROW
         fresh = self.environment.begin(*self.sessions[self.row].tensors(self.environment.device).history)
         self.state = fresh if self.state is None else self.environment.merge(self._tensor(which), fresh, self.state)
 
     def show(self, action: NDArray[Any], active: NDArray[np.bool_], uniform: NDArray[np.float64]) -> NDArray[np.float64]:
         """Show candidates in the active sessions; the rewards (count,), 0 where nothing was shown."""
-        everyone = np.arange(self.count)
-        shown = active & self.available[everyone, action]
+        all_gather_ints = np.arange(self.count)
+        shown = active & self.available[all_gather_ints, action]
         item = self.candidates[self.row, action]
-        behaviour, after = self.environment.answer(self.state, self._tensor(item), self._tensor(uniform).to(torch.float32))
+        behaviour, after = self.environment.respond(self.state, self._tensor(item), self._tensor(uniform).to(torch.float32))
         self.state = self.environment.merge(self._tensor(shown), after, self.state)
         label = behaviour.cpu().numpy()
-        self.items[everyone[shown], self.step[shown]] = item[shown]
-        self.behaviours[everyone[shown], self.step[shown]] = label[shown]
-        self.available[everyone[shown], action[shown]] = False
+        self.items[all_gather_ints[shown], self.step[shown]] = item[shown]
+        self.behaviours[all_gather_ints[shown], self.step[shown]] = label[shown]
+        self.available[all_gather_ints[shown], action[shown]] = False
         self.step[active] += 1
         return np.where(shown, self.rewards[label], 0.0)
 
@@ -197,7 +197,7 @@ class SessionVectorEnv(VectorEnv[Any, Any, Any]):
 
 def _newsfeed(users: int, items: int, seed: int, horizon: int) -> tuple[Newsfeed, Sessions]:
     world = Newsfeed(users, items, seed)
-    return world, generate_sessions(world, Cut(horizon=horizon), seed)
+    return world, generate_sessions(world, SessionConfig(horizon=horizon), seed)
 
 
 def _simulated(simulator: str | Path, data: str | Path, part: Part, device: str) -> tuple[Simulator, Sessions]:

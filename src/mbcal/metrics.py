@@ -83,7 +83,7 @@ class Mean:
     low: float
     high: float
     count: int
-    error: float
+    stderr: float
     """Standard error."""
 
     def __str__(self) -> str:

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from mbcal import Sessions
-from mbcal.agents import AGENTS, Agent, agent_named, load
+from mbcal.agents import AGENTS, Agent, agent_class, load
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.config import NetConfig
 from mbcal.scoring.backend import to_numpy
-from mbcal.training.config import Training
-from mbcal.types import UNKNOWN
+from mbcal.training.config import TrainingConfig
+from mbcal.types import UNKNOWN_ROW
 from tests import batches
 from tests.toys import BEST, CATALOG, GREEDY, DelayedPrize, logged, starts
 
-QUICK = Training(epochs=2, batch=64, validation=0.2)
+QUICK = TrainingConfig(epochs=2, batch=64, validation=0.2)
 NET = NetConfig(hidden=8, embedding=8)
 
 FAR_SIGHTED = {"mbcal", "mbcal-no-vr", "dqn", "ddqn", "ddpg", "mcpe", "dyna-q"}
@@ -58,13 +58,13 @@ def scores_along(agent: Any, sessions: Sessions, candidates: np.ndarray[Any, Any
 
 
 def offered(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).integers(1, batches.CATALOG.rows, (count, 5)).astype(np.int32)
+    return np.random.default_rng(seed).integers(1, batches.CATALOG.n_rows, (count, 5)).astype(np.int32)
 
 
 OWN = os.environ.get("MBCAL_AGENT")
 """An agent of one's own to hold to the contract, as path.py:Class."""
 if OWN:
-    AGENTS[OWN] = agent_named(OWN)
+    AGENTS[OWN] = agent_class(OWN)
 
 every_agent = pytest.mark.parametrize("name", [OWN] if OWN else [*AGENTS])
 
@@ -112,7 +112,7 @@ def test_the_future_never_changes_the_past(name: str) -> None:
 @every_agent
 def test_save_load_score_is_identical(name: str, tmp_path: Path) -> None:
     known, agent = batches.sessions(count=12), small(name)
-    agent.save(tmp_path / "model", about={"data": "abc"})
+    agent.save(tmp_path / "model", provenance={"data": "abc"})
     loaded = load(tmp_path / "model", "cpu", AGENTS[name])
     assert type(loaded) is type(agent)
     assert loaded.config == agent.config
@@ -129,7 +129,7 @@ def test_warm_start_goes_on_exactly_where_it_was(name: str, tmp_path: Path) -> N
     stopped = load(tmp_path / "model", "cpu", AGENTS[name]).fit(second)
     agent.fit(second)
     known = batches.sessions(count=12)
-    assert agent.fits == stopped.fits == 2
+    assert agent.n_fits == stopped.n_fits == 2
     assert torch.equal(scores_along(agent, known, offered(12)), scores_along(stopped, known, offered(12)))
     if name != "random":
         assert not torch.equal(scores_along(agent, known, offered(12)), scores_along(small(name), known, offered(12)))
@@ -139,7 +139,7 @@ def test_warm_start_goes_on_exactly_where_it_was(name: str, tmp_path: Path) -> N
 def test_without_torch_the_scores_are_the_same(name: str) -> None:
     """The service ranks as the library does."""
     known, candidates, agent = batches.sessions(count=12), offered(12), small(name)
-    scorer: Any = to_numpy(agent.ranks_by)
+    scorer: Any = to_numpy(agent.fitted_scorer)
     state = scorer.begin(*known.history)
     said = scores_along(agent, known, candidates)
     for step in range(known.horizon):
@@ -166,17 +166,17 @@ def test_rank_agrees_with_scores(name: str) -> None:
     names = ["item 7", "item 0", "item 4"]
     known = batches.sessions(count=1, seed=5)
     steps = [
-        (catalog.name(int(item)), batches.LABELS.names[label])
+        (catalog.name_of(int(item)), batches.LABELS.names[label])
         for item, label in zip(known.history_items[0], known.history_behaviours[0], strict=True)
     ][: int(known.history_length[0])]
     steps = [(item, label) for item, label in steps if item != "<unknown>"]
     length = len(steps)
     history = np.zeros((1, 4), np.int32), np.zeros((1, 4), np.uint8)
-    history[0][0, :length] = catalog.row(item for item, _ in steps)
+    history[0][0, :length] = catalog.rows_of(item for item, _ in steps)
     history[1][0, :length] = [batches.LABELS.index(label) for _, label in steps]
     user = torch.tensor([2**31 - 1], dtype=torch.int32)
     state = agent.begin(user, *map(torch.from_numpy, history), torch.tensor([length]))
-    said = agent.score(state, torch.from_numpy(catalog.row(names)).unsqueeze(0))[0]
+    said = agent.score(state, torch.from_numpy(catalog.rows_of(names)).unsqueeze(0))[0]
     ranked = {entry.item: entry.score for entry in agent.rank(steps, names)}
     assert np.allclose([ranked[one] for one in names], said.numpy(), atol=1e-5)
 
@@ -201,7 +201,7 @@ def test_bad_questions_are_refused_in_words(name: str) -> None:
 @every_agent
 def test_other_data_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match="knows the behaviours skip, click, like, the data has skip, click, like"):
-        small(name).domain.require(logged(5), "it")  # the same names, other rewards
+        small(name).domain.require_compatible(logged(5), "it")  # the same names, other rewards
     alike = dataclasses.replace(logged(5), behaviour_set=batches.LABELS)
     with pytest.raises(ModelError, match="knows 12 items, the data has 24"):
         make(name).fit(batches.sessions(count=50)).fit(alike)
@@ -210,7 +210,9 @@ def test_other_data_is_refused(name: str) -> None:
 @cache
 def in_the_toy(name: str, noise: bool) -> Agent:
     kind = AGENTS[name]
-    config = kind.Config(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=25, batch=64, learning_rate=3e-3))
+    config = kind.Config(
+        net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=25, batch=64, learning_rate=3e-3)
+    )
     return kind(config, "cpu").fit(logged(1500, noise=noise))
 
 
@@ -231,12 +233,12 @@ def test_noise_stays_at_chance(name: str) -> None:
     agent = in_the_toy(name, True)
     chance = 6 * (0 + 1 + 3) / 3
     outcome = evaluate(agent, DelayedPrize(noise=True), starts(1500, seed=1))
-    assert abs(outcome.mean.mean - chance) < 4 * outcome.mean.error
+    assert abs(outcome.mean.mean - chance) < 4 * outcome.mean.stderr
     if name in ("mbcal", "gru4rec"):
         state = agent.begin(*starts(1).tensors().history)
-        said = agent.score(state, torch.arange(2, CATALOG.rows).unsqueeze(0))
+        said = agent.score(state, torch.arange(2, CATALOG.n_rows).unsqueeze(0))
         assert float(said.max() - said.min()) < 0.7  # in the other world a key alone is worth 6 more than a sweet
 
 
 def test_the_unknown_item_has_a_row_of_its_own() -> None:
-    assert batches.CATALOG.row(["never seen"])[0] == UNKNOWN
+    assert batches.CATALOG.rows_of(["never seen"])[0] == UNKNOWN_ROW

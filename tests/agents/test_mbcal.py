@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, Training, load
+from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, TrainingConfig, load
 from mbcal.agents import MBCALWithoutVarianceReduction
 from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError, TrainingError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.base import expected_reward
-from mbcal.training.holdout import split_users
+from mbcal.training.holdout import split_held_out_users
 from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
-from mbcal.types import MASK, UNKNOWN
+from mbcal.types import MASK_ROW, UNKNOWN_ROW
 from tests.batches import CATALOG, LABELS, REWARDS, sessions
 from tests.toys import DelayedPrize, logged, starts
 
-QUICK = Training(epochs=2, batch=64, validation=0.2)
+QUICK = TrainingConfig(epochs=2, batch=64, validation=0.2)
 SMALL = NetConfig(hidden=8, embedding=8)
 
 
@@ -40,9 +40,11 @@ def test_the_labels_are_those_of_the_equations(gamma: float) -> None:
             if kind is MBCAL:
                 wanted = counterfactual_future_advantage(environment, REWARDS, batch, gamma)
             else:
-                wanted = simulated_future_reward(expected_reward(environment.run(batch), REWARDS), batch.mask, gamma)
+                wanted = simulated_future_reward(
+                    expected_reward(environment.forward_batch(batch), REWARDS), batch.mask, gamma
+                )
         assert torch.equal(agent.label(batch), wanted)
-        found = agent.regression(batch)
+        found = agent.value_regression(batch)
         assert torch.equal(found[0], wanted)
         assert torch.allclose(found[1], agent.nets["advantage"].values(batch).detach())
 
@@ -51,14 +53,14 @@ def test_only_the_environment_model_is_fitted_on_masked_items(monkeypatch: pytes
     seen: dict[str, list[float]] = {"environment": [], "advantage": []}
     agent = MBCAL(config(mask_rate=0.3), "cpu")
     known = logged(400)
-    agent._begin_with(agent_domain := type(agent.fit(known).domain).of(known))
+    agent._begin_with(agent_domain := type(agent.fit(known).domain).from_sessions(known))
     assert agent_domain.catalog is known.catalog
-    agent.fits = 0
+    agent.n_fits = 0
     for name, net in agent.nets.items():
 
         def spy(state, items, behaviours, name=name, forward=net.forward):  # type: ignore[no-untyped-def]
             if torch.is_grad_enabled():
-                seen[name].append(float((items == MASK).float().mean()))
+                seen[name].append(float((items == MASK_ROW).float().mean()))
             return forward(state, items, behaviours)
 
         monkeypatch.setattr(net, "forward", spy)
@@ -69,9 +71,12 @@ def test_only_the_environment_model_is_fitted_on_masked_items(monkeypatch: pytes
 
 def test_a_warm_start_keeps_the_scale_of_its_labels() -> None:
     agent = MBCAL(config(), "cpu").fit(sessions(count=100, seed=2))
-    before = [*agent.nets["advantage"].unit.shift.tolist(), float(agent.nets["advantage"].unit.scale)]
+    before = [*agent.nets["advantage"].label_scaler.shift.tolist(), float(agent.nets["advantage"].label_scaler.scale)]
     agent.fit(sessions(count=100, seed=3))
-    assert [*agent.nets["advantage"].unit.shift.tolist(), float(agent.nets["advantage"].unit.scale)] == before
+    assert [
+        *agent.nets["advantage"].label_scaler.shift.tolist(),
+        float(agent.nets["advantage"].label_scaler.scale),
+    ] == before
 
 
 def test_a_fit_can_be_told_another_learning_rate() -> None:
@@ -85,21 +90,21 @@ def test_a_fit_can_be_told_another_learning_rate() -> None:
 def test_a_failed_fit_leaves_the_agent_as_it_was() -> None:
     known, state = sessions(count=100, seed=2), sessions(count=5).tensors()
     agent = GRU4Rec(AgentConfig(net=SMALL, training=QUICK), "cpu").fit(known)
-    before = agent.nets["behaviour"].run(state).detach()
+    before = agent.nets["behaviour"].forward_batch(state).detach()
     with pytest.raises(TrainingError, match="loss became"):
         agent.fit(known, training=dataclasses.replace(QUICK, learning_rate=1e30))
-    assert torch.equal(agent.nets["behaviour"].run(state).detach(), before)
+    assert torch.equal(agent.nets["behaviour"].forward_batch(state).detach(), before)
     fresh = GRU4Rec(AgentConfig(net=SMALL, training=dataclasses.replace(QUICK, learning_rate=1e30)), "cpu")
     with pytest.raises(TrainingError):
         fresh.fit(known)
-    assert torch.isfinite(fresh.fit(known, training=QUICK).nets["behaviour"].run(state)).all()
+    assert torch.isfinite(fresh.fit(known, training=QUICK).nets["behaviour"].forward_batch(state)).all()
 
 
 def test_who_is_held_out_once_is_held_out_again() -> None:
     known = sessions(count=200, seed=2)
-    first = set(known.user[split_users(known.user, 0.1, seed=0)[1]].tolist())
+    first = set(known.user[split_held_out_users(known.user, 0.1, seed=0)[1]].tolist())
     half = known[known.user % 2 == 0]
-    again = set(half.user[split_users(half.user, 0.1, seed=0)[1]].tolist())
+    again = set(half.user[split_held_out_users(half.user, 0.1, seed=0)[1]].tolist())
     assert len(first) == 20
     assert len(again & first) >= 6  # of 10: the same order of users, another number of them
 
@@ -115,15 +120,15 @@ def test_agents_do_not_learn_in_evaluation() -> None:
 
 def test_an_item_no_session_has_shown_is_the_average_item() -> None:
     known = sessions(count=300, seed=2)
-    kept = ~((known.items == 7).any(1) | (known.history_items == 7).any(1) | (known.items == UNKNOWN).any(1))
-    kept &= ~(known.history_items == UNKNOWN).any(1)
+    kept = ~((known.items == 7).any(1) | (known.history_items == 7).any(1) | (known.items == UNKNOWN_ROW).any(1))
+    kept &= ~(known.history_items == UNKNOWN_ROW).any(1)
     agent = GRU4Rec(AgentConfig(net=SMALL, training=QUICK), "cpu").fit(known[kept])
     ranked = {entry.item: entry for entry in agent.rank([], ["item 5", "item 4", "never heard of"])}
     assert (ranked["item 5"].known, ranked["item 4"].known, ranked["never heard of"].known) == (False, True, False)
     assert ranked["item 5"].score == ranked["never heard of"].score  # row 7 is item 5
     items = agent.nets["behaviour"].items
-    seen = [row for row in range(2, CATALOG.rows) if row != 7]
-    assert torch.allclose(items.id.weight[UNKNOWN], items.id.weight[seen].mean(0), atol=1e-6)
+    seen = [row for row in range(2, CATALOG.n_rows) if row != 7]
+    assert torch.allclose(items.id.weight[UNKNOWN_ROW], items.id.weight[seen].mean(0), atol=1e-6)
     agent.fit(known)
     assert agent.rank([], ["item 5"])[0].known
 
@@ -132,11 +137,11 @@ def test_strangers_have_a_row_that_was_learned() -> None:
     known = sessions(count=400, seed=2)
     by_id = AgentConfig(net=dataclasses.replace(SMALL, user="id"), training=QUICK)
     agent = GRU4Rec(by_id, "cpu")
-    agent._begin_with(type(GRU4Rec(by_id, "cpu").fit(known).domain).of(known))
+    agent._begin_with(type(GRU4Rec(by_id, "cpu").fit(known).domain).from_sessions(known))
     before = agent.nets["behaviour"].user.weight.detach().clone()
     agent.fit(known)
     moved = (agent.nets["behaviour"].user.weight.detach() - before).abs().sum(1) > 0
-    held = set(known.user[split_users(known.user, 0.2, 0)[1]].tolist())
+    held = set(known.user[split_held_out_users(known.user, 0.2, 0)[1]].tolist())
     assert bool(moved[-1])
     assert not any(bool(moved[user]) for user in held)  # whoever is held out is served as a stranger
 
@@ -157,7 +162,7 @@ def test_what_the_state_alone_says_does_not_know_the_item() -> None:
     fast = net.values(batch, told=False)
     for step in range(batch.horizon):
         items = batch.items.clone()
-        items[:, step] = MASK
+        items[:, step] = MASK_ROW
         assert torch.allclose(fast[:, step], net.values(dataclasses.replace(batch, items=items))[:, step], atol=1e-5)
 
 
@@ -168,9 +173,9 @@ def test_the_family_of_labels_has_both_ends() -> None:
         agent = MBCAL(config(mix=mix), "cpu").fit(known)
         environment, usual = agent.nets["environment"], agent.nets["usual"].values(batch, told=False)
         advantage = counterfactual_future_advantage(environment, REWARDS, batch, 0.95)
-        future = simulated_future_reward(expected_reward(environment.run(batch), REWARDS), batch.mask, 0.95)
+        future = simulated_future_reward(expected_reward(environment.forward_batch(batch), REWARDS), batch.mask, 0.95)
         wanted = torch.where(batch.mask, advantage + mix * (future - advantage - usual), 0)
-        label, predicted = agent.regression(batch)
+        label, predicted = agent.value_regression(batch)
         assert torch.allclose(label, wanted, atol=1e-5)
         if mix == 1:
             assert torch.allclose(label, torch.where(batch.mask, future - usual, 0), atol=1e-5)
@@ -182,9 +187,9 @@ def test_the_family_of_labels_has_both_ends() -> None:
 def test_the_score_holds_the_share_of_the_rest() -> None:
     agent = MBCAL(config(mix=0.25), "cpu").fit(sessions(count=100, seed=2))
     batch = sessions(count=5).tensors()
-    state, candidates = agent.begin(*batch.history), torch.arange(2, CATALOG.rows).expand(5, -1)
-    parts = agent.ranks_by.parts(state, candidates)
-    whole = agent._scorer_with(1.0).parts(state, candidates)["rest"]
+    state, candidates = agent.begin(*batch.history), torch.arange(2, CATALOG.n_rows).expand(5, -1)
+    parts = agent.fitted_scorer.score_parts(state, candidates)
+    whole = agent._scorer_with(1.0).score_parts(state, candidates)["rest"]
     assert set(parts) == {"instant", "future", "rest"}
     assert torch.allclose(parts["rest"], 0.25 * whole, atol=1e-5)
     assert torch.allclose(agent.score(state, candidates), sum(parts.values()), atol=1e-5)
@@ -206,7 +211,7 @@ def test_a_mix_is_chosen_where_the_advantage_fades(tmp_path: Path) -> None:
 
 
 def toy_config(**more: Any) -> MBCALConfig:
-    how = Training(epochs=15, batch=64, learning_rate=3e-3, validation=0.0)
+    how = TrainingConfig(epochs=15, batch=64, learning_rate=3e-3, validation=0.0)
     return MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, **more)
 
 

@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import NetConfig, Sessions, Training
+from mbcal import NetConfig, Sessions, TrainingConfig
 from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
 from mbcal.agents.base import value_term
 from mbcal.agents.dqn import DQNConfig, candidate_values, still_available
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
 from mbcal.agents.mcpe import ValueConfig
-from mbcal.environments.candidates import draw_candidates
+from mbcal.environments.candidates import sample_candidates
 from mbcal.training.loop import train
 from mbcal.training.targets import temporal_difference_targets
-from mbcal.types import MASK
+from mbcal.types import MASK_ROW
 from tests.batches import CATALOG, LABELS, sessions
 from tests.toys import logged
 
-QUICK = Training(epochs=2, batch=32, validation=0.0)
+QUICK = TrainingConfig(epochs=2, batch=32, validation=0.0)
 SMALL = NetConfig(hidden=8, embedding=8)
 
 
 def offered(count: int = 20, seed: int = 0) -> Sessions:
     known = sessions(count=count, horizon=5, seed=seed)
-    return dataclasses.replace(known, candidates=draw_candidates(known, seed))
+    return dataclasses.replace(known, candidates=sample_candidates(known, seed))
 
 
 def fitted(kind: Any) -> Any:
@@ -61,7 +61,7 @@ def test_what_is_still_available_by_brute_force() -> None:
         for step in range(known.horizon):
             gone = set(known.items[row, : min(step, known.length[row])].tolist())
             for place, item in enumerate(known.candidates[row]):  # type: ignore[index]
-                assert bool(available[row, step, place]) == (item != MASK and item not in gone)
+                assert bool(available[row, step, place]) == (item != MASK_ROW and item not in gone)
 
 
 @torch.no_grad()
@@ -149,7 +149,7 @@ def test_ddpg_shows_the_candidate_nearest_to_its_point() -> None:
     batch = sessions(count=10).tensors()
     pair = agent.nets["value"].online
     state = agent.begin(*batch.history)
-    candidates = torch.arange(2, CATALOG.rows).expand(10, -1)
+    candidates = torch.arange(2, CATALOG.n_rows).expand(10, -1)
     scores = agent.score(state, candidates)
     with torch.no_grad():
         point = pair.act(batch)[:, 0]  # at the first step nothing has been shown
@@ -179,7 +179,7 @@ def test_ddpgs_targets_judge_the_next_point_of_the_slower_actor() -> None:
                                     net.target.points(one.items)], -1)  # fmt: skip
                 inside[0, step + 1, -4:] = points[row, step + 1]
                 hidden = net.target.cell(inside[:, : step + 2], net.target._read(one).unsqueeze(0))[0][:, -1]
-                target += 0.9 * float(net.target.head(hidden) * net.unit.scale + net.unit.shift[step + 1])
+                target += 0.9 * float(net.target.head(hidden) * net.label_scaler.scale + net.label_scaler.shift[step + 1])
             assert float(label[row, step]) == pytest.approx(target, abs=1e-3)
 
 
@@ -211,7 +211,7 @@ def test_linucb_is_ridge_regression_with_a_bonus() -> None:
     inverse = np.linalg.inv(np.eye(19) + x.T @ x)
     batch = known[:3].tensors()
     state = agent.begin(*batch.history)
-    candidates = torch.arange(2, known.catalog.rows).expand(3, -1)
+    candidates = torch.arange(2, known.catalog.n_rows).expand(3, -1)
     asked = np.concatenate([vectors[2:], np.tile([1.0, 0.0, 0.0], (len(vectors) - 2, 1))], 1)
     wanted = asked @ inverse @ x.T @ y + 0.7 * np.sqrt(((asked @ inverse) * asked).sum(1))
     assert np.allclose(agent.score(state, candidates)[0].numpy(), wanted, atol=1e-4)

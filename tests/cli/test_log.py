@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mbcal import Behaviours, Catalog
-from mbcal.decision_log import Decision, DecisionLog, Feedback, read
-from mbcal.storage.artifacts import AGENT, write_bundle
+from mbcal.decision_log import Decision, DecisionLog, Feedback
+from mbcal.decision_log.reader import read_log
+from mbcal.storage.artifacts import MODEL_KIND, write_artifact
 from tests.cli.test_cli import mbcal
 from tests.cli.test_models import refused
 from tests.logs import ROOT
@@ -25,7 +26,7 @@ def shop(tmp_path: Path) -> Path:
     """A log of two versions, and what a model says of its items and behaviours."""
     behaviours = Behaviours(("skip", "click"), (0.0, 1.0))
     said = {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts}
-    write_bundle(tmp_path / "model", AGENT, {"behaviours": said}, {}, Catalog(("a", "b", "c")))
+    write_artifact(tmp_path / "model", MODEL_KIND, {"behaviours": said}, {}, Catalog(("a", "b", "c")))
     with DecisionLog(tmp_path / "log", segment_bytes=1000) as log:
         for number in range(30):
             session, user, version = f"s{number // 5}", f"u{number // 10}", "v2" if number >= 20 else "v1"
@@ -57,7 +58,7 @@ def test_show_counts_by_version(shop: Path) -> None:
 
 
 def test_compact_and_export(shop: Path) -> None:
-    before, segments = list(read(shop / "log")), len(list((shop / "log").glob("*.log")))
+    before, segments = list(read_log(shop / "log")), len(list((shop / "log").glob("*.log")))
     told = mbcal("log", "export", "log", "--model", "model", "--out", "first.parquet", "--horizon", "2", cwd=shop).stdout
     assert told.splitlines() == [
         "first.parquet: 8 sessions, 14 steps of 3 users",
@@ -65,7 +66,7 @@ def test_compact_and_export(shop: Path) -> None:
         "refused: behaviour 'odd' is unknown to model, 1 records of feedback",
     ]
     assert f"log: {segments - 1} segments compacted" in mbcal("log", "compact", "log", cwd=shop).stdout
-    assert list(read(shop / "log")) == before
+    assert list(read_log(shop / "log")) == before
     mbcal("log", "export", "log", "--model", "model", "--out", "second.parquet", "--horizon", "2", cwd=shop)
     assert (shop / "first.parquet").read_bytes() == (shop / "second.parquet").read_bytes()
     rows = {(row["session"], row["times"][0].microsecond): row for row in pq.read_table(shop / "first.parquet").to_pylist()}
@@ -81,7 +82,7 @@ def test_the_page_on_it_runs(shop: Path) -> None:
     (code,) = blocks(page, "python")
     shutil.rmtree(shop / "log")
     subprocess.run([sys.executable, "-c", code], cwd=shop, check=True)
-    assert [record.id for record in read(shop / "log")] == ["d1", "f1"]
+    assert [record.id for record in read_log(shop / "log")] == ["d1", "f1"]
     commands = commands_of(page, 0)
     assert len(commands) == 3
     run(commands, shop)

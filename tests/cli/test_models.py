@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mbcal import NewsfeedLog, Store, cli, load, prepare_newsfeed
+from mbcal import NewsfeedConfig, Store, cli, load, prepare_newsfeed
 from mbcal.agents.mbcal import MIXES
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from tests.cli.test_cli import HEADER, REWARDS, ROWS, TABLE, mbcal
 from tests.logs import write_csv
 
@@ -27,7 +27,7 @@ SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--device", "cpu"
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store, a simulator and two models, made by the commands; not to be changed."""
     folder = tmp_path_factory.mktemp("shop")
-    prepare_newsfeed(folder / "feed", NewsfeedLog(sessions=600, items=100), Cut(horizon=5, history=4))
+    prepare_newsfeed(folder / "feed", NewsfeedConfig(sessions=600, items=100), SessionConfig(horizon=5, history=4))
     said = mbcal("simulator", "feed", "--out", "sim", *SMALL, cwd=folder).stdout
     assert "sessions of users it never saw" in said
     for agent in ("mbcal", "gru4rec"):
@@ -161,7 +161,7 @@ def test_warm_start_goes_on_from_a_model(copy: Path, capsys: pytest.CaptureFixtu
     command = ["fit", "feed", "--from", "mbcal", "--epochs", "2", "--out", "warm"]
     mbcal(*command, "--learning-rate", "0.002", cwd=copy)
     warm = load(copy / "warm", "cpu")
-    assert warm.fits == 2
+    assert warm.n_fits == 2
     assert warm.config.training.learning_rate == warm.optimisers["advantage"].param_groups[0]["lr"] == 0.002
     for more, said in (
         (["--agent", "gru4rec"], "mbcal holds a mbcal agent; add --agent mbcal"),
@@ -281,7 +281,7 @@ def test_a_manifest_that_was_touched_is_refused(copy: Path, capsys: pytest.Captu
 def test_a_model_whose_hashes_fit_but_whose_content_does_not(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mbcal.storage import artifacts as bundle
 
-    opened = bundle.Bundle.open(copy / "mbcal", bundle.AGENT)
+    opened = bundle.Artifact.open(copy / "mbcal", bundle.MODEL_KIND)
     said = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}
     weights = opened.arrays("weights")
     for change, arrays, words in (
@@ -290,7 +290,7 @@ def test_a_model_whose_hashes_fit_but_whose_content_does_not(copy: Path, capsys:
         ({"agent": "mbcl"}, weights, "agent: 'mbcl' is unknown"),
     ):
         files = {"weights": arrays, "optimiser": opened.arrays("optimiser")}
-        bundle.write_bundle(copy / "mbcal", bundle.AGENT, {**said, **change}, files, opened.catalog, overwrite=True)
+        bundle.write_artifact(copy / "mbcal", bundle.MODEL_KIND, {**said, **change}, files, opened.catalog, overwrite=True)
         assert words in refused(*RANK, cwd=copy, capsys=capsys)
 
 
@@ -322,7 +322,7 @@ def test_another_store_of_the_same_log_is_refused(copy: Path, capsys: pytest.Cap
 
 
 def test_a_store_without_history_serves_both_families(copy: Path) -> None:
-    prepare_newsfeed(copy / "young", NewsfeedLog(sessions=200, items=100), Cut(horizon=3, history=0))
+    prepare_newsfeed(copy / "young", NewsfeedConfig(sessions=200, items=100), SessionConfig(horizon=3, history=0))
     for family in ("lstm", "transformer"):
         mbcal("simulator", "young", "--family", family, "--out", family, *SMALL, cwd=copy)
     mbcal("fit", "young", "--out", "young-model", *SMALL, cwd=copy)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mbcal import Cut, Items, Labels, Levels, MovieLens, Store, Table, prepare
+from mbcal import ItemTable, Labels, Levels, MovieLens, SessionConfig, Store, TableLog, prepare
 from mbcal.errors import InputError, MbcalError, OptionError, OutputError
 from tests.logs import write_csv
 
@@ -21,9 +21,9 @@ GOOD = [("a", f"item {k}", 1_600_000_000 + k, "yes") for k in range(40)]
 HEADER = ("who", "what", "when", "did")
 
 
-def log(path: Path | list[Path], rule: Labels | Levels | None = None, **changes: object) -> Table:
+def log(path: Path | list[Path], rule: Labels | Levels | None = None, **changes: object) -> TableLog:
     known = {"user": "who", "item": "what", "time": "when", "behaviour": "did", **changes}
-    return Table(path, rule=rule or Labels({"no": 0, "yes": 1}), **known)  # type: ignore[arg-type]
+    return TableLog(path, rule=rule or Labels({"no": 0, "yes": 1}), **known)  # type: ignore[arg-type]
 
 
 def rejected(store: Store) -> dict[str, list[tuple[str | None, ...]]]:
@@ -52,7 +52,7 @@ def test_bad_rows_of_text_are_set_aside_with_their_reason(tmp_path: Path) -> Non
     path = write_csv(tmp_path / "log.csv", [*GOOD, *bad], HEADER)
     with path.open("a") as file:
         file.write("a,x\na,x,1,yes,and more\n")
-    store = prepare(log(path), tmp_path / "store", Cut(max_rejected=0.5))
+    store = prepare(log(path), tmp_path / "store", SessionConfig(max_rejected=0.5))
     assert rejected(store) == {
         "user is missing": [(None, "x", "1600000000", "yes")],
         "item is missing": [("a", None, "1600000000", "yes")],
@@ -77,7 +77,7 @@ def test_bad_rows_of_parquet_are_set_aside_with_their_reason(tmp_path: Path) -> 
         "did": pa.array([0.5, 0.5, 0.5, 0.5, 0.5, math.nan, math.inf], pa.float32()),
     }
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-    store = prepare(log(tmp_path / "log.parquet", Levels((1.0,))), tmp_path / "store", Cut(max_rejected=0.9))
+    store = prepare(log(tmp_path / "log.parquet", Levels((1.0,))), tmp_path / "store", SessionConfig(max_rejected=0.9))
     assert {reason: len(rows) for reason, rows in rejected(store).items()} == {
         "user is missing": 2,
         "item is missing": 1,
@@ -94,11 +94,11 @@ def test_extreme_times_never_overflow(tmp_path: Path, value: int, unit: str) -> 
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     if unit == "s":  # the good row is in the year 2128 as seconds
         with pytest.raises(InputError, match="2 of 2 rows"):
-            prepare(log(tmp_path / "log.parquet", time_unit=unit), tmp_path / "store", Cut(max_rejected=1.0))
+            prepare(log(tmp_path / "log.parquet", time_unit=unit), tmp_path / "store", SessionConfig(max_rejected=1.0))
     else:
         columns["when"] = pa.array([1_600_000_000 if unit == "auto" else 5, value], pa.int64())
         pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-        store = prepare(log(tmp_path / "log.parquet", time_unit=unit), tmp_path / "store", Cut(max_rejected=1.0))
+        store = prepare(log(tmp_path / "log.parquet", time_unit=unit), tmp_path / "store", SessionConfig(max_rejected=1.0))
         assert store.manifest["counts"]["rows"] == 1
 
 
@@ -108,7 +108,7 @@ def test_too_many_bad_rows_stop_with_the_commonest_reason(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"4 of 10 rows .* most often: time cannot be read \(3\)"):
         prepare(log(path), tmp_path / "store")
     assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
-    assert prepare(log(path), tmp_path / "store", Cut(max_rejected=0.4)).manifest["counts"]["rows"] == 6
+    assert prepare(log(path), tmp_path / "store", SessionConfig(max_rejected=0.4)).manifest["counts"]["rows"] == 6
 
 
 def test_too_many_duplicates_stop_too(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_existing_folders_are_not_overwritten_unless_asked(tmp_path: Path) -> No
     prepare(log(path), tmp_path / "empty")
     with pytest.raises(OutputError, match="empty: already exists; add --overwrite"):
         prepare(log(path), tmp_path / "empty")
-    assert prepare(log(path), tmp_path / "empty", Cut(horizon=3), overwrite=True).horizon == 3
+    assert prepare(log(path), tmp_path / "empty", SessionConfig(horizon=3), overwrite=True).horizon == 3
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty", "log.csv", "mine"]
 
 
@@ -278,7 +278,7 @@ def test_broken_lines_of_an_item_table_are_no_rows_of_the_log(tmp_path: Path) ->
     items = write_csv(tmp_path / "items.csv", [(k, "news", "a|b") for k in range(3)], ("what", "kind", "tags"))
     with items.open("a") as file:
         file.write("7\n8,x,y,z\n")
-    store = prepare(log(path, items=Items(items, ["kind", "tags"])), tmp_path / "store", Cut(max_rejected=0))
+    store = prepare(log(path, items=ItemTable(items, ["kind", "tags"])), tmp_path / "store", SessionConfig(max_rejected=0))
     assert store.manifest["rejected"] == {"line of an item table has the wrong shape": 2}
     assert store.manifest["counts"]["rows_read"] == 20
     assert store.table("rejected.parquet")["behaviour"].to_pylist() == ["7", "8,x,y,z"]
@@ -288,7 +288,7 @@ def test_an_item_table_that_fits_no_item_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
     items = write_csv(tmp_path / "items.csv", [("other", "news")], ("what", "kind"))
     with pytest.raises(InputError, match="no item of the log is in the table of items"):
-        prepare(log(path, items=Items(items, ["kind"])), tmp_path / "store")
+        prepare(log(path, items=ItemTable(items, ["kind"])), tmp_path / "store")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_bad_rows_by_the_million_stay_on_disk(tmp_path: Path) -> None:
             patch.setattr("mbcal.data.ingest.BATCH", batch)
             patch.setattr("mbcal.data.store_writer._ROW_GROUP", 700)
             path = write_csv(tmp_path / "log.csv", rows, HEADER)
-            stores.append(prepare(log(path), tmp_path / f"{batch}", Cut(max_rejected=0.9)))
+            stores.append(prepare(log(path), tmp_path / f"{batch}", SessionConfig(max_rejected=0.9)))
     assert stores[0].manifest["content_hash"] == stores[1].manifest["content_hash"]
     assert pq.ParquetFile(stores[0].path / "rejected.parquet").num_row_groups == 3
 

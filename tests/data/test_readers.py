@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mbcal import Cut, KuaiRand, MovieLens, Netflix, prepare
-from mbcal.data.ingest import Source
+from mbcal import KuaiRand, MovieLens, Netflix, SessionConfig, prepare
+from mbcal.data.ingest import LogReader
 from mbcal.data.source import Quantiles
 from mbcal.errors import InputError
 from tests.logs import ONE_PART, ROOT, read_back, steps, unpacked, zipped
@@ -148,7 +148,7 @@ def kuairand(tmp_path: Path, users: int = 60, each: int = 24) -> Path:
 
 
 def test_kuairand_levels_come_from_users_who_do_not_test(tmp_path: Path) -> None:
-    how = Cut(horizon=10)
+    how = SessionConfig(horizon=10)
     path = kuairand(tmp_path)
     store = prepare(KuaiRand(path), tmp_path / "store", how)
     with zipfile.ZipFile(path) as archive:
@@ -212,8 +212,8 @@ REAL = ROOT.parent / "shared" / "data"
     ids=["ml-1m", "netflix-40k", "netflix-excerpt", "kuairand-part", "ml-latest-small"],
 )
 def test_real_logs_have_the_counts_their_owners_say(
-    tmp_path: Path, source: Source, horizon: int, counts: dict[str, int]
+    tmp_path: Path, source: LogReader, horizon: int, counts: dict[str, int]
 ) -> None:
-    found = prepare(source, tmp_path / "store", Cut(horizon=horizon)).manifest
+    found = prepare(source, tmp_path / "store", SessionConfig(horizon=horizon)).manifest
     assert {name: found["counts"][name] for name in counts} == counts
     assert found["rejected"] == {}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbcal import Cut, prepare
-from mbcal.data.cutting import Steps, cut, key
+from mbcal import SessionConfig, prepare
+from mbcal.data.cutting import Steps, cut, stable_hash
 from mbcal.errors import OptionError
 from tests.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
@@ -28,7 +28,7 @@ ROWS = st.lists(
     max_size=60,
 )
 CUTS = st.builds(
-    Cut,
+    SessionConfig,
     horizon=st.integers(1, 7),
     history=st.integers(0, 5),
     gap=st.none() | st.sampled_from([0.5, 5.0]),
@@ -40,10 +40,15 @@ CUTS = st.builds(
 @settings(max_examples=60)
 @given(rows=ROWS, how=CUTS, by_session=st.booleans(), suffix=st.sampled_from([".csv", ".parquet"]), data=st.data())
 def test_store_equals_the_slow_twin(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], how: Cut, by_session: bool, suffix: str, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Row],
+    how: SessionConfig,
+    by_session: bool,
+    suffix: str,
+    data: st.DataObject,
 ) -> None:
     folder = tmp_path_factory.mktemp("twin")
-    how = Cut(how.horizon, how.history, data.draw(st.integers(1, how.horizon)), how.gap, how.split, how.seed, 1.0)
+    how = SessionConfig(how.horizon, how.history, data.draw(st.integers(1, how.horizon)), how.gap, how.split, how.seed, 1.0)
     store = prepare(table(write_rows(folder / f"log{suffix}", rows), session=by_session), folder / "store", how)
     assert read_back(store) == expected(rows, how, by_session)
 
@@ -51,7 +56,7 @@ def test_store_equals_the_slow_twin(
 @settings(max_examples=25)
 @given(rows=ROWS, how=CUTS, by_session=st.booleans(), seed=st.integers(0, 99))
 def test_order_of_rows_and_files_never_matters(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], how: Cut, by_session: bool, seed: int
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], how: SessionConfig, by_session: bool, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("order")
     one = write_rows(folder / "log.csv", rows)
@@ -67,7 +72,7 @@ def test_order_of_rows_and_files_never_matters(
 @settings(max_examples=25)
 @given(rows=ROWS, how=CUTS, by_session=st.booleans())
 def test_no_step_twice_history_before_and_parts_disjoint(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], how: Cut, by_session: bool
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], how: SessionConfig, by_session: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("properties")
     store = prepare(table(write_rows(folder / "log.csv", rows), session=by_session), folder / "store", how)
@@ -93,7 +98,7 @@ def test_no_step_twice_history_before_and_parts_disjoint(
 
 def test_windows_by_hand() -> None:
     user = np.array([7, 7, 7, 7, 7, 8, 8])
-    windows = cut(Steps(user, np.arange(7)), Cut(horizon=3, history=2))
+    windows = cut(Steps(user, np.arange(7)), SessionConfig(horizon=3, history=2))
     assert windows.user.tolist() == [7, 7, 8]
     assert windows.start.tolist() == [0, 3, 5]
     assert windows.length.tolist() == [3, 2, 2]
@@ -103,7 +108,7 @@ def test_windows_by_hand() -> None:
 
 def test_short_windows_are_counted_and_remain_history() -> None:
     minutes = np.array([0, 1, 60, 120, 121]) * 60_000_000
-    windows = cut(Steps(np.zeros(5, int), minutes), Cut(horizon=3, history=9, min_length=2, gap=30))
+    windows = cut(Steps(np.zeros(5, int), minutes), SessionConfig(horizon=3, history=9, min_length=2, gap=30))
     assert windows.start.tolist() == [0, 3]
     assert windows.history_length.tolist() == [0, 3]
     assert windows.dropped == 1
@@ -112,7 +117,7 @@ def test_short_windows_are_counted_and_remain_history() -> None:
 def test_overlapping_sessions_have_the_latest_steps_as_history() -> None:
     # one user, times 0 … 4, sessions A B B A C: kept as A A B B C
     sessions = np.array([5, 9, 9, 5, 7], np.uint64)
-    windows = cut(Steps(np.zeros(5, int), np.arange(5), sessions), Cut(horizon=9, history=2))
+    windows = cut(Steps(np.zeros(5, int), np.arange(5), sessions), SessionConfig(horizon=9, history=2))
     assert windows.order is not None
     assert windows.history is not None
     assert windows.order.tolist() == [0, 3, 1, 2, 4]
@@ -123,16 +128,16 @@ def test_overlapping_sessions_have_the_latest_steps_as_history() -> None:
 
 
 def test_no_steps_no_windows() -> None:
-    windows = cut(Steps(np.zeros(0, int), np.zeros(0, np.int64)), Cut())
+    windows = cut(Steps(np.zeros(0, int), np.zeros(0, np.int64)), SessionConfig())
     assert len(windows.start) == windows.dropped == 0
 
 
 def test_split_follows_shares_and_is_stable_under_growth() -> None:
-    how = Cut(split=(0.5, 0.3, 0.2), seed=4)
-    parts = [how.part(key(f"user {k}", 4, "part")) for k in range(20_000)]
+    how = SessionConfig(split=(0.5, 0.3, 0.2), seed=4)
+    parts = [how.part(stable_hash(f"user {k}", 4, "part")) for k in range(20_000)]
     shares = np.bincount(parts) / len(parts)
     assert np.allclose(shares, how.split, atol=4 * 0.5 / 20_000**0.5)
-    assert parts[:100] == [how.part(key(f"user {k}", 4, "part")) for k in range(100)]
+    assert parts[:100] == [how.part(stable_hash(f"user {k}", 4, "part")) for k in range(100)]
 
 
 def test_another_seed_another_split(tmp_path: Path) -> None:
@@ -140,7 +145,7 @@ def test_another_seed_another_split(tmp_path: Path) -> None:
     log = write_rows(tmp_path / "log.csv", rows)
     parts = {}
     for seed in (0, 1):
-        store = prepare(table(log), tmp_path / f"{seed}", Cut(seed=seed))
+        store = prepare(table(log), tmp_path / f"{seed}", SessionConfig(seed=seed))
         parts[seed] = {session.user: session.part for session in read_back(store)}
     assert parts[0].keys() == parts[1].keys()
     assert parts[0] != parts[1]
@@ -163,4 +168,4 @@ def test_another_seed_another_split(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_named(option: str, value: object, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        Cut(**{option: value})  # type: ignore[arg-type]
+        SessionConfig(**{option: value})  # type: ignore[arg-type]

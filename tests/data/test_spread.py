@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mbcal import Cut, Items, KuaiRand, Labels, Levels, MovieLens, Netflix, Table, prepare
-from mbcal.data.ingest import Source
-from mbcal.data.shards import Plan
-from mbcal.distributed.engines import ONE_CORE, Share
+from mbcal import ItemTable, KuaiRand, Labels, Levels, MovieLens, Netflix, SessionConfig, TableLog, prepare
+from mbcal.data.ingest import LogReader
+from mbcal.data.shards import ShardPlan
+from mbcal.distributed.engines import ONE_CORE, WorkerResources
 from mbcal.distributed.engines.local import LocalEngine
 from mbcal.errors import InputError
 from tests.logs import REWARDS, content, unpacked, write_csv, zipped
@@ -34,8 +34,8 @@ class Restless(LocalEngine):
     def __init__(self) -> None:
         self.tasks: dict[str, int] = {}
 
-    def each(
-        self, job: Callable[[Any], Any], tasks: Sequence[Any], share: Share = ONE_CORE, hear: Any = None
+    def map_unordered(
+        self, job: Callable[[Any], Any], tasks: Sequence[Any], resources: WorkerResources = ONE_CORE, hear: Any = None
     ) -> Iterator[tuple[int, Any]]:
         self.tasks[job.__name__] = len(tasks)
         draw = random.Random(0)
@@ -80,7 +80,7 @@ BAD: list[tuple[object, ...]] = [
 ]
 
 
-def same_store(source: Source, folder: Path, how: Cut | None = None, *, several: bool = True) -> Restless:
+def same_store(source: LogReader, folder: Path, how: SessionConfig | None = None, *, several: bool = True) -> Restless:
     """Prepare both ways and compare every byte."""
     engine = Restless()
     prepare(source, folder / "here", how)
@@ -88,7 +88,7 @@ def same_store(source: Source, folder: Path, how: Cut | None = None, *, several:
     assert content(folder / "here") == content(folder / "spread")
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
     assert engine.tasks["cut_shards"] > 1
-    assert engine.tasks["scan_stretch"] > 1 or not several
+    assert engine.tasks["scan_chunk"] > 1 or not several
     return engine
 
 
@@ -106,13 +106,13 @@ def text_log(folder: Path) -> list[Path]:
     return [plain, returns, folder / "c.csv.gz", bad]
 
 
-def table(paths: Sequence[Path] | Path, **changes: Any) -> Table:
+def table(paths: Sequence[Path] | Path, **changes: Any) -> TableLog:
     known = {"user": "user", "item": "item", "time": "time", "behaviour": "behaviour", "rule": Labels(REWARDS)}
-    return Table(paths, **{**known, **changes})
+    return TableLog(paths, **{**known, **changes})
 
 
 def test_text_with_bad_rows_and_repeats(tmp_path: Path) -> None:
-    same_store(table(text_log(tmp_path)), tmp_path, Cut(horizon=5, gap=30.0, seed=3))
+    same_store(table(text_log(tmp_path)), tmp_path, SessionConfig(horizon=5, gap=30.0, seed=3))
 
 
 def test_named_sessions_propensities_and_features(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_named_sessions_propensities_and_features(tmp_path: Path) -> None:
     )
     with features.open("a") as file:
         file.write("i1,\n")
-    items = Items(features, ["kind", "tags"])
+    items = ItemTable(features, ["kind", "tags"])
     source = table(text_log(tmp_path), session="session", propensity="shown", items=items)
-    same_store(source, tmp_path, Cut(horizon=4, history=50, min_length=2))
+    same_store(source, tmp_path, SessionConfig(horizon=4, history=50, min_length=2))
 
 
 def test_row_groups_of_one_parquet(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_row_groups_of_one_parquet(tmp_path: Path) -> None:
     plain = {"user": pa.array(names, pa.float64()), **dict(zip(HEADER[1:], columns[1:], strict=True))}
     pq.write_table(pa.table(plain), tmp_path / "log.parquet", row_group_size=150)
     engine = same_store(table(tmp_path / "log.parquet"), tmp_path)
-    assert engine.tasks["scan_stretch"] >= 7
+    assert engine.tasks["scan_chunk"] >= 7
 
 
 def test_parquet_and_text_together_with_levels(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_quantiles_over_several_files(tmp_path: Path) -> None:
         made = [(draw.randrange(30), draw.randrange(40), 1000 * START + k, draw.randrange(5000)) for k in range(500)]
         write_csv(tmp_path / f"log_standard_{part}.csv", [*made, (1, 2, 3, "long")], columns)
     source = KuaiRand([tmp_path / "log_standard_a.csv", tmp_path / "log_standard_b.csv"])
-    same_store(source, tmp_path, Cut(horizon=10))
+    same_store(source, tmp_path, SessionConfig(horizon=10))
 
 
 def test_a_log_too_bad_is_refused_alike(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
         prepare(table(tmp_path / "log.parquet"), tmp_path / "store", engine=Restless())
 
 
-def damaged(folder: Path) -> Table:
+def damaged(folder: Path) -> TableLog:
     """A log of two files, of which one is broken in the middle."""
     columns = dict(zip(HEADER, zip(*rows(5_000), strict=True), strict=True))
     for name in ("a", "b"):
@@ -219,14 +219,14 @@ def test_a_damaged_file_is_named_and_nothing_left(tmp_path: Path) -> None:
 
 def test_a_plan_cut_in_two_is_the_same_plan() -> None:
     part = np.repeat([0, 1, 2], [10, 8, 6])
-    plan = Plan.of(part, np.full(24, 15))
-    assert plan.places == (
+    plan = ShardPlan.from_users(part, np.full(24, 15))
+    assert plan.locations == (
         *(("simulator", k) for k in range(4)),
         *(("train", k) for k in range(3)),
         *(("test", k) for k in range(2)),
     )
-    assert plan.borders[[0, 4, 7, -1]].tolist() == [0, 10, 18, 24]
+    assert plan.user_bounds[[0, 4, 7, -1]].tolist() == [0, 10, 18, 24]
     assert plan.rows.sum() == 24 * 15
     halves = plan[:5], plan[5:]
-    assert halves[0].places + halves[1].places == plan.places
-    assert halves[0].borders[-1] == halves[1].borders[0] == plan.borders[5]
+    assert halves[0].locations + halves[1].locations == plan.locations
+    assert halves[0].user_bounds[-1] == halves[1].user_bounds[0] == plan.user_bounds[5]

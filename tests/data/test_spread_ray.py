@@ -13,7 +13,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from mbcal import Cut, prepare
+from mbcal import SessionConfig, prepare
 from mbcal.cli import app
 from mbcal.distributed.engines.ray import RayEngine
 from mbcal.errors import InputError
@@ -38,9 +38,9 @@ def test_the_command_makes_the_same_store(ray_engine: RayEngine, tmp_path: Path)
 
 def test_the_tasks_of_killed_workers_are_done_again(ray_engine: RayEngine, tmp_path: Path) -> None:
     source = table([write_csv(tmp_path / f"{k}.csv", rows(40_000, k), HEADER) for k in range(4)])
-    prepare(source, tmp_path / "here", Cut(max_rejected=0.9))
+    prepare(source, tmp_path / "here", SessionConfig(max_rejected=0.9))
     with Assassin(tmp_path) as assassin:
-        prepare(source, tmp_path / "spread", Cut(max_rejected=0.9), engine=ray_engine)
+        prepare(source, tmp_path / "spread", SessionConfig(max_rejected=0.9), engine=ray_engine)
     assert assassin.killed == ["reading", "cutting"]
     assert content(tmp_path / "here") == content(tmp_path / "spread")
     assert not list(tmp_path.glob(".*"))

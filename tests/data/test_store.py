@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbcal import Cut, Labels, Store, Table, prepare
+from mbcal import Labels, SessionConfig, Store, TableLog, prepare
 from mbcal.data.describe import describe
 from mbcal.errors import OptionError, StoreError
 from tests.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
 ROWS = [Row(f"u{k % 23}", f"i{k * k % 31}", 1_600_000_000 + k // 3, ("skip", "click", "like")[k % 3]) for k in range(600)]
-HOW = Cut(horizon=5, history=3)
+HOW = SessionConfig(horizon=5, history=3)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_folders_that_are_no_store(tmp_path: Path) -> None:
 
 
 def test_unknown_part_and_part_without_users(tmp_path: Path) -> None:
-    store = prepare(table(write_rows(tmp_path / "log.csv", ROWS[:3])), tmp_path / "store", Cut(split=(1, 0, 0)))
+    store = prepare(table(write_rows(tmp_path / "log.csv", ROWS[:3])), tmp_path / "store", SessionConfig(split=(1, 0, 0)))
     with pytest.raises(OptionError, match="Did you mean 'train'"):
         store.sessions("trian")  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="no sessions for part 'test'"):
@@ -103,10 +103,10 @@ def test_parts_are_contiguous_ranges_of_users(store: Store) -> None:
 
 
 def test_source_hash_knows_the_log_and_no_option(store: Store, tmp_path: Path) -> None:
-    other = prepare(table(tmp_path / "log.csv"), tmp_path / "other", Cut(horizon=9, seed=5))
+    other = prepare(table(tmp_path / "log.csv"), tmp_path / "other", SessionConfig(horizon=9, seed=5))
     assert other.manifest["source_hashes"] == store.manifest["source_hashes"]
     assert other.manifest["content_hash"] != store.manifest["content_hash"]
-    named = Table(tmp_path / "log.csv", "user", "item", "time", "behaviour", Labels(dict(reversed(REWARDS.items()))))
+    named = TableLog(tmp_path / "log.csv", "user", "item", "time", "behaviour", Labels(dict(reversed(REWARDS.items()))))
     reordered = prepare(named, tmp_path / "reordered", HOW)  # the same labels, told in another order
     assert reordered.manifest["source_hashes"] == store.manifest["source_hashes"]
     by_session = [
@@ -194,7 +194,7 @@ def test_describe_counts_what_is_there(store: Store) -> None:
 
 
 def test_describe_finds_damage_everywhere_and_copes_with_parts_without_sessions(store: Store, tmp_path: Path) -> None:
-    short = prepare(table(tmp_path / "log.csv"), tmp_path / "short", Cut(horizon=100, min_length=100))
+    short = prepare(table(tmp_path / "log.csv"), tmp_path / "short", SessionConfig(horizon=100, min_length=100))
     found = describe(short)
     assert found["sessions"] == 0
     assert [entry["reward_per_session"] for entry in found["parts"].values()] == [None, None, None]
@@ -210,7 +210,9 @@ def test_describe_finds_damage_everywhere_and_copes_with_parts_without_sessions(
 
 def test_shards_without_sessions_can_be_read(tmp_path: Path) -> None:
     rows = [replace(row, session=f"s{k}") for k, row in enumerate(ROWS[:20])]
-    store = prepare(table(write_rows(tmp_path / "log.csv", rows), session=True), tmp_path / "store", Cut(min_length=2))
+    store = prepare(
+        table(write_rows(tmp_path / "log.csv", rows), session=True), tmp_path / "store", SessionConfig(min_length=2)
+    )
     assert describe(store)["sessions"] == 0
 
 
@@ -218,6 +220,6 @@ def test_long_histories_of_named_sessions_come_in_smaller_shards(tmp_path: Path,
     monkeypatch.setattr("mbcal.data.shards.SHARD_STEPS", 2000)
     rows = [replace(row, session=f"s{k % 5}") for k, row in enumerate(ROWS)]
     log = table(write_rows(tmp_path / "log.csv", rows), session=True)
-    short, long = (prepare(log, tmp_path / f"{h}", Cut(history=h)) for h in (20, 400))
+    short, long = (prepare(log, tmp_path / f"{h}", SessionConfig(history=h)) for h in (20, 400))
     assert len(long.manifest["files"]) > len(short.manifest["files"])
-    assert read_back(long) == expected(rows, Cut(history=400), by_session=True)
+    assert read_back(long) == expected(rows, SessionConfig(history=400), by_session=True)

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mbcal import Cut, Items, Labels, Levels, Table, prepare
+from mbcal import ItemTable, Labels, Levels, SessionConfig, TableLog, prepare
 from mbcal.errors import InputError
 from tests.logs import ONE_PART, read_back, steps, write_csv
 
 
-def make_table(paths: object, **changes: object) -> Table:
+def make_table(paths: object, **changes: object) -> TableLog:
     known: dict[str, object] = {
         "user": "who",
         "item": "what",
@@ -22,7 +22,7 @@ def make_table(paths: object, **changes: object) -> Table:
         "behaviour": "did",
         "rule": Labels({"no": 0, "yes": 1}),
     }
-    return Table(paths, **{**known, **changes})  # type: ignore[arg-type]
+    return TableLog(paths, **{**known, **changes})  # type: ignore[arg-type]
 
 
 HEADER = ("who", "what", "when", "did")
@@ -138,7 +138,7 @@ def test_table_levels(tmp_path: Path) -> None:
 def test_table_propensities_follow_their_steps(tmp_path: Path) -> None:
     rows = [("a", "y", 2, "no", 0.25), ("a", "x", 1, "yes", 0.5), ("a", "z", 3, "no", 1.5), ("a", "z", 4, "no", 1.0)]
     log = write_csv(tmp_path / "log.csv", rows, (*HEADER, "p"))
-    store = prepare(make_table(log, propensity="p"), tmp_path / "store", Cut(split=(0, 1, 0), max_rejected=0.5))
+    store = prepare(make_table(log, propensity="p"), tmp_path / "store", SessionConfig(split=(0, 1, 0), max_rejected=0.5))
     sessions = store.sessions("train")
     assert sessions.propensities is not None
     assert sessions.propensities[0, :4].tolist() == [0.5, 0.25, 1.0, 0.0]
@@ -159,7 +159,7 @@ def test_item_features_single_multi_missing_and_repeated(tmp_path: Path) -> None
         ("id", "kind", "tags", "label"),
     )
     store = prepare(
-        make_table(log, items=Items(items, ["kind", "tags"], key="id", title="label")), tmp_path / "store", ONE_PART
+        make_table(log, items=ItemTable(items, ["kind", "tags"], key="id", title="label")), tmp_path / "store", ONE_PART
     )
     kind, tags = store.catalog.features["kind"], store.catalog.features["tags"]
     assert [kind.values(row) for row in range(2, 6)] == [(), ("news",), (), ("arts",)]
@@ -173,7 +173,7 @@ def test_item_features_from_parquet_lists(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "1", 1, "yes"), ("a", "2", 2, "yes")], HEADER)
     pq.write_table(pa.table({"what": [1, 2], "tags": [["b", "a"], None], "price": [3, None]}), tmp_path / "items.parquet")
     store = prepare(
-        make_table(log, items=Items(tmp_path / "items.parquet", ["tags", "price"])), tmp_path / "store", ONE_PART
+        make_table(log, items=ItemTable(tmp_path / "items.parquet", ["tags", "price"])), tmp_path / "store", ONE_PART
     )
     features = store.catalog.features
     assert [features["tags"].values(row) for row in (2, 3)] == [("a", "b"), ()]
@@ -210,7 +210,7 @@ def test_whole_numbers_are_called_alike_in_every_file(tmp_path: Path) -> None:
         columns = {"who": users, "what": [7] * count, "when": list(range(count)), "did": ["yes"] * count}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
     write_csv(tmp_path / "c.csv", [("1", "7", 9, "yes")], HEADER)
-    store = prepare(make_table(tmp_path), tmp_path / "store", Cut(split=(0, 1, 0), max_rejected=0.9))
+    store = prepare(make_table(tmp_path), tmp_path / "store", SessionConfig(split=(0, 1, 0), max_rejected=0.9))
     assert set(store.users) == {"1", "2"}
 
 
@@ -225,7 +225,7 @@ def test_a_store_within_the_folder_is_no_log(tmp_path: Path) -> None:
 def test_a_feature_may_be_called_item(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1, "yes")], HEADER)
     items = write_csv(tmp_path / "items.csv", [("x", "thing", "t")], ("id", "item", "what"))
-    store = prepare(make_table(log, items=Items(items, ["item", "what"], key="id")), tmp_path / "store", ONE_PART)
+    store = prepare(make_table(log, items=ItemTable(items, ["item", "what"], key="id")), tmp_path / "store", ONE_PART)
     assert {name: feature.values(2) for name, feature in store.catalog.features.items()} == {
         "item": ("thing",),
         "what": ("t",),
@@ -244,7 +244,7 @@ def test_item_tables_of_several_files_and_types(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", item, item, "yes") for item in range(4)], HEADER)
     pq.write_table(pa.table({"what": [0.0, 1.0, None], "tags": [["p"], ["q", "r"], []]}), tmp_path / "i1.parquet")
     write_csv(tmp_path / "i2.csv", [(2, "p|q"), (3, "q")], ("what", "tags"))
-    items = Items([tmp_path / "i1.parquet", tmp_path / "i2.csv"], ["tags"])
+    items = ItemTable([tmp_path / "i1.parquet", tmp_path / "i2.csv"], ["tags"])
     tags = prepare(make_table(log, items=items), tmp_path / "store", ONE_PART).catalog.features["tags"]
     assert [tags.values(row) for row in range(2, 6)] == [("p",), ("q", "r"), ("p", "q"), ("q",)]
 
@@ -252,7 +252,7 @@ def test_item_tables_of_several_files_and_types(tmp_path: Path) -> None:
 def test_the_log_may_be_its_own_item_table(tmp_path: Path) -> None:
     rows = [("a", "x", k, "yes", "news", "Title") for k in range(20_000)]
     log = write_csv(tmp_path / "log.csv", rows, (*HEADER, "kind", "label"))
-    store = prepare(make_table(log, items=Items(log, ["kind"], title="label")), tmp_path / "store", ONE_PART)
+    store = prepare(make_table(log, items=ItemTable(log, ["kind"], title="label")), tmp_path / "store", ONE_PART)
     assert store.catalog.features["kind"].values(2) == ("news",)
     assert store.catalog.titles == ("Title",)
 

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbcal import MBCALConfig, NetConfig, NewsfeedLog, Training, load, prepare_newsfeed
+from mbcal import MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, load, prepare_newsfeed
 from mbcal.agents.fit_job import FitJob, fit_by
 from mbcal.config import to_dict
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from mbcal.distributed.engines.local import LocalEngine
 from mbcal.distributed.engines.ray import RayEngine
 from mbcal.errors import EngineError, StoreError
-from mbcal.training.state import state_arrays
-from tests.fits import Deadly
+from mbcal.training.state import state_to_arrays
+from tests.n_fits import Deadly
 
 psutil = pytest.importorskip("psutil", reason="tells which processes are left")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 
 SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
-CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=2, batch=64))
+CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=2, batch=64))
 BOUND = 300.0
 """Seconds in which everything here must have an end, on a busy machine."""
 
@@ -38,7 +38,7 @@ BOUND = 300.0
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of several shards' worth of users, and the model one process makes of it."""
     folder = tmp_path_factory.mktemp("shop")
-    prepare_newsfeed(folder / "feed", NewsfeedLog(sessions=900, items=100), Cut(horizon=5, history=4))
+    prepare_newsfeed(folder / "feed", NewsfeedConfig(sessions=900, items=100), SessionConfig(horizon=5, history=4))
     fit_by(LocalEngine(), job(folder, "local"))
     return folder
 
@@ -65,7 +65,7 @@ def require_equal(one: Path, other: Path) -> None:
             assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-5)
     agents = [load(path, "cpu") for path in (one, other)]
     for name in agents[0].nets:
-        weights, others = (state_arrays(agent.nets[name], None) for agent in agents)
+        weights, others = (state_to_arrays(agent.nets[name], None) for agent in agents)
         for key, value in weights.items():
             assert np.allclose(value, others[key], atol=1e-3), f"{name}/{key}"
 
@@ -79,7 +79,7 @@ def test_killed_workers_cost_what_came_after_the_last_checkpoint(
     shop: Path, undisturbed: Path, ray_engine: RayEngine
 ) -> None:
     fit = job(shop, "disturbed", every=0.0)
-    ray_engine.together(Deadly(fit, {1: 12, 0: 20}, shop))
+    ray_engine.run_spmd(Deadly(fit, {1: 12, 0: 20}, shop))
     assert (shop / "dead-1").exists()
     assert (shop / "dead-0").exists()
     assert said(shop / "disturbed", "files") == said(undisturbed, "files")  # to the bit
@@ -113,10 +113,10 @@ import sys
 from pathlib import Path
 from mbcal.distributed.engines.ray import RayEngine
 from tests.engines.test_ray_train import job
-from tests.fits import Deadly
+from tests.n_fits import Deadly
 shop = Path(sys.argv[1])
 with RayEngine(2) as engine:
-    engine.together(Deadly(job(shop, "driven", every=0.0), {1: 12}, shop / "driver", stuck=True))
+    engine.run_spmd(Deadly(job(shop, "driven", every=0.0), {1: 12}, shop / "driver", stuck=True))
 """
 
 

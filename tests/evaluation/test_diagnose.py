@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedLog, Training, prepare_newsfeed
-from mbcal.data.cutting import Cut
+from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare_newsfeed
+from mbcal.data.cutting import SessionConfig
 from mbcal.errors import OptionError
 from mbcal.evaluation.diagnose import Diagnosis, _effective, dependence, diagnose
 from mbcal.metrics import Mean
@@ -37,7 +37,7 @@ def test_the_verdict_in_words() -> None:
 
 
 def test_dependence_is_found_where_it_is_and_not_where_it_is_not() -> None:
-    training = Training(epochs=20, batch=64, learning_rate=3e-3)
+    training = TrainingConfig(epochs=20, batch=64, learning_rate=3e-3)
     config = MBCALConfig(net=NetConfig(hidden=16, embedding=16), training=training)
     for noise in (False, True):
         agent = MBCAL(config, "cpu").fit(logged(1200, noise=noise))
@@ -53,8 +53,8 @@ def test_the_whole_of_it_on_a_small_store(tmp_path: object) -> None:
     from pathlib import Path
 
     assert isinstance(tmp_path, Path)
-    store = prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=300, items=100), Cut(horizon=5, history=5))
-    found = diagnose(store, training=Training(epochs=1), sessions=40, device="cpu")
+    store = prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=300, items=100), SessionConfig(horizon=5, history=5))
+    found = diagnose(store, training=TrainingConfig(epochs=1), sessions=40, device="cpu")
     assert 0 < found.coverage <= 1
     assert found.effective is not None
     assert 0 < found.effective <= 1
@@ -74,11 +74,11 @@ def test_effective_sample_size_by_hand() -> None:
 
 
 def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:
-    from mbcal.evaluation.experiment.config import Settings
+    from mbcal.evaluation.experiment.config import ExperimentConfig
     from mbcal.evaluation.experiment.run import Run
     from mbcal.evaluation.experiment.tracking import track
 
-    run = Run.create(f"{tmp_path}/run", Settings(), "cpu")
+    run = Run.create(f"{tmp_path}/run", ExperimentConfig(), "cpu")
     with pytest.raises(OptionError, match="track: 'foo' is unknown; known are mlflow, wandb"):
         track(run, "foo")
     with pytest.raises(OptionError, match=r"mlflow is not installed; run pip install 'mbcal\[track\]'"):

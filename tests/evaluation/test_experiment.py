@@ -19,13 +19,13 @@ from mbcal.agents import GRU4Rec
 from mbcal.errors import OptionError, OutputError, StoreError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
-from mbcal.evaluation.experiment.config import PRESETS, Settings, apply_overrides, settings_from
-from mbcal.evaluation.experiment.context import Bench, summary
+from mbcal.evaluation.experiment.config import PRESETS, ExperimentConfig, apply_overrides, experiment_config
+from mbcal.evaluation.experiment.context import ExperimentContext, summary
 from mbcal.evaluation.experiment.growing_batch import collect, growing_batch
 from mbcal.evaluation.experiment.run import Cell, Run, _file_name
-from mbcal.evaluation.variance import analyse
+from mbcal.evaluation.variance import analyse_variance
 from mbcal.report.page_writer import write_report
-from mbcal.report.tables import Findings
+from mbcal.report.tables import RunSummary
 from tests.toys import BEST, DelayedPrize, logged, starts
 
 TINY: dict[str, Any] = {
@@ -35,15 +35,15 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def bench(**more: Any) -> Bench:
-    settings = settings_from(
+def context(**more: Any) -> ExperimentContext:
+    settings = experiment_config(
         {**TINY, "rounds": 6, "round_sessions": 300, "epochs": 15, "learning_rate": 3e-3, "batch": 64, **more}
     )
-    return Bench(settings, logged(1200), starts(200, seed=5), {"toy": DelayedPrize()}, (), "cpu")
+    return ExperimentContext(settings, logged(1200), starts(200, seed=5), {"toy": DelayedPrize()}, (), "cpu")
 
 
 def test_batch_rl_finds_the_delayed_prize_where_it_should() -> None:
-    shared = bench()
+    shared = context()
     for name, low, high in (("mbcal", 0.85 * BEST, BEST), ("gru4rec", 5.0, 7.5)):
         record, rewards, _ = batch_rl(shared, name, 0)
         assert low <= record["judges"]["toy"]["mean"] <= high
@@ -53,7 +53,7 @@ def test_batch_rl_finds_the_delayed_prize_where_it_should() -> None:
 
 
 def test_growing_batch_learns_round_by_round() -> None:
-    record, _, _ = growing_batch(bench(rounds=3, round_epochs=15, round_sessions=1200), "mcpe", 0)
+    record, _, _ = growing_batch(context(rounds=3, round_epochs=15, round_sessions=1200), "mcpe", 0)
     curve = [entry["mean"] for entry in record["rounds"]]
     assert [entry["round"] for entry in record["rounds"]] == [1, 2, 3]
     assert 0.6 * BEST < curve[0] < curve[-1]
@@ -65,11 +65,11 @@ def test_growing_batch_learns_round_by_round() -> None:
 def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbcal.evaluation.experiment.growing_batch.KEEP_EVERY", 0.0)
     for replay in (1, 2):
-        shared = bench(rounds=3, replay=replay)
+        shared = context(rounds=3, replay=replay)
         straight, rewards, _ = growing_batch(shared, "gru4rec", 0)
         kept = tmp_path / str(replay)
         kept.mkdir()
-        two = bench(rounds=2, replay=replay)
+        two = context(rounds=2, replay=replay)
         growing_batch(two, "gru4rec", 0, kept)
         assert len(list(kept.glob("agent-*"))) == 1
         again, rewards_again, _ = growing_batch(shared, "gru4rec", 0, kept)
@@ -88,21 +88,21 @@ def test_replay_keeps_as_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents.Agent, "fit", spy)
     for replay, wanted in ((1, [50, 50, 50]), (2, [50, 100, 100]), (9, [50, 100, 150])):
         taught.clear()
-        growing_batch(bench(rounds=3, replay=replay, round_sessions=50), "popular", 0)
+        growing_batch(context(rounds=3, replay=replay, round_sessions=50), "popular", 0)
         assert taught == wanted
 
 
 def test_networks_stop_on_users_held_out_where_told() -> None:
     for share, wanted in ((0.0, {"loss"}), (0.2, {"loss", "held_out"})):
-        played = batch_rl(bench(epochs=2, validation=share), "gru4rec", 0)
+        played = batch_rl(context(epochs=2, validation=share), "gru4rec", 0)
         assert played.agent is not None
         assert set(played.agent.curves["behaviour"][0]) == wanted
     with pytest.raises(OptionError, match="validation"):
-        Settings(validation=1.0)
+        ExperimentConfig(validation=1.0)
 
 
 def test_who_explores_collects_with_epsilon() -> None:
-    shared = bench(epsilon=0.3, round_sessions=2000)
+    shared = context(epsilon=0.3, round_sessions=2000)
     for kind, share in ((GRU4Rec, 0.0), (agents.GRU4RecEpsilon, 0.3)):
         agent = shared.agent(kind.name, 0, shared.settings.training(1)).fit(logged(300))
         served = collect(shared, agent, 0, 1)
@@ -124,20 +124,20 @@ def test_test_sessions_never_enter_training(monkeypatch: pytest.MonkeyPatch) -> 
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
-        run = Run.create(Path(folder) / "run", settings_from({**TINY, "seeds": 1}), "cpu")
+        run = Run.create(Path(folder) / "run", experiment_config({**TINY, "seeds": 1}), "cpu")
         run.prepare()
         for cell in run.missing:
             run.execute(cell)
         store = run.store()
         tested = set(store.sessions("test").user.tolist())
         simulated = set(store.sessions("simulator").user.tolist())
-        assert set(run.bench.test.user.tolist()) <= tested
+        assert set(run.context.test.user.tolist()) <= tested
     assert len(seen) == 3 * (1 + 2)
     assert all(not users & (tested | simulated) for users in seen)
 
 
 def test_common_random_numbers_across_cells() -> None:
-    shared = bench()
+    shared = context()
     first, again = (batch_rl(shared, "random", 0)[1]["toy"] for _ in range(2))
     assert np.array_equal(first, again)
     assert TEST_SEED == 1_000_003
@@ -146,12 +146,12 @@ def test_common_random_numbers_across_cells() -> None:
 def test_variety_by_hand() -> None:
     from dataclasses import replace
 
-    from mbcal.evaluation.evaluator import Outcome
+    from mbcal.evaluation.evaluator import EvaluationResult
 
     served = starts(2)
     items = served.candidates[:, [0, 1, 2, 3, 4, 5]].copy()  # type: ignore[index]
     items[1] = items[1, 0]
-    found = summary(Outcome(replace(served, items=items)))
+    found = summary(EvaluationResult(replace(served, items=items)))
     assert found["diversity"] == pytest.approx((1 + 1 / 6) / 2)
     assert found["repetition"] == pytest.approx(0.5)
     assert found["coverage"] == len(np.unique(items)) / 24
@@ -159,12 +159,12 @@ def test_variety_by_hand() -> None:
 
 def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
     """In a world without luck the label of a (state, action) is the same however often its future is resampled."""
-    shared = bench(epochs=2)
+    shared = context(epochs=2)
     agent = shared.agent("mcpe", 0, shared.settings.training(2)).fit(shared.train)
     for noise, low, high in ((False, 0.0, 1e-9), (True, 0.5, 50.0)):
         users = DelayedPrize(noise=noise)
         served = evaluate(agent, users, shared.test, seed=1).served
-        found = analyse(agent, users, served, futures=16, states=20, seed=0)
+        found = analyse_variance(agent, users, served, futures=16, states=20, seed=0)
         assert found is not None
         assert low <= found.future_variance <= high
         assert found.explained <= 1
@@ -172,13 +172,13 @@ def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
 
 
 def test_settings_are_typed_and_named() -> None:
-    assert settings_from({}) == Settings()
-    assert settings_from({}, "paper").rounds == 40
-    assert settings_from({}, "paper").round_sessions == 256_000
+    assert experiment_config({}) == ExperimentConfig()
+    assert experiment_config({}, "paper").rounds == 40
+    assert experiment_config({}, "paper").round_sessions == 256_000
     for preset in PRESETS:
-        settings_from({}, preset)
+        experiment_config({}, preset)
     told = apply_overrides({}, ["rounds=3", "simulator.hidden=64", "agents=mbcal,dqn", "epsilon=0.2", "data=some/store"])
-    made = settings_from(told)
+    made = experiment_config(told)
     assert (made.rounds, made.simulator.hidden, made.agents, made.epsilon) == (3, 64, ("mbcal", "dqn"), 0.2)
     assert made.data == "some/store"
     for values, said in (
@@ -190,9 +190,9 @@ def test_settings_are_typed_and_named() -> None:
         ({"hidden": 0}, "hidden: must be at least 1"),
     ):
         with pytest.raises(OptionError, match=said):
-            settings_from(values)
+            experiment_config(values)
     with pytest.raises(OptionError, match="preset: 'quik' is unknown"):
-        settings_from({}, "quik")
+        experiment_config({}, "quik")
     with pytest.raises(OptionError, match="'roundz' is unknown"):
         apply_overrides({}, ["roundz=3"])
 
@@ -238,7 +238,7 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
 
 
 def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
-    findings = Findings(Run.open(finished, "cpu"))
+    findings = RunSummary(Run.open(finished, "cpu"))
     rows = {(row[0], row[1]): row for row in findings._rewards("batch").rows}
     rewards = findings.rewards("batch", "truth")
     assert rows["truth", "mbcal"][2] == pytest.approx(rewards["mbcal"].mean(), rel=1e-6)
@@ -259,7 +259,7 @@ def test_what_is_done_is_not_done_again(finished: Path) -> None:
 def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:
     """A dozen kills with -9, spread over the run; children die too."""
     given = json.loads((finished / "settings.json").read_text())
-    run = Run.create(tmp_path / "run", settings_from(given), "cpu")
+    run = Run.create(tmp_path / "run", experiment_config(given), "cpu")
     resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
     draw, kills = np.random.default_rng(0), 0
     while kills < 12:
@@ -294,7 +294,7 @@ def progress_of(folder: Path) -> int:
 
 def test_in_one_process_or_two_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:
     given = json.loads((finished / "settings.json").read_text())
-    run = Run.create(tmp_path / "run", settings_from(given), "cpu")
+    run = Run.create(tmp_path / "run", experiment_config(given), "cpu")
     run.prepare()
     for cell in run.missing:
         run.execute(cell)
@@ -304,7 +304,7 @@ def test_in_one_process_or_two_the_tables_are_the_same(finished: Path, tmp_path:
 
 def test_mistakes(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists; resume it with --resume"):
-        Run.create(finished, Settings())
+        Run.create(finished, ExperimentConfig())
     with pytest.raises(StoreError, match="not a run"):
         Run.open(tmp_path)
     said = json.loads((finished / "run.json").read_text())
@@ -313,20 +313,20 @@ def test_mistakes(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="schema 99, this mbcal reads schema 1"):
         Run.open(tmp_path)
     with pytest.raises(OptionError, match=r"agent: 'mbcall' is unknown.*Did you mean 'mbcal'"):
-        Run.create(tmp_path / "new", settings_from({"agents": ["mbcall"]}))
+        Run.create(tmp_path / "new", experiment_config({"agents": ["mbcall"]}))
     assert not (tmp_path / "new").exists()
     with pytest.raises(OptionError, match="features: no 'kategory'"):
-        Run.create(tmp_path / "new", settings_from({"features": ["kategory"]}))
+        Run.create(tmp_path / "new", experiment_config({"features": ["kategory"]}))
     with pytest.raises(OptionError, match="hidden: must be at least 1"):
-        settings_from({"simulator": {"hidden": 0}})
+        experiment_config({"simulator": {"hidden": 0}})
     with pytest.raises(OptionError, match="agents: something is there twice"):
-        settings_from({"agents": ["mbcal", "mbcal"]})
+        experiment_config({"agents": ["mbcal", "mbcal"]})
     assert not (tmp_path / "new").exists()
     assert Cell("batch", "mbcal", 0) in Run.open(finished, "cpu").cells
 
 
 def test_options_in_a_name_reach_the_network() -> None:
-    shared = bench(gamma=0.7, epochs=1)
+    shared = context(gamma=0.7, epochs=1)
     agent = shared.agent("mbcal+net.hidden=64+mask_rate=0.4+net.user=id", 3, shared.settings.training(2))
     config = agent.config
     assert (config.net.hidden, config.net.user, config.mask_rate) == (64, "id", 0.4)
@@ -353,7 +353,7 @@ def test_unknown_options_are_refused_before_anything_runs(tmp_path: Path) -> Non
         ("mbcall+gamma=0.9", r"agent: 'mbcall' is unknown.*Did you mean 'mbcal'\?"),
     ):
         with pytest.raises(OptionError, match=said):
-            Run.create(tmp_path / "new", settings_from({**TINY, "agents": [name]}), "cpu")
+            Run.create(tmp_path / "new", experiment_config({**TINY, "agents": [name]}), "cpu")
         assert not (tmp_path / "new").exists()
 
 
@@ -371,9 +371,9 @@ def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) 
     assert {path.name for path in (run.folder / "models" / "batch").iterdir()} >= {"mbcal", "mbcal+net.hidden=6"}
     kept = {name: load(run.path(Cell("batch", name, 0), "models"), "cpu").config.net for name in ("mbcal", names[2])}
     assert (kept["mbcal"].hidden, kept[names[2]].hidden) == (8, 6)
-    rows = {row[1]: row for row in Findings(run)._rewards("batch").rows}
+    rows = {row[1]: row for row in RunSummary(run)._rewards("batch").rows}
     assert set(rows) == {"oracle", *names, 'mbcal+net.features=["category", "type"]'}
-    rewards = Findings(run).rewards("batch", "truth")
+    rewards = RunSummary(run).rewards("batch", "truth")
     gap = float(rewards[names[2]].mean(dtype=float) - rewards["mbcal"].mean(dtype=float))
     assert rows[names[2]][8] == pytest.approx(gap, abs=1e-6)
     page = (run.folder / "report.html").read_text()
@@ -389,16 +389,16 @@ def test_folders_of_agents_never_collide() -> None:
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    from mbcal import NewsfeedLog, prepare_newsfeed
-    from mbcal.data.cutting import Cut
+    from mbcal import NewsfeedConfig, prepare_newsfeed
+    from mbcal.data.cutting import SessionConfig
 
-    how = Cut(horizon=4, history=4)
-    prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=300, items=100), how)
+    how = SessionConfig(horizon=4, history=4)
+    prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=300, items=100), how)
     told = {**TINY, "data": str(tmp_path / "feed"), "judges": ["truth"], "protocols": ["batch"], "agents": ["random"]}
-    run = Run.create(tmp_path / "run", settings_from(told), "cpu")
+    run = Run.create(tmp_path / "run", experiment_config(told), "cpu")
     run.prepare()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"] == run.store().manifest["content_hash"]
-    prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=320, items=100), how, overwrite=True)
+    prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=320, items=100), how, overwrite=True)
     with pytest.raises(StoreError, match="is not the data this run began with"):
         Run.open(tmp_path / "run", "cpu").prepare()
 
@@ -406,10 +406,10 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
 def test_the_agents_that_were_tested_are_kept(finished: Path) -> None:
     agent = load(finished / "models" / "batch" / "mbcal" / "seed-1", "cpu")
     run = Run.open(finished, "cpu")
-    served = evaluate(agent, run.bench.judges["truth"], run.bench.test, seed=TEST_SEED)
+    served = evaluate(agent, run.context.judges["truth"], run.context.test, seed=TEST_SEED)
     kept = next(result for result in run.results() if result.cell == Cell("batch", "mbcal", 1))
     assert np.array_equal(served.rewards, kept.rewards["truth"])
-    assert agent.about["data"] == run.store().manifest["content_hash"]
+    assert agent.provenance["data"] == run.store().manifest["content_hash"]
     assert not (finished / "models" / "batch" / "oracle").exists()
 
 
@@ -419,7 +419,7 @@ def test_compare_puts_two_runs_side_by_side(finished: Path, tmp_path: Path) -> N
     assert "batch, judged by truth" in same
     assert "+0.000 [+0.000, +0.000]" in same
     told = {**TINY, "seeds": 1, "protocols": ["batch"], "agents": ["gru4rec"], "log_sessions": 300}
-    other = Run.create(tmp_path / "other", settings_from(told), "cpu")
+    other = Run.create(tmp_path / "other", experiment_config(told), "cpu")
     missing = subprocess.run([*command, str(other.folder)], capture_output=True, text=True, check=False)
     assert missing.returncode == 2
     assert "no method is done in both" in missing.stderr or "not a run" in missing.stderr
@@ -434,7 +434,7 @@ def test_compare_puts_two_runs_side_by_side(finished: Path, tmp_path: Path) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
 def test_a_worker_that_dies_is_one_sentence(tmp_path: Path) -> None:
     told = {**TINY, "protocols": ["growing"], "agents": ["mbcal", "gru4rec"], "rounds": 60}
-    run = Run.create(tmp_path / "run", settings_from(told), "cpu")
+    run = Run.create(tmp_path / "run", experiment_config(told), "cpu")
     run.prepare()
     resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
     running = subprocess.Popen(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -454,21 +454,21 @@ def test_a_worker_that_dies_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_x_ray_adds_up_to_the_label() -> None:
     """What an item is said to change in each later step, discounted, is the counterfactual advantage itself."""
-    shared = bench(epochs=3)
+    shared = context(epochs=3)
     played = batch_rl(shared, "mbcal", 0)
     seen = played.record["xray"]
     agent, gamma = played.agent, shared.settings.gamma
     assert agent is not None
     served = evaluate(agent, DelayedPrize(), shared.test, seed=TEST_SEED).served[:2]
     label = agent.label(served.tensors())  # type: ignore[attr-defined]
-    scorer, batch = agent.ranks_by, served.tensors()
+    scorer, batch = agent.fitted_scorer, served.tensors()
     state = scorer.begin(*batch.history)
     assert len(seen) == 2
     for step in range(6):
-        parts = scorer.parts(state, batch.items[:, step : step + 1])
+        parts = scorer.score_parts(state, batch.items[:, step : step + 1])
         for row, session in enumerate(seen):
             told = session["steps"][step]
-            assert told["item"] == served.catalog.title(int(served.items[row, step]))
+            assert told["item"] == served.catalog.title_of(int(served.items[row, step]))
             assert told["reward"] == served.rewards[row, step]
             assert told["instant"] == pytest.approx(float(parts["instant"][row, 0]), abs=1e-4)
             assert told["future"] == pytest.approx(float(parts["future"][row, 0]), abs=1e-4)
@@ -484,7 +484,7 @@ def test_an_agent_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from mbcal.agents import GRU4Rec\nclass Mine(GRU4Rec):\n    name = 'mine'\nclass Other:\n    pass\n"
     )
-    kind = agents.agent_named(f"{tmp_path}/mine.py:Mine")
+    kind = agents.agent_class(f"{tmp_path}/mine.py:Mine")
     assert kind.name == "mine"
     for name, said in (
         (f"{tmp_path}/mine.py:Mein", "has no 'Mein'"),
@@ -492,14 +492,14 @@ def test_an_agent_of_ones_own(tmp_path: Path) -> None:
         (f"{tmp_path}/none.py:Mine", "cannot be read"),
     ):
         with pytest.raises(OptionError, match=said):
-            agents.agent_named(name)
-    shared = bench(rounds=1)
+            agents.agent_class(name)
+    shared = context(rounds=1)
     record, _, _ = growing_batch(shared, f"{tmp_path}/mine.py:Mine", 0)
     assert record["rounds"][0]["mean"] > 0
 
 
 def test_a_full_disk_in_the_middle_of_a_round(tmp_path: Path) -> None:
-    settings = settings_from(
+    settings = experiment_config(
         {**TINY, "seeds": 1, "agents": ["mbcal"], "protocols": ["growing"], "hidden": 64, "embedding": 64}
     )
     run = Run.create(tmp_path / "run", settings, "cpu")

@@ -14,10 +14,10 @@ from mbcal import Sessions
 from mbcal.agents.dqn import DQNConfig
 from mbcal.environments.rollout import rollout
 from mbcal.errors import InputError, OptionError
-from mbcal.evaluation.ope.estimate import gather_evidence, judge_offline
+from mbcal.evaluation.ope.estimate import estimate_value, logged_data
 from mbcal.evaluation.ope.estimators import (
     ESTIMATORS,
-    Evidence,
+    LoggedData,
     contribution_range,
     direct,
     doubly_robust,
@@ -31,14 +31,14 @@ from mbcal.evaluation.ope.estimators import (
     weighted_per_decision,
     weights,
 )
-from mbcal.evaluation.ope.fitted import deal_users, fit_values
+from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
 from mbcal.evaluation.ope.intervals import bootstrap, bootstrap_all, empirical_bernstein
-from mbcal.evaluation.ope.propensity import choices_along, open_steps, target_propensities
+from mbcal.evaluation.ope.propensity import available_by_step, policy_choices, target_propensities
 from mbcal.nn.config import NetConfig
 from mbcal.scoring.backend import to_numpy
-from mbcal.scoring.scorers import ChanceScorer, ItemScorer
-from mbcal.training.config import Training
-from mbcal.types import SPECIAL
+from mbcal.scoring.scorers import ItemScorer, RandomScorer
+from mbcal.training.config import TrainingConfig
+from mbcal.types import FIRST_ITEM_ROW
 from tests.toys import CATALOG, KEYS, STEPS, SWEETS, DelayedPrize, logged, starts
 
 Array = np.ndarray[Any, Any]
@@ -68,15 +68,15 @@ class TwoSteps:
     def value(self) -> float:
         return float((self.policy * self.q[0]).sum(1).mean())
 
-    def evidence(self, states: Array, actions: Array, rewards: Array, user: Array | None = None) -> Evidence:
+    def evidence(self, states: Array, actions: Array, rewards: Array, user: Array | None = None) -> LoggedData:
         """Of sessions (N, 2), with the true values as model."""
         q = np.stack([each[states[:, t], actions[:, t]] for t, each in enumerate(self.q)], 1)
         v = np.stack([(self.policy * each).sum(1)[states[:, t]] for t, each in enumerate(self.q)], 1)
         chances = (table[states, actions] for table in (self.log, self.policy))
         mask = np.ones(states.shape, bool)
-        return Evidence(rewards, mask, *chances, np.arange(len(states)) if user is None else user, q, v)
+        return LoggedData(rewards, mask, *chances, np.arange(len(states)) if user is None else user, q, v)
 
-    def everything(self) -> tuple[Evidence, Array]:
+    def everything(self) -> tuple[LoggedData, Array]:
         """All 64 sessions there can be, and the chance of each under the logging policy."""
         paths = np.array(list(itertools.product((0, 1), repeat=6)))
         states, actions, rewards = paths[:, :2], paths[:, 2:4], paths[:, 4:]
@@ -85,7 +85,7 @@ class TwoSteps:
         stay = self.stay[states[:, 0], actions[:, 0]]
         return self.evidence(states, actions, rewards), chance * np.where(states[:, 0] == states[:, 1], stay, 1 - stay)
 
-    def sample(self, users: int, sessions: int, seed: int) -> Evidence:
+    def sample(self, users: int, sessions: int, seed: int) -> LoggedData:
         """A log: users who always begin in the same state, so that their sessions are alike, with `sessions` each."""
         draw = np.random.default_rng(seed)
         count = users * sessions
@@ -103,7 +103,7 @@ class TwoSteps:
 WORLD = TwoSteps()
 
 
-def exact(estimator: Any, evidence: Evidence, chance: Array) -> float:
+def exact(estimator: Any, evidence: LoggedData, chance: Array) -> float:
     """The expectation of a contribution over everything that can happen."""
     return float(chance @ estimator(evidence, WORLD.gamma))
 
@@ -147,7 +147,7 @@ def test_self_normalised_estimates_are_consistent_and_stay_in_range(estimator: A
     evidence, chance = WORLD.everything()
     # each session as often as its chance says: the limit of an endless log
     often = np.repeat(np.arange(len(chance)), np.rint(chance * 1e6).astype(int))
-    endless = Evidence(*(getattr(evidence, name)[often] for name in ("rewards", "mask", "logged", "target", "user")))
+    endless = LoggedData(*(getattr(evidence, name)[often] for name in ("rewards", "mask", "logged", "target", "user")))
     assert estimator(endless, WORLD.gamma).mean() == pytest.approx(WORLD.value, abs=1e-3)
     few = WORLD.sample(5, 1, seed=2)
     assert 0 <= estimator(few, WORLD.gamma).mean() <= 1 + WORLD.gamma
@@ -265,7 +265,7 @@ def small_log(candidates: Array, items: Array) -> Sessions:
     return base.like(arrays)
 
 
-BY_NUMBER = ItemScorer(torch.arange(CATALOG.rows, dtype=torch.float32))
+BY_NUMBER = ItemScorer(torch.arange(CATALOG.n_rows, dtype=torch.float32))
 """The item with the highest row is the best."""
 
 
@@ -276,7 +276,7 @@ def test_target_propensities_by_hand() -> None:
     np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions, 0.3), expected)
     np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions.tensors(), 0.3, block=1), expected)
     np.testing.assert_allclose(target_propensities(to_numpy(BY_NUMBER), sessions, 0.3, in_numpy=True), expected)
-    nobody = ItemScorer(torch.zeros(CATALOG.rows))  # all alike: the first
+    nobody = ItemScorer(torch.zeros(CATALOG.n_rows))  # all alike: the first
     np.testing.assert_allclose(target_propensities(nobody, sessions, 0.0), [[0, 0, 1], [1, 0, 1]])
 
 
@@ -293,13 +293,13 @@ def test_what_was_shown_opens_again_after_everything_was() -> None:
 
 def test_propensities_sum_to_one_over_candidates() -> None:
     sessions = starts(20)
-    policy = ChanceScorer(3)
+    policy = RandomScorer(3)
     for step in range(3):
         total = np.zeros(20)
         for place in range(12):
             other = sessions.items.copy()
             other[:, step] = sessions.candidates[:, place]  # type: ignore[index]
-            open_here = to_numpy(open_steps(sessions.candidates, sessions.items)[step])[:, place]
+            open_here = to_numpy(available_by_step(sessions.candidates, sessions.items)[step])[:, place]
             sound = np.flatnonzero(open_here)
             cut = {name: array[sound] for name, array in sessions.arrays()}
             cut |= {"items": np.where(np.arange(STEPS) <= step, other[sound], 0).astype(np.int32)}
@@ -311,7 +311,7 @@ def test_propensities_sum_to_one_over_candidates() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_a_policy_on_its_own_sessions_has_the_propensities_it_was_rolled_out_with(epsilon: float) -> None:
-    policy = ChanceScorer(5)
+    policy = RandomScorer(5)
     served = rollout(policy, DelayedPrize(), starts(300), epsilon=epsilon, seed=2)
     np.testing.assert_allclose(target_propensities(policy, served, epsilon), served.propensities, rtol=1e-6)
 
@@ -319,17 +319,17 @@ def test_a_policy_on_its_own_sessions_has_the_propensities_it_was_rolled_out_wit
 def test_an_item_nobody_could_choose_is_refused() -> None:
     sessions = small_log(np.array([[2, 3, 4], [2, 3, 4]]), np.array([[4, 3], [2, 5]]))
     with pytest.raises(InputError, match="session 1 shows an item at step 2"):
-        choices_along(BY_NUMBER, sessions)
+        policy_choices(BY_NUMBER, sessions)
     with pytest.raises(InputError, match="no candidates"):
-        choices_along(BY_NUMBER, dataclasses.replace(sessions, candidates=None))
+        policy_choices(BY_NUMBER, dataclasses.replace(sessions, candidates=None))
 
 
 # (d) the toy world, with fitted values
 
-KEY_FIRST = ItemScorer(torch.tensor([0.0] * SPECIAL + [1.0] * KEYS + [0.5] * SWEETS + [0.0] * (24 - KEYS - SWEETS)))
+KEY_FIRST = ItemScorer(torch.tensor([0.0] * FIRST_ITEM_ROW + [1.0] * KEYS + [0.5] * SWEETS + [0.0] * (24 - KEYS - SWEETS)))
 """Both keys, then sweets."""
-SWEETS_ONLY = ItemScorer(torch.tensor([0.0] * (SPECIAL + KEYS) + [1.0] * SWEETS + [0.5] * (24 - KEYS - SWEETS)))
-QUICK = DQNConfig(net=NetConfig(hidden=16, embedding=16), training=Training(epochs=25, batch=64, learning_rate=5e-3))
+SWEETS_ONLY = ItemScorer(torch.tensor([0.0] * (FIRST_ITEM_ROW + KEYS) + [1.0] * SWEETS + [0.5] * (24 - KEYS - SWEETS)))
+QUICK = DQNConfig(net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=25, batch=64, learning_rate=5e-3))
 EPSILON = 0.5
 
 
@@ -344,15 +344,15 @@ def chance_log() -> Sessions:
 
 
 @pytest.fixture(scope="module")
-def key_first(chance_log: Sessions) -> Evidence:
-    return gather_evidence(KEY_FIRST, chance_log, epsilon=EPSILON, config=QUICK)
+def key_first(chance_log: Sessions) -> LoggedData:
+    return logged_data(KEY_FIRST, chance_log, epsilon=EPSILON, config=QUICK)
 
 
-def test_fitted_values_come_near_the_truth(key_first: Evidence) -> None:
+def test_fitted_values_come_near_the_truth(key_first: LoggedData) -> None:
     assert direct(key_first).mean() == pytest.approx(truth(KEY_FIRST), rel=0.1)
 
 
-def test_doubly_robust_is_less_noisy_and_right(key_first: Evidence) -> None:
+def test_doubly_robust_is_less_noisy_and_right(key_first: LoggedData) -> None:
     robust = doubly_robust(key_first)
     assert robust.var() < per_decision(key_first).var() / 2 < trajectory_ips(key_first).var() / 2
     low, high = bootstrap(robust, key_first.user, level=0.999)
@@ -360,17 +360,17 @@ def test_doubly_robust_is_less_noisy_and_right(key_first: Evidence) -> None:
 
 
 def test_mean_values_help_a_little(chance_log: Sessions) -> None:
-    evidence = gather_evidence(KEY_FIRST, chance_log, epsilon=EPSILON, values="means")
+    evidence = logged_data(KEY_FIRST, chance_log, epsilon=EPSILON, values="means")
     assert doubly_robust(evidence).var() < trajectory_ips(evidence).var()
     other = chance_log.user % 2
     first, second = np.where(other[:, None] == 0, 2.0, 5.0), np.ones((len(other), 1), bool)
-    plain = Evidence(first, second, second, second, chance_log.user)
+    plain = LoggedData(first, second, second, second, chance_log.user)
     np.testing.assert_array_equal(step_means(plain, other)[0], 7 - first)  # a fold sees the others alone
 
 
 def test_one_question_all_answers(chance_log: Sessions) -> None:
     few = chance_log[:400]
-    found = judge_offline(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
+    found = estimate_value(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
     said = {(each.of, each.name, each.method): each for each in found}
     assert len(said) == len(found) == 7 + 1 + 7
     policy, log, gap = (said[key] for key in (("policy", "dr", "bca"), ("log", "mean", "bca"), ("difference", "dr", "bca")))
@@ -384,32 +384,32 @@ def test_one_question_all_answers(chance_log: Sessions) -> None:
     sure = said["difference", "pdis", "empirical bernstein"]
     assert sure.low < said["difference", "pdis", "bca"].low
     assert "of 400 sessions effective" in str(policy)
-    assert found == judge_offline(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
+    assert found == estimate_value(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
 
 
 def test_two_policies_are_compared_session_by_session(chance_log: Sessions) -> None:
-    found = judge_offline(KEY_FIRST, SWEETS_ONLY, chance_log, epsilon=EPSILON, values="means", resamples=300)
+    found = estimate_value(KEY_FIRST, SWEETS_ONLY, chance_log, epsilon=EPSILON, values="means", resamples=300)
     said = {(each.of, each.name): each for each in found}
     gap = said["difference", "wpdis"]
     assert gap.value == pytest.approx(said["policy", "wpdis"].value - said["baseline", "wpdis"].value)
-    same = judge_offline(KEY_FIRST, KEY_FIRST, chance_log, epsilon=EPSILON, values="none", resamples=300)
+    same = estimate_value(KEY_FIRST, KEY_FIRST, chance_log, epsilon=EPSILON, values="none", resamples=300)
     assert all(each.low == each.value == each.high == 0 for each in same if each.of == "difference")
     assert {each.name for each in same} == {"ips", "snips", "pdis", "wpdis", "mean"}
 
 
 def test_no_fold_learns_from_its_own_users() -> None:
     users = np.repeat(np.arange(50, dtype=np.int32), 3)
-    fold = deal_users(users, 5, seed=1)
+    fold = assign_folds(users, 5, seed=1)
     assert np.array_equal(np.bincount(fold), [30] * 5)
     assert all(len(np.unique(fold[users == user])) == 1 for user in range(50))
     with pytest.raises(InputError, match="folds"):
-        deal_users(users, 51, seed=1)
+        assign_folds(users, 51, seed=1)
     log = logged(60)
-    half = deal_users(log.user, 2, seed=0) == 0
-    how = dataclasses.replace(QUICK, training=Training(epochs=1, batch=16))
-    before = fit_values(log, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
+    half = assign_folds(log.user, 2, seed=0) == 0
+    how = dataclasses.replace(QUICK, training=TrainingConfig(epochs=1, batch=16))
+    before = fit_q_values(log, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
     turned = {**dict(log.arrays()), "behaviours": np.where(half[:, None], 2, log.behaviours).astype(np.uint8)}
-    after = fit_values(log.like(turned), KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
+    after = fit_q_values(log.like(turned), KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
     # the first step's value knows nothing of the session yet: that of the first fold depends on the other fold alone
     np.testing.assert_array_equal(before.v[half, 0], after.v[half, 0])
     assert not np.allclose(before.v[~half, 0], after.v[~half, 0])
@@ -418,10 +418,10 @@ def test_no_fold_learns_from_its_own_users() -> None:
 def test_candidates_of_each_step_give_the_values_of_the_same_candidates_given_once() -> None:
     log = logged(60)
     once = torch.from_numpy(log.candidates)
-    each = torch.stack([once * left for left in open_steps(once, torch.from_numpy(log.items))], 1).numpy()
-    how = dataclasses.replace(QUICK, training=Training(epochs=1, batch=16))
+    each = torch.stack([once * left for left in available_by_step(once, torch.from_numpy(log.items))], 1).numpy()
+    how = dataclasses.replace(QUICK, training=TrainingConfig(epochs=1, batch=16))
     one, other = (
-        fit_values(sessions, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
+        fit_q_values(sessions, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
         for sessions in (log, log.like({**dict(log.arrays()), "candidates": each}))
     )
     np.testing.assert_allclose(one.q, other.q, atol=1e-5)
@@ -438,11 +438,11 @@ def test_effective_size_by_hand() -> None:
     assert effective_size(np.zeros(3)) == 0
 
 
-def hand() -> Evidence:
+def hand() -> LoggedData:
     """Weights 2, 2·2 = 4 in the first session; 0.5 and then over in the second; 0 from the first step on in the third."""
     logged_chance = np.array([[0.5, 0.5], [1.0, 0.0], [0.5, 0.5]])
     target = np.array([[1.0, 1.0], [0.5, 0.0], [0.0, 1.0]])
-    return Evidence(np.ones((3, 2)), np.array([[1, 1], [1, 0], [1, 1]], bool), logged_chance, target, np.arange(3))
+    return LoggedData(np.ones((3, 2)), np.array([[1, 1], [1, 0], [1, 1]], bool), logged_chance, target, np.arange(3))
 
 
 def test_clipping_and_overlap_are_told() -> None:
@@ -485,7 +485,7 @@ def test_evidence_that_is_none_is_refused(change: dict[str, Any], said: str) -> 
 
 def test_what_cannot_be_answered_is_refused_in_one_sentence(chance_log: Sessions) -> None:
     with pytest.raises(InputError, match="have no propensities"):
-        judge_offline(KEY_FIRST, None, dataclasses.replace(chance_log, propensities=None), epsilon=0.1)
+        estimate_value(KEY_FIRST, None, dataclasses.replace(chance_log, propensities=None), epsilon=0.1)
     with pytest.raises(InputError, match="needs the values"):
         doubly_robust(hand())
     with pytest.raises(InputError, match="raise its epsilon"):
@@ -495,4 +495,4 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(chance_log: Sessions
     with pytest.raises(OptionError, match="gamma"):
         logged_return(hand(), 2.0)
     with pytest.raises(OptionError, match="values"):
-        judge_offline(KEY_FIRST, None, chance_log, epsilon=0.1, values="guess")  # type: ignore[arg-type]
+        estimate_value(KEY_FIRST, None, chance_log, epsilon=0.1, values="guess")  # type: ignore[arg-type]

@@ -22,27 +22,34 @@ from mbcal import (
     GRU4Rec,
     MBCALConfig,
     NetConfig,
-    NewsfeedLog,
+    NewsfeedConfig,
     Sessions,
     Simulator,
     SimulatorConfig,
     Store,
-    Training,
+    TrainingConfig,
     evaluate,
     prepare_newsfeed,
 )
 from mbcal.agents import AGENTS
 from mbcal.distributed.engines.local import LocalEngine
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.errors import OptionError, StoreError
 from mbcal.evaluation import blocks as partitions
-from mbcal.evaluation.blocks import CHANCE, TRUTH, Users, judge_offline_on, labels_on, rewards_on
-from mbcal.evaluation.diagnose import advantage_and_surprise, dependence
-from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.blocks import (
+    CHANCE,
+    TRUTH,
+    SessionRange,
+    estimate_value_in_blocks,
+    evaluate_in_blocks,
+    labels_in_blocks,
+)
+from mbcal.evaluation.diagnose import advantage_and_residual, dependence
+from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
-from mbcal.evaluation.ope.estimate import judge_offline
+from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.report.page_writer import write_report
 from tests.evaluation.test_experiment import TINY
 from tests.test_engines import address_of_cluster, gone
@@ -50,7 +57,7 @@ from tests.test_engines import address_of_cluster, gone
 SMALL = {**TINY, "agents": ["mbcal", "random"], "seeds": 1}
 
 
-class Watch:
+class RunObserver:
     """Remembers what it was told, and does something at the first step of a cell."""
 
     def __init__(self, at_first_step: Callable[[], None] = lambda: None) -> None:
@@ -72,9 +79,9 @@ class Watch:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run as this process makes it."""
-    run = Run.create(tmp_path_factory.mktemp("here") / "run", settings_from(SMALL), "cpu")
+    run = Run.create(tmp_path_factory.mktemp("here") / "run", experiment_config(SMALL), "cpu")
     run.prepare()
-    execute_all(run, run.missing, 1, Watch())
+    execute_all(run, run.missing, 1, RunObserver())
     return finished(run)
 
 
@@ -100,7 +107,7 @@ def workers() -> list[psutil.Process]:
 
 
 def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run, ray_engine: Any, tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", settings_from(SMALL), "cpu")
+    run = Run.create(tmp_path / "run", experiment_config(SMALL), "cpu")
     prepare_on(ray_engine, run)
     killed: list[int] = []
 
@@ -109,7 +116,7 @@ def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run
         killed.append(victim.pid)
         victim.send_signal(signal.SIGKILL)
 
-    watch = Watch(kill)
+    watch = RunObserver(kill)
     execute_on(ray_engine, run, run.missing, watch)
     assert len(killed) == 1
     assert sorted(watch.finished) == sorted(run.cells)
@@ -171,8 +178,8 @@ class Feed:
 
     def __init__(self, folder: Path) -> None:
         self.data, self.far, self.near, self.users = (folder / name for name in ("feed", "far", "near", "users"))
-        self.store = prepare_newsfeed(self.data, NewsfeedLog(2500, 100))
-        training, train = Training(epochs=1, validation=0.0), self.store.sessions("train")
+        self.store = prepare_newsfeed(self.data, NewsfeedConfig(2500, 100))
+        training, train = TrainingConfig(epochs=1, validation=0.0), self.store.sessions("train")
         net = NetConfig(hidden=8, embedding=8)
         self.agent = MBCAL(MBCALConfig(net=net, training=training), "cpu").fit(train)
         self.myopic = GRU4Rec(GRU4Rec.Config(net=net, training=training), "cpu").fit(train)
@@ -196,12 +203,12 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 def test_roll_outs_by_blocks_earn_the_same(feed: Feed, engine: Any) -> None:
-    users, world = Users(feed.data, "test", 401, 3), Newsfeed.from_options(dict(feed.store.manifest["options"]))
+    users, world = SessionRange(feed.data, "test", 401, 3), Newsfeed.from_options(dict(feed.store.manifest["options"]))
     some = feed.test[:401]
     for model, agent in ((feed.far, feed.agent), (CHANCE, AGENTS["random"]().fit(some))):
         for judge, environment in ((feed.users, feed.simulator), (TRUTH, world)):
             whole = evaluate(agent, environment, some, epsilon=0.2, seed=3).rewards
-            assert np.array_equal(rewards_on(engine, users, model, judge, epsilon=0.2), whole)
+            assert np.array_equal(evaluate_in_blocks(engine, users, model, judge, epsilon=0.2), whole)
 
 
 def test_candidates_that_were_not_logged_are_drawn_alike(feed: Feed, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,26 +217,26 @@ def test_candidates_that_were_not_logged_are_drawn_alike(feed: Feed, engine: Any
     read = Store.sessions
     monkeypatch.setattr(Store, "sessions", lambda *a: replace(read(*a), candidates=None))
     bare = replace(feed.test, candidates=None)
-    whole = evaluate(feed.agent, feed.simulator, replace(bare, candidates=candidates_of(bare, 5))[:200], seed=5).rewards
-    assert np.array_equal(rewards_on(engine, Users(feed.data, "test", 200, 5), feed.far, feed.users), whole)
+    whole = evaluate(feed.agent, feed.simulator, replace(bare, candidates=session_candidates(bare, 5))[:200], seed=5).rewards
+    assert np.array_equal(evaluate_in_blocks(engine, SessionRange(feed.data, "test", 200, 5), feed.far, feed.users), whole)
 
 
 def test_off_policy_estimates_by_blocks_are_the_same(feed: Feed, engine: Any) -> None:
     how: dict[str, Any] = {"epsilon": 0.3, "clip": 10.0, "values": "means", "resamples": 200}
-    whole = judge_offline(feed.agent, feed.myopic, feed.test, seed=1, **how)
-    assert judge_offline_on(engine, Users(feed.data, seed=1), feed.far, feed.near, **how) == whole
+    whole = estimate_value(feed.agent, feed.myopic, feed.test, seed=1, **how)
+    assert estimate_value_in_blocks(engine, SessionRange(feed.data, seed=1), feed.far, feed.near, **how) == whole
 
 
 def test_labels_by_blocks_are_the_same(feed: Feed, engine: Any) -> None:
-    users = Users(feed.data)
-    whole, parts = advantage_and_surprise(feed.agent, feed.test), labels_on(engine, users, feed.far)
+    users = SessionRange(feed.data)
+    whole, parts = advantage_and_residual(feed.agent, feed.test), labels_in_blocks(engine, users, feed.far)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     assert dependence(feed.agent, feed.test, 0, labels=parts) == pytest.approx(
         dependence(feed.agent, feed.test, 0), abs=1e-6
     )
     with pytest.raises(OptionError, match="near: holds a gru4rec agent"):
-        labels_on(engine, users, feed.near)
+        labels_in_blocks(engine, users, feed.near)
 
 
 def test_a_shard_that_is_missing_or_damaged_is_named(tmp_path: Path, feed: Feed, engine: Any) -> None:
@@ -242,7 +249,7 @@ def test_a_shard_that_is_missing_or_damaged_is_named(tmp_path: Path, feed: Feed,
         shard = next(data.glob("steps-test-*"))
         shard.write_bytes(b"\0" + shard.read_bytes()[1:]) if name == "damaged" else shard.unlink()
         with pytest.raises(StoreError, match=rf"{shard.name}: .*{rule}"):
-            rewards_on(engine, Users(data), feed.far, feed.users)
+            evaluate_in_blocks(engine, SessionRange(data), feed.far, feed.users)
 
 
 def test_the_command_serves_by_blocks(feed: Feed, ray_engine: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mbcal.evaluation.significance import against, holm, kendall_tau, paired, rounds_to
+from mbcal.evaluation.significance import compare_to, holm, kendall_tau, paired_difference, rounds_to
 from mbcal.metrics import mean_interval
 
 
@@ -30,10 +30,10 @@ def test_paired_test_on_known_shifts() -> None:
     users = np.repeat(np.arange(200), 3)
     base = draw.normal(10, 3, 600) + draw.normal(0, 2, 200)[users]
     better = base + 0.5 + draw.normal(0, 1, 600)
-    gap, p = paired(better, base, users)
+    gap, p = paired_difference(better, base, users)
     assert gap.low < 0.5 < gap.high
     assert p < 1e-6
-    assert paired(base, base, users)[1] == 1.0
+    assert paired_difference(base, base, users)[1] == 1.0
     unpaired = stats.ttest_ind(better, base).pvalue
     assert p < unpaired / 100  # sharing the luck is what makes it sharp
 
@@ -43,16 +43,16 @@ def test_paired_test_has_its_size() -> None:
     users = np.repeat(np.arange(50), 4)
     for _ in range(1000):
         shared = draw.normal(0, 1, 50)[users]  # the difference too is alike within a user
-        rejected += paired(draw.normal(size=200) + shared, draw.normal(size=200), users)[1] < 0.05
+        rejected += paired_difference(draw.normal(size=200) + shared, draw.normal(size=200), users)[1] < 0.05
     assert 30 <= rejected <= 80
 
 
 def test_seeds_are_averaged_session_by_session() -> None:
     draw = np.random.default_rng(3)
     first, second, users = draw.normal(size=(3, 40)), draw.normal(size=(3, 40)), np.arange(40)
-    gap, _ = paired(first, second, users)
+    gap, _ = paired_difference(first, second, users)
     assert gap.mean == pytest.approx((first.mean(0) - second.mean(0)).mean())
-    under_way, _ = paired(first, second[:2], users)  # one method has a seed more than the other so far
+    under_way, _ = paired_difference(first, second[:2], users)  # one method has a seed more than the other so far
     assert under_way.mean == pytest.approx((first.mean(0) - second[:2].mean(0)).mean())
 
 
@@ -60,7 +60,7 @@ def test_against_asks_one_family_of_questions() -> None:
     draw, users = np.random.default_rng(4), np.arange(300)
     base = draw.normal(size=300)
     rewards = {"base": base, "same": base + 0.01 * draw.normal(size=300), "more": base + 1}
-    found = against("base", rewards, users)
+    found = compare_to("base", rewards, users)
     assert set(found) == {"same", "more"}
     assert found["more"].adjusted < 1e-6
     assert found["same"].adjusted >= found["same"].p

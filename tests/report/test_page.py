@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.page_writer import write_report
 from mbcal.report.tables import Table, shown
@@ -22,7 +22,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = Run.create(tmp_path_factory.mktemp("run") / "run", settings_from(TINY), "cpu")
+    run = Run.create(tmp_path_factory.mktemp("run") / "run", experiment_config(TINY), "cpu")
     run.prepare()
     for cell in run.missing:
         run.execute(cell)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbcal import Behaviours, Catalog
-from mbcal.data.cutting import key
-from mbcal.decision_log import Decision, Feedback, Joined, join
+from mbcal.data.cutting import stable_hash
+from mbcal.decision_log import Decision, Feedback, Joined
+from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Record
 from mbcal.errors import OptionError
 
@@ -32,7 +33,7 @@ def answered(decision: str, item: str = "b", behaviour: str = "click", time: int
 
 
 def joined(*records: Record, horizon: int = 4, history: int = 3) -> Joined:
-    return join(records, CATALOG, BEHAVIOURS, horizon=horizon, history=history)
+    return join_sessions(records, CATALOG, BEHAVIOURS, horizon=horizon, history=history)
 
 
 def same(one: Joined, other: Joined) -> bool:
@@ -164,7 +165,7 @@ def test_sessions_belong_to_users_and_users_come_in_hashed_order() -> None:
         records += [decided(f"d{number}", session="main", user=f"u{number}", time=number), answered(f"d{number}")]
     found = joined(*records)
     assert len(found.sessions) == 20  # one name of a session, twenty users
-    assert list(found.users) == sorted((f"u{number}" for number in range(20)), key=lambda name: key(name, 0, "user"))
+    assert list(found.users) == sorted((f"u{number}" for number in range(20)), key=lambda name: stable_hash(name, 0, "user"))
     assert found.sessions.user.tolist() == list(range(20))
     later = joined(*records, decided("x", session="again", user="u3", time=3), answered("x"))
     assert len(later.sessions) == 21

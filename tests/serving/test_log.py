@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
-from mbcal.decision_log import Damage, Decision, DecisionLog, Feedback, compact, read
+from mbcal.decision_log import Damage, Decision, DecisionLog, Feedback
 from mbcal.decision_log import compaction as archive
 from mbcal.decision_log import writer as log
+from mbcal.decision_log.compaction import compact_log
+from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Record, decode, encode
 from mbcal.decision_log.segments import FRAME, HEADER, LONGEST, frame, header
 from mbcal.errors import InputError, LogError, LogFullError, OptionError, OutputError
@@ -82,7 +84,7 @@ def slow_sync(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_records_come_back_as_they_went(place: Path) -> None:
     records = mixed(7)
     write(place, records)
-    assert list(read(place)) == records
+    assert list(read_log(place)) == records
     assert [decode(encode(record)) for record in records] == records
     assert (place / "segment-000001.log").read_bytes()[:16] == b"mbcallog\x01\0\0\0\x01\0\0\0"
 
@@ -100,7 +102,7 @@ def test_a_log_goes_on_where_it_ended(place: Path) -> None:
     records = mixed(6)
     write(place, records[:3])
     write(place, records[3:])
-    assert list(read(place)) == records
+    assert list(read_log(place)) == records
     assert [path.name for path in place.glob("*.log")] == ["segment-000001.log"]
 
 
@@ -116,13 +118,13 @@ def test_every_truncation_recovers_exactly_the_whole_records(place: Path) -> Non
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
         kept = sum(size >= end for end in ends[1:])
-        assert list(read(place)) == records[:kept]  # reading does not mend
+        assert list(read_log(place)) == records[:kept]  # reading does not mend
         with DecisionLog(place) as opened:
             torn = size not in ends and size > HEADER.size
             cut = f"{path}: {size - ends[kept]} bytes of an unfinished record cut after {kept} records"
             assert opened.notes == ((cut,) if torn else ())
             opened.append(records[-1]).result(10)
-        assert list(read(place)) == [*records[:kept], records[-1]]
+        assert list(read_log(place)) == [*records[:kept], records[-1]]
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 5000, b"\xff" * 40, b"\x10\0\0\0abcd", os.urandom(300)])
@@ -132,10 +134,10 @@ def test_a_tail_of_anything_is_cut(place: Path, tail: bytes) -> None:
     write(place, records)
     with (place / "segment-000001.log").open("ab") as file:
         file.write(tail)
-    assert list(read(place)) == records
+    assert list(read_log(place)) == records
     with DecisionLog(place) as opened:
         assert len(opened.notes) == 1
-    assert list(read(place)) == records
+    assert list(read_log(place)) == records
 
 
 def test_a_record_quoted_in_another_is_never_taken_for_one(place: Path) -> None:
@@ -143,7 +145,7 @@ def test_a_record_quoted_in_another_is_never_taken_for_one(place: Path) -> None:
     write(place, [decision(1, user=quoted)])
     path = place / "segment-000001.log"
     path.write_bytes(path.read_bytes()[:-1])
-    assert list(read(place)) == []
+    assert list(read_log(place)) == []
     with DecisionLog(place) as opened:
         assert "cut after 0 records" in opened.notes[0]
 
@@ -158,14 +160,14 @@ def test_every_flipped_byte_costs_its_record_and_no_other(place: Path) -> None:
     for at in range(second, third):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         with pytest.raises(LogError, match=rf"segment-000001.log: damaged at byte {second} .*--skip-damaged"):
-            list(read(place))
+            list(read_log(place))
         skipped: list[Damage] = []
-        assert list(read(place, skipped)) == [records[0], records[2]]
+        assert list(read_log(place, skipped)) == [records[0], records[2]]
         assert [(damage.offset, damage.size) for damage in skipped] == [(second, third - second)]
     with DecisionLog(place) as opened:  # records follow the damage, so it is no torn tail: nothing may be cut
         assert opened.notes == (f"{path}: damaged in the middle; it is left as it is and segment 2 begun",)
         opened.append(records[1]).result(10)
-    assert list(read(place, [])) == [records[0], records[2], records[1]]
+    assert list(read_log(place, [])) == [records[0], records[2], records[1]]
 
 
 def test_flips_at_the_tail_and_in_the_header(place: Path) -> None:
@@ -174,16 +176,16 @@ def test_flips_at_the_tail_and_in_the_header(place: Path) -> None:
     path = place / "segment-000001.log"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"\xff")
-    assert list(read(place)) == records[:2]
+    assert list(read_log(place)) == records[:2]
     for at in range(HEADER.size):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :])
         if 8 <= at < 12:
             with pytest.raises(LogError, match=r"this mbcal reads up to 1; read it with a newer mbcal"):
-                list(read(place))
+                list(read_log(place))
         else:
             with pytest.raises(LogError, match=r"damaged at byte 0 .no segment begins like this"):
-                list(read(place))
-            assert list(read(place, [])) == records
+                list(read_log(place))
+            assert list(read_log(place, [])) == records
 
 
 def test_damage_in_a_closed_segment_names_it(place: Path) -> None:
@@ -194,14 +196,14 @@ def test_damage_in_a_closed_segment_names_it(place: Path) -> None:
     whole = first.read_bytes()
     first.write_bytes(whole[:-3])  # a tail is torn only at the end of the last segment
     with pytest.raises(LogError, match=r"segment-000001.log: damaged at byte"):
-        list(read(place))
+        list(read_log(place))
     skipped: list[Damage] = []
-    rest = list(read(place, skipped))
+    rest = list(read_log(place, skipped))
     assert len(skipped) == 1
     assert len(rest) == len(records) - 1
-    assert compact(place).left == skipped
+    assert compact_log(place).left == skipped
     assert first.read_bytes() == whole[:-3]
-    assert list(read(place, [])) == rest
+    assert list(read_log(place, [])) == rest
 
 
 def test_segments_stay_within_their_size(place: Path) -> None:
@@ -212,7 +214,7 @@ def test_segments_stay_within_their_size(place: Path) -> None:
     sizes = [path.stat().st_size for path in place.glob("*.log")]
     assert max(sizes) <= 1000
     assert len(sizes) >= sum(sizes) / 1000
-    assert list(read(place)) == records
+    assert list(read_log(place)) == records
     write(place / "tiny", records[:3], segment_bytes=1)  # a record that fits nowhere gets a segment of its own
     assert len(list((place / "tiny").glob("*.log"))) == 3
 
@@ -249,12 +251,12 @@ def test_a_kill_loses_nothing_acknowledged(place: Path) -> None:
         process.stdout.close()
         acknowledged |= {line[:-1] for line in lines if line.endswith("\n")}
         assert sum(name.startswith(f"{attempt}-") for name in acknowledged) > 0
-        logged = [record.id for record in read(place)]
+        logged = [record.id for record in read_log(place)]
         assert acknowledged <= set(logged)
         assert len(logged) == len(set(logged))
     assert len(list(place.glob("*.log"))) > 1
-    compact(place)
-    assert acknowledged <= {record.id for record in read(place)}
+    compact_log(place)
+    assert acknowledged <= {record.id for record in read_log(place)}
 
 
 def test_a_thousand_appends_share_few_syncs(place: Path, slow_sync: list[int]) -> None:
@@ -274,8 +276,8 @@ def test_a_thousand_appends_share_few_syncs(place: Path, slow_sync: list[int]) -
         for thread in threads:
             thread.join()
         assert 1 <= len(slow_sync) <= 100
-    assert {record.id for record in read(place)} == {record.id for record in records}
-    assert len(list(read(place))) == 1200
+    assert {record.id for record in read_log(place)} == {record.id for record in records}
+    assert len(list(read_log(place))) == 1200
 
 
 def test_a_record_lingers_for_others(place: Path, slow_sync: list[int]) -> None:
@@ -291,7 +293,7 @@ def test_a_record_lingers_for_others(place: Path, slow_sync: list[int]) -> None:
 
         asyncio.run(several())
         assert len(slow_sync) == 1
-    assert len(list(read(place))) == 20
+    assert len(list(read_log(place))) == 20
     with pytest.raises(OptionError, match="linger"):
         DecisionLog(place, linger=-1)
 
@@ -306,7 +308,7 @@ def test_what_lingers_is_written_though_its_loop_is_gone(place: Path) -> None:
         asyncio.run(leave(0))
         asyncio.run(leave(1))
         assert opened.waiting == 2
-    assert [record.id for record in read(place)] == [decision(0).id, decision(1).id]
+    assert [record.id for record in read_log(place)] == [decision(0).id, decision(1).id]
 
 
 def test_nothing_is_acknowledged_before_its_sync(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +332,7 @@ def test_too_many_waiting_are_refused(place: Path, slow_sync: list[int]) -> None
             done.result(10)
         opened.append(decision(11)).result(10)  # room again
         assert opened.waiting == 0
-    assert [record.id for record in read(place)] == [*(f"d{number}" for number in range(10)), "d11"]
+    assert [record.id for record in read_log(place)] == [*(f"d{number}" for number in range(10)), "d11"]
 
 
 def test_a_client_who_left_does_not_disturb_the_others(place: Path, slow_sync: list[int]) -> None:
@@ -342,7 +344,7 @@ def test_a_client_who_left_does_not_disturb_the_others(place: Path, slow_sync: l
 
     with DecisionLog(place) as opened:
         asyncio.run(leave())
-    assert [record.id for record in read(place)] == ["d1", "d2"]
+    assert [record.id for record in read_log(place)] == ["d1", "d2"]
 
 
 def test_closing_writes_what_waits(place: Path, slow_sync: list[int]) -> None:
@@ -351,7 +353,7 @@ def test_closing_writes_what_waits(place: Path, slow_sync: list[int]) -> None:
     opened.close()
     opened.close()
     assert all(done.done() and done.exception() is None for done in waiting)
-    assert len(list(read(place))) == 50
+    assert len(list(read_log(place))) == 50
     with pytest.raises(LogError, match=r"the decision log is closed; open it again to append"):
         opened.append(decision(51))
 
@@ -372,11 +374,11 @@ def test_a_full_disk_fails_what_waits_and_is_forgotten(place: Path, monkeypatch:
             patch.setattr(os, "write", full)
             with pytest.raises(OutputError, match=r"log: the disk is full; 1 record was not logged, free some space and"):
                 opened.append(decision(2)).result(10)
-            assert [record.id for record in read(place)] == ["d1"]
+            assert [record.id for record in read_log(place)] == ["d1"]
         opened.append(decision(3)).result(10)
         assert opened.waiting == 0
-        assert [record.id for record in read(place)] == ["d1", "d3"]
-    assert [record.id for record in read(place)] == ["d1", "d3"]
+        assert [record.id for record in read_log(place)] == ["d1", "d3"]
+    assert [record.id for record in read_log(place)] == ["d1", "d3"]
 
 
 def test_a_disk_full_at_the_end_leaves_a_log_that_opens(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +392,7 @@ def test_a_disk_full_at_the_end_leaves_a_log_that_opens(place: Path, monkeypatch
             asyncio.run(opened.append_async(decision(2)))
         monkeypatch.undo()
     write(place, [decision(3)])
-    assert [record.id for record in read(place)] == ["d1", "d3"]
+    assert [record.id for record in read_log(place)] == ["d1", "d3"]
 
 
 def test_a_segment_that_cannot_begin_is_tried_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,14 +402,14 @@ def test_a_segment_that_cannot_begin_is_tried_again(place: Path, monkeypatch: py
     with DecisionLog(place, segment_bytes=150) as opened:
         opened.append(decision(1)).result(10)
         with monkeypatch.context() as patch:
-            patch.setattr(log, "flush", fail)
+            patch.setattr(log, "fsync", fail)
             for _ in range(2):
                 with pytest.raises(OutputError, match=r"the disk is full"):
                     opened.append(decision(2)).result(10)
             assert [path.name for path in place.glob("*.log")] == ["segment-000001.log"]
         opened.append(decision(3)).result(10)
     assert sorted(path.name for path in place.glob("*.log")) == ["segment-000001.log", "segment-000002.log"]
-    assert [record.id for record in read(place)] == ["d1", "d3"]
+    assert [record.id for record in read_log(place)] == ["d1", "d3"]
 
 
 def test_one_writer_a_folder(place: Path) -> None:
@@ -428,14 +430,14 @@ def test_reading_while_writing_sees_a_prefix(place: Path) -> None:
         sizes = []
         while writer.is_alive():
             if list(place.glob("*.log")):
-                found = list(read(place))
+                found = list(read_log(place))
                 assert found == records[: len(found)]
                 sizes.append(len(found))
             if len(sizes) % 3 == 0:
-                compact(place)
+                compact_log(place)
         writer.join()
     assert sizes == sorted(sizes)
-    assert list(read(place)) == records
+    assert list(read_log(place)) == records
 
 
 def test_what_cannot_be_logged_is_said_at_once(place: Path, tmp_path: Path) -> None:
@@ -447,15 +449,15 @@ def test_what_cannot_be_logged_is_said_at_once(place: Path, tmp_path: Path) -> N
         with pytest.raises(InputError, match=r"64-bit"):
             opened.append(decision(1, time=2**70))
         opened.append(decision(2)).result(10)
-    assert [record.id for record in read(place)] == ["d2"]
+    assert [record.id for record in read_log(place)] == ["d2"]
     with pytest.raises(
         OptionError, match=r"segment_bytes and most_waiting must be at least 1 and linger in .0, 1., got 0, 5 and 0.0"
     ):
         DecisionLog(place, segment_bytes=0, most_waiting=5)
     with pytest.raises(LogError, match=r"nothing: cannot be read .No such file or directory.; give the folder"):
-        list(read(tmp_path / "nothing"))
+        list(read_log(tmp_path / "nothing"))
     with pytest.raises(LogError, match=r"no decision log .no segments."):
-        list(read(tmp_path))
+        list(read_log(tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file: cannot be written"):
         DecisionLog(tmp_path / "file")
@@ -467,25 +469,25 @@ def test_a_record_of_a_later_kind_is_damage_by_name(place: Path) -> None:
     later = frame(payload, 1, HEADER.size)
     (place / "segment-000001.log").write_bytes(header(1) + later)
     with pytest.raises(LogError, match=r"damaged at byte 16 .no record of this mbcal: Invalid value 9"):
-        list(read(place))
+        list(read_log(place))
 
 
 def test_compaction_changes_nothing_but_the_size(place: Path) -> None:
     bare = decision(500, history=[], shown=[], items=[], propensities=[], candidates=[], version="v2")
     records = [bare, feedback(501), *mixed(200)]
     write(place / "single", records[:4], segment_bytes=1)  # a record a segment: lists and files without anything in them
-    assert compact(place / "single").records == 3
-    assert list(read(place / "single")) == records[:4]
+    assert compact_log(place / "single").records == 3
+    assert list(read_log(place / "single")) == records[:4]
     write(place, records, segment_bytes=8000)
     before = len(list(place.glob("*.log")))
-    done = compact(place)
+    done = compact_log(place)
     assert (done.segments, done.left) == (before - 1, [])
-    assert done.records == sum(1 for _ in read(place)) - len([*records_of_last(place)])
+    assert done.records == sum(1 for _ in read_log(place)) - len([*records_of_last(place)])
     assert [path.name for path in place.glob("*.log")] == [f"segment-{before:06d}.log"]
-    assert list(read(place)) == records
-    assert compact(place).segments == 0
+    assert list(read_log(place)) == records
+    assert compact_log(place).segments == 0
     write(place, [decision(900)])
-    assert list(read(place)) == [*records, decision(900)]
+    assert list(read_log(place)) == [*records, decision(900)]
     (place / f"segment-{before:06d}.log").unlink()  # even without its last segment a log never takes a number twice
     write(place, [decision(901)], segment_bytes=8000)
     (made,) = place.glob("*.log")
@@ -521,15 +523,15 @@ def test_compaction_may_stop_anywhere(place: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", stopping(os.replace))
         patch.setattr(Path, "unlink", stopping(Path.unlink))
-        patch.setattr(folders, "flush", stopping(folders.flush))
-        patch.setattr(archive, "flush", stopping(archive.flush))
+        patch.setattr(folders, "fsync", stopping(folders.fsync))
+        patch.setattr(archive, "fsync", stopping(archive.fsync))
         with pytest.raises(Stopped):
-            compact(place)
-    assert list(read(place)) == records
+            compact_log(place)
+    assert list(read_log(place)) == records
     write(place, [decision(99)], segment_bytes=1500)
-    assert list(read(place)) == [*records, decision(99)]
-    assert compact(place).left == []
-    assert list(read(place)) == [*records, decision(99)]
+    assert list(read_log(place)) == [*records, decision(99)]
+    assert compact_log(place).left == []
+    assert list(read_log(place)) == [*records, decision(99)]
     names = sorted(path.name for path in place.iterdir())
     assert not [name for name in names if "partial" in name]
     assert len([name for name in names if name.startswith("segment")]) == 1
@@ -537,12 +539,12 @@ def test_compaction_may_stop_anywhere(place: Path, monkeypatch: pytest.MonkeyPat
 
 def test_damaged_parquet_is_named(place: Path) -> None:
     write(place, mixed(60), segment_bytes=1500)
-    compact(place)
+    compact_log(place)
     path = place / "decisions-000001.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes(byte ^ 0xFF for byte in whole[100:110]) + whole[110:])
     with pytest.raises(LogError, match=r"decisions-000001.parquet: cannot be read .*; restore the file from a copy"):
-        list(read(place))
+        list(read_log(place))
 
 
 def test_one_compaction_at_a_time(place: Path) -> None:
@@ -552,8 +554,8 @@ def test_one_compaction_at_a_time(place: Path) -> None:
     with (place / "compaction.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(LogError, match=r"another process compacts this decision log"):
-            compact(place)
-    assert compact(place).segments > 0
+            compact_log(place)
+    assert compact_log(place).segments > 0
 
 
 def test_serving_needs_no_torch() -> None:

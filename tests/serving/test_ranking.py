@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mbcal import NetConfig, Training
+from mbcal import NetConfig, TrainingConfig
 from mbcal.agents import AGENTS
 from mbcal.errors import InputError
 from mbcal.scoring.backend import to_numpy
@@ -32,7 +32,7 @@ def version(agent: Any, name: str = "v1") -> Any:
     domain = agent.domain
     return SimpleNamespace(
         name=name,
-        scorer=to_numpy(agent.ranks_by),
+        scorer=to_numpy(agent.fitted_scorer),
         catalog=domain.catalog,
         behaviours=domain.behaviours,
         history=domain.history,
@@ -42,7 +42,7 @@ def version(agent: Any, name: str = "v1") -> Any:
 
 def fitted(name: str = "mbcal", seed: int = 0) -> Any:
     kind = AGENTS[name]
-    config = kind.Config(net=NetConfig(hidden=8, embedding=8), training=Training(epochs=1, batch=32), seed=seed)
+    config = kind.Config(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=1, batch=32), seed=seed)
     return kind(config, "cpu").fit(sessions(count=60, seed=2))
 
 

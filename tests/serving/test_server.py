@@ -26,7 +26,7 @@ from hypothesis.errors import Unsatisfiable
 
 from mbcal.agents import load
 from mbcal.client import AsyncClient, Client
-from mbcal.decision_log.reader import read
+from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ServiceError
@@ -63,7 +63,7 @@ def run(
 
     async def tell() -> Service:
         service = Service(registry, sessions, DecisionLog(log) if log else None, epsilon, Limits(**more))
-        await service.look()
+        await service.refresh_version()
         app = App(service, token)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
             await story(http, service)
@@ -127,7 +127,7 @@ def test_a_session_remembered_equals_one_sent_whole(registry: Registry, tmp_path
             shown.append([kept["items"][0]["item"], behaviour])
 
     run(registry, story, tmp_path / "log")
-    records = list(read(tmp_path / "log"))
+    records = list(read_log(tmp_path / "log"))
     assert sum(isinstance(record, Decision) for record in records) == 6
     assert sum(isinstance(record, Feedback) for record in records) == 3
     last = [record for record in records if isinstance(record, Decision) and record.session][-1]
@@ -144,7 +144,7 @@ def test_asking_again_with_one_id_is_one_decision(registry: Registry, tmp_path: 
         assert answers[0].json()["decision"] == "mine"
 
     run(registry, story, tmp_path / "log", epsilon=0.5)
-    assert len(list(read(tmp_path / "log"))) == 1
+    assert len(list(read_log(tmp_path / "log"))) == 1
 
 
 def test_several_users_in_one_call(registry: Registry) -> None:
@@ -354,7 +354,7 @@ def test_a_damaged_version_is_refused_and_the_old_one_serves_on(registry: Regist
         scorer.write_bytes(bytes(data))
         pointer = registry.path / "current.json"
         pointer.write_text(pointer.read_text().replace('"v000001"', '"v000002"', 1))
-        await service.look()
+        await service.refresh_version()
         assert (await http.post("/v1/rank", json={"candidates": ITEMS})).json()["version"] == "v000001"
         assert "v000002" in (await http.get("/v1/model")).json()["refused"]
 
@@ -442,7 +442,9 @@ def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Pa
             os.kill(process.pid, signal.SIGKILL)
             for worker in workers:
                 worker.join()
-    kept = {record.id if isinstance(record, Decision) else f"{record.decision} told" for record in read(tmp_path / "log")}
+    kept = {
+        record.id if isinstance(record, Decision) else f"{record.decision} told" for record in read_log(tmp_path / "log")
+    }
     assert len(acknowledged) > 100
     assert acknowledged <= kept
 
@@ -470,7 +472,7 @@ def test_it_stops_when_told_and_answers_what_it_began(registry: Registry, tmp_pa
             decision = client.rank(ITEMS).decision
         process.terminate()
         assert process.wait(timeout=15) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
-    assert [record.id for record in read(tmp_path / "log") if isinstance(record, Decision)] == [decision]
+    assert [record.id for record in read_log(tmp_path / "log") if isinstance(record, Decision)] == [decision]
 
 
 # ---- the client
@@ -492,7 +494,7 @@ def test_the_client_asks_again_and_logs_once(registry: Registry, tmp_path: Path)
         asyncio.run(asynchronously())
         proxy.close()
         assert proxy.cut >= 3
-    records = list(read(tmp_path / "log"))
+    records = list(read_log(tmp_path / "log"))
     assert [type(record) for record in records] == [Decision, Feedback, Decision]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mbcal.errors import OptionError
-from mbcal.serving.state import Made, MemoryStore, RedisStore, Session, Step, session_store
+from mbcal.serving.state import DecisionRef, MemoryStore, RedisStore, Session, Step, session_store
 
 BEGIN = Session("u1", (("item 1", "click"),))
 STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
@@ -81,9 +81,9 @@ async def story(store: MemoryStore | RedisStore) -> None:
     last = await store.get("s")
     assert last is not None
     assert len(last.steps) == 23
-    assert await store.noted("d1") is None
-    await store.note("d1", Made("s", 7, ["item 2", "item 4"], "v000001"))
-    assert await store.noted("d1") == Made("s", 7, ["item 2", "item 4"], "v000001")
+    assert await store.recall_decision("d1") is None
+    await store.remember_decision("d1", DecisionRef("s", 7, ["item 2", "item 4"], "v000001"))
+    assert await store.recall_decision("d1") == DecisionRef("s", 7, ["item 2", "item 4"], "v000001")
     await store.close()
 
 
@@ -95,8 +95,8 @@ def test_the_oldest_decisions_are_forgotten_first() -> None:
     async def tell() -> list[bool]:
         store = MemoryStore(decisions=2)
         for name in ("d1", "d2", "d3"):
-            await store.note(name, Made(None, 1, ["item 2"], "v000001"))
-        return [await store.noted(name) is None for name in ("d1", "d2", "d3")]
+            await store.remember_decision(name, DecisionRef(None, 1, ["item 2"], "v000001"))
+        return [await store.recall_decision(name) is None for name in ("d1", "d2", "d3")]
 
     assert asyncio.run(tell()) == [True, False, False]
 

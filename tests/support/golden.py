@@ -19,22 +19,36 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.reader import read_log
+
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from mbcal import Cut, Items, Labels, MBCALConfig, NewsfeedLog, SimulatorConfig, Table, Training, prepare, prepare_newsfeed
+from mbcal import (
+    ItemTable,
+    Labels,
+    MBCALConfig,
+    NewsfeedConfig,
+    SessionConfig,
+    SimulatorConfig,
+    TableLog,
+    TrainingConfig,
+    prepare,
+    prepare_newsfeed,
+)
 from mbcal.agents import AGENTS, load
 from mbcal.agents.base import AgentConfig
 from mbcal.data.store import Store
-from mbcal.decision_log import Decision, DecisionLog, join, read
+from mbcal.decision_log import Decision, DecisionLog
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.config import settings_from
+from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Run
 from mbcal.evaluation.experiment.workers import execute_all
-from mbcal.evaluation.ope.estimate import judge_offline
+from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.nn.config import NetConfig
 from mbcal.registry.registry import Registry
 from mbcal.report.page_writer import write_report
@@ -65,7 +79,7 @@ def of_numbers(values: Any) -> str:
     return digest(json.dumps(values, sort_keys=True, default=float).encode())
 
 
-def write_table(folder: Path) -> Table:
+def write_table(folder: Path) -> TableLog:
     """A small log of every kind of row, good and bad, with item features."""
     draw = np.random.default_rng(0)
     labels = ("skip", "click", "like", "like ", "unknown")
@@ -79,8 +93,8 @@ def write_table(folder: Path) -> Table:
     items = [f"d{k},kind{k % 5},a|b{k % 7},Title {k}" for k in range(80)]
     (folder / "items.csv").write_text("\n".join(["doc,kind,tags,name", *items]) + "\n")
     rule = Labels({"skip": 0.0, "click": 1.0, "like": 5.0})
-    items_table = Items([folder / "items.csv"], ["kind", "tags"], title="name")
-    return Table(
+    items_table = ItemTable([folder / "items.csv"], ["kind", "tags"], title="name")
+    return TableLog(
         [folder / "log.csv"],
         user="uid",
         item="doc",
@@ -93,22 +107,22 @@ def write_table(folder: Path) -> Table:
 
 
 def stores(folder: Path) -> dict[str, str]:
-    prepare(write_table(folder), folder / "table", Cut(horizon=6, history=5, seed=3))
-    prepare_newsfeed(folder / "feed", NewsfeedLog(sessions=1200, items=120), Cut(horizon=8, history=6))
+    prepare(write_table(folder), folder / "table", SessionConfig(horizon=6, history=5, seed=3))
+    prepare_newsfeed(folder / "feed", NewsfeedConfig(sessions=1200, items=120), SessionConfig(horizon=8, history=6))
     return {"store table": of_folder(folder / "table"), "store newsfeed": of_folder(folder / "feed")}
 
 
 def fits(folder: Path, store: Store) -> dict[str, str]:
     found, train, test = {}, store.sessions("train"), store.sessions("test")
     world = Newsfeed.from_options(dict(store.manifest["options"]))
-    net, how = NetConfig(hidden=16, embedding=8, features=("category",)), Training(epochs=2, batch=64)
+    net, how = NetConfig(hidden=16, embedding=8, features=("category",)), TrainingConfig(epochs=2, batch=64)
     configs: dict[str, Any] = {name: kind.Config(net=net, training=how) for name, kind in AGENTS.items()}
     kinds = dict.fromkeys(AGENTS)
     configs["mbcal auto"] = MBCALConfig(net=net, training=how, mix="auto")
     configs["gru4rec id"] = AgentConfig(net=NetConfig(hidden=16, embedding=8, user="id"), training=how)
     for name, config in configs.items():
         agent = AGENTS[name.split()[0]](config, "cpu").fit(train)
-        agent.fit(train[:100], training=Training(epochs=1, batch=32, validation=0.0))  # and a warm start
+        agent.fit(train[:100], training=TrainingConfig(epochs=1, batch=32, validation=0.0))  # and a warm start
         path = agent.save(folder / name.replace(" ", "-"))
         weights = {f"{n}/{k}": v.numpy() for n, m in agent.nets.items() for k, v in m.state_dict().items()}
         steps = [("item-001", "dwell-03"), ("item-007", "dwell-09")]
@@ -121,11 +135,11 @@ def fits(folder: Path, store: Store) -> dict[str, str]:
     for family in ("lstm", "transformer"):
         config = SimulatorConfig(family=family, hidden=16, embedding=8, training=how)
         simulator = Simulator.fit(store.sessions("simulator"), config, device="cpu")
-        card = simulator.judge(test[:100])
+        card = simulator.evaluate(test[:100])
         found[f"simulator {family}"] = of_arrays({k: v.numpy() for k, v in simulator._net.state_dict().items()})
         found[f"card {family}"] = of_numbers([card.nll, card.ece, card.macro_f1, card.drift, card.rmse])
     agent, other = load(folder / "mbcal", "cpu"), load(folder / "gru4rec", "cpu")
-    estimates = judge_offline(agent, other, test, epsilon=0.1, clip=20.0, values="means", resamples=200)
+    estimates = estimate_value(agent, other, test, epsilon=0.1, clip=20.0, values="means", resamples=200)
     found["off-policy"] = of_numbers([(e.of, e.name, e.value, e.low, e.high, e.ess) for e in estimates])
     return found
 
@@ -142,7 +156,7 @@ def experiment(folder: Path) -> dict[str, str]:
     }
     tiny |= {"agents": ["mbcal", "gru4rec", "dqn", "random"], "hidden": 8, "embedding": 8, "futures": 4, "future_states": 4}
     tiny |= {"simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}}}
-    run = Run.create(folder / "run", settings_from(tiny), "cpu")
+    run = Run.create(folder / "run", experiment_config(tiny), "cpu")
     run.prepare()
     execute_all(run, run.missing, 1, _Silent())
     write_report(run)
@@ -164,7 +178,7 @@ def service(folder: Path, model: Path, store: Store) -> dict[str, str]:
     async def script() -> None:
         served = Service(registry, MemoryStore(), DecisionLog(folder / "log"), 0.3)
         served._random = np.random.default_rng(7)
-        await served.look()
+        await served.refresh_version()
         for step in range(5):
             asked = [f"item-{k:03d}" for k in range(40)] + ["never seen"]
             answer = await served.rank(RankRequest(asked, k=4, session="s1", user="u1", history=[("item-001", "dwell-02")]))
@@ -173,14 +187,14 @@ def service(folder: Path, model: Path, store: Store) -> dict[str, str]:
         await served.close()
 
     asyncio.run(script())
-    records = list(read(folder / "log"))
+    records = list(read_log(folder / "log"))
     kept = [
         (r.session, r.user, r.step, r.version, r.epsilon, r.history, r.shown, r.candidates, r.items, r.propensities)
         if isinstance(r, Decision)
         else (r.item, r.behaviour)
         for r in records
     ]
-    joined = join(records, agent.domain.catalog, agent.domain.behaviours, horizon=8, history=6).sessions
+    joined = join_sessions(records, agent.domain.catalog, agent.domain.behaviours, horizon=8, history=6).sessions
     arrays = {name: array for name, array in joined.arrays() if name not in ("timestamps",)}
     return {
         "openapi": of_numbers(openapi(__version__)),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import Cut, Newsfeed, NewsfeedLog, Oracle, prepare_newsfeed
-from mbcal.environments.newsfeed.articles import write_articles
+from mbcal import Newsfeed, NewsfeedConfig, Oracle, SessionConfig, prepare_newsfeed
+from mbcal.environments.newsfeed.articles import generate_articles
 from mbcal.environments.newsfeed.log import offer
-from mbcal.environments.newsfeed.world import Constants, UserState
+from mbcal.environments.newsfeed.world import NewsfeedConstants, UserState
 from mbcal.errors import OptionError
 from tests.logs import content
 
@@ -85,8 +85,8 @@ def test_truth_equals_plain_python() -> None:
 def test_expected_reward_equals_brute_force_simulation() -> None:
     draws = 200_000
     user = torch.zeros(draws, dtype=torch.long)
-    state, item = WORLD.rested(user), torch.full((draws,), 40)
-    behaviour, _ = WORLD.respond(state, item, torch.Generator().manual_seed(1))
+    state, item = WORLD.fresh_state(user), torch.full((draws,), 40)
+    behaviour, _ = WORLD.respond(state, item, torch.rand(len(item), generator=torch.Generator().manual_seed(1)))
     reward = behaviour.double() + 1
     truth = float(WORLD.expected_reward(state, item[:, None])[0, 0])
     assert float(reward.mean()) == pytest.approx(truth, abs=4 * float(reward.std()) / draws**0.5)
@@ -97,25 +97,25 @@ def test_expected_reward_equals_brute_force_simulation() -> None:
 
 
 def test_shared_noise_gives_the_better_item_the_better_behaviour() -> None:
-    state = WORLD.rested(torch.arange(400))
+    state = WORLD.fresh_state(torch.arange(400))
     rows = torch.randint(2, 302, (400, 2), generator=torch.Generator().manual_seed(0))
     best, worst = rows.gather(1, WORLD.utility(state, rows).argsort(1, descending=True)).unbind(1)
     uniform = torch.rand(400, generator=torch.Generator().manual_seed(2))
-    assert bool((WORLD.answer(state, best, uniform)[0] >= WORLD.answer(state, worst, uniform)[0]).all())
+    assert bool((WORLD.respond(state, best, uniform)[0] >= WORLD.respond(state, worst, uniform)[0]).all())
 
 
 def test_bait_pleases_now_and_costs_later() -> None:
     user = torch.arange(400)
-    state = WORLD.rested(user)
+    state = WORLD.fresh_state(user)
     bait, other = int(WORLD.bait[2:].argmax()) + 2, int(WORLD.bait[2:].argmin()) + 2
     level = torch.full((400,), 5)
-    after_bait, after_other = (WORLD.advance(state, torch.full((400,), row), level) for row in (bait, other))
+    after_bait, after_other = (WORLD.observe(state, torch.full((400,), row), level) for row in (bait, other))
     neutral = torch.full((400, 1), 1)  # the average item
     twin = copy.deepcopy(WORLD)  # the same item without its bait
     twin.instant[bait] -= KNOWN.bait_now * WORLD.bait[bait]
     gain = WORLD.utility(state, torch.full((400, 1), bait)) - twin.utility(state, torch.full((400, 1), bait))
     assert bool((gain > 0.9 * KNOWN.bait_now).all())
-    articles = write_articles(300, KNOWN.topics, torch.Generator().manual_seed(3))
+    articles = generate_articles(300, KNOWN.topics, torch.Generator().manual_seed(3))
     by_hand = KNOWN.appeal * articles.appeal + KNOWN.bait_now * articles.bait
     assert torch.allclose(WORLD.instant[2:], by_hand)
     gap = KNOWN.bait_later * float(WORLD.bait[bait] - WORLD.bait[other])
@@ -126,19 +126,19 @@ def test_bait_pleases_now_and_costs_later() -> None:
 def test_repeated_topics_tire_and_interests_drift_towards_what_is_read() -> None:
     user = torch.arange(400)
     item = torch.full((400,), 30)
-    state = WORLD.rested(user)
+    state = WORLD.fresh_state(user)
     for _ in range(3):
-        state = WORLD.advance(state, item, torch.full((400,), 11))
+        state = WORLD.observe(state, item, torch.full((400,), 11))
     assert bool((state.satiation @ WORLD.topics[30] > 0).all())
     before = (WORLD.traits - WORLD.topics[30]).norm(dim=1)
     assert torch.allclose((state.interests - WORLD.topics[30]).norm(dim=1), before * (1 - KNOWN.drift) ** 3, atol=1e-5)
-    skipped = WORLD.advance(WORLD.rested(user), item, torch.zeros(400, dtype=torch.long))
+    skipped = WORLD.observe(WORLD.fresh_state(user), item, torch.zeros(400, dtype=torch.long))
     assert torch.equal(skipped.interests, WORLD.traits)
 
 
 def play(policy: str, users: int = 400, horizon: int = 20) -> float:
     draw = torch.Generator().manual_seed(7)
-    state = WORLD.rested(torch.arange(users))
+    state = WORLD.fresh_state(torch.arange(users))
     candidates = offer(WORLD.weights, users, 2 * horizon, draw)
     available = torch.ones_like(candidates, dtype=torch.bool)
     total = torch.zeros(users)
@@ -151,7 +151,7 @@ def play(policy: str, users: int = 400, horizon: int = 20) -> float:
         else:
             chosen = torch.multinomial(available.float(), 1, generator=draw).squeeze(1)
         item = candidates.gather(1, chosen[:, None]).squeeze(1)
-        behaviour, state = WORLD.answer(state, item, noise[step])
+        behaviour, state = WORLD.respond(state, item, noise[step])
         available = available.scatter(1, chosen[:, None], False)
         total += behaviour + 1.0
     return float(total.mean())
@@ -212,7 +212,7 @@ def test_oracle_is_within_a_percent_of_exhaustive_search() -> None:
 
 
 def test_oracle_takes_only_what_is_available() -> None:
-    state = WORLD.rested(torch.arange(50))
+    state = WORLD.fresh_state(torch.arange(50))
     candidates = offer(WORLD.weights, 50, 6, torch.Generator().manual_seed(0))
     available = torch.zeros(50, 6, dtype=torch.bool)
     available[torch.arange(50), torch.arange(50) % 6] = True
@@ -232,7 +232,9 @@ def test_offers_are_distinct_and_by_weight() -> None:
 
 def test_log_is_what_the_world_says(tmp_path: Path) -> None:
     """Replays every logged session from its own history in the world the manifest describes."""
-    store = prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=402, items=200), Cut(horizon=6, history=8, seed=5))
+    store = prepare_newsfeed(
+        tmp_path / "feed", NewsfeedConfig(sessions=402, items=200), SessionConfig(horizon=6, history=8, seed=5)
+    )
     world = Newsfeed.from_options(store.manifest["options"])
     assert store.catalog.items == world.catalog.items
     assert store.manifest["counts"]["sessions"] == 402
@@ -251,14 +253,16 @@ def test_log_is_what_the_world_says(tmp_path: Path) -> None:
             assert bool((chosen.sum(1) == 1).all())
             assert torch.allclose(chances[chosen], known.propensities[:, step], atol=1e-5)
             available &= ~chosen
-            state = world.advance(state, known.items[:, step], known.behaviours[:, step])
+            state = world.observe(state, known.items[:, step], known.behaviours[:, step])
         assert set(sessions.history_length.tolist()) <= {0, 6, 8}
     assert seen == 402
 
 
 def test_logging_policy_draws_with_its_propensities(tmp_path: Path) -> None:
     """Inverse propensities of the steps taken sum to the number of choices there were."""
-    store = prepare_newsfeed(tmp_path / "feed", NewsfeedLog(sessions=8000, items=200), Cut(horizon=3, split=(0, 1, 0)))
+    store = prepare_newsfeed(
+        tmp_path / "feed", NewsfeedConfig(sessions=8000, items=200), SessionConfig(horizon=3, split=(0, 1, 0))
+    )
     propensities = store.sessions("train").propensities
     assert propensities is not None
     for step, choices in enumerate((6, 5, 4)):
@@ -268,7 +272,7 @@ def test_logging_policy_draws_with_its_propensities(tmp_path: Path) -> None:
 
 def test_same_seed_same_bytes_other_seed_other_world(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        prepare_newsfeed(tmp_path / name, NewsfeedLog(sessions=50, items=120), Cut(seed=seed))
+        prepare_newsfeed(tmp_path / name, NewsfeedConfig(sessions=50, items=120), SessionConfig(seed=seed))
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert content(tmp_path / "a") != content(tmp_path / "c")
 
@@ -286,20 +290,20 @@ def test_seven_features_tell_what_they_should() -> None:
 @pytest.mark.parametrize(
     ("log", "how", "message"),
     [
-        ({"sessions": 0}, Cut(), "sessions: must be at least 1"),
-        ({"items": 10}, Cut(horizon=2), "items: must be at least 100"),
-        ({"items": 150}, Cut(horizon=80), "need 160 candidates, the feed has 150"),
-        ({}, Cut(gap=5), "do not apply"),
-        ({}, Cut(min_length=2), "do not apply"),
+        ({"sessions": 0}, SessionConfig(), "sessions: must be at least 1"),
+        ({"items": 10}, SessionConfig(horizon=2), "items: must be at least 100"),
+        ({"items": 150}, SessionConfig(horizon=80), "need 160 candidates, the feed has 150"),
+        ({}, SessionConfig(gap=5), "do not apply"),
+        ({}, SessionConfig(min_length=2), "do not apply"),
     ],
 )
-def test_impossible_feeds_are_refused(tmp_path: Path, log: dict[str, int], how: Cut, message: str) -> None:
+def test_impossible_feeds_are_refused(tmp_path: Path, log: dict[str, int], how: SessionConfig, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        prepare_newsfeed(tmp_path / "feed", NewsfeedLog(**{"sessions": 8, **log}), how)
+        prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(**{"sessions": 8, **log}), how)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_constants_change_the_world() -> None:
-    calm = Newsfeed(50, 100, 0, Constants(bait_later=0.0))
-    state = calm.advance(calm.rested(torch.arange(50)), torch.full((50,), 9), torch.zeros(50))
+    calm = Newsfeed(50, 100, 0, NewsfeedConstants(bait_later=0.0))
+    state = calm.observe(calm.fresh_state(torch.arange(50)), torch.full((50,), 9), torch.zeros(50))
     assert bool((state.mood == 0).all())

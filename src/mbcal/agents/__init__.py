@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, Ranked
+from mbcal.agents.base import Agent, AgentConfig, Domain, RankedItem
 from mbcal.agents.ddpg import DDPG
 from mbcal.agents.dqn import DDQN, DQN
 from mbcal.agents.dynaq import DynaQ
@@ -39,7 +39,7 @@ AGENTS: dict[str, type[Agent]] = {
 }
 
 
-def agent_named(name: str) -> type[Agent]:
+def agent_class(name: str) -> type[Agent]:
     """The class of a method: one of ours, an installed package's (entry point group `mbcal.agents`), or `path.py:Class`.
 
     A path is code and is run: give only files you trust.
@@ -83,11 +83,11 @@ def load(path: str | Path, device: str = "auto", kind: type[Agent] | None = None
 
     A model folder is data: it can name a method that is installed, but never make us run a file.
     """
-    opened = bundle.Bundle.open(path, bundle.AGENT)
+    opened = bundle.Artifact.open(path, bundle.MODEL_KIND)
     name = str(opened.manifest["agent"])
     if kind is None and ".py:" in name:
         raise ModelError(f"{path}: holds an agent of your own ({name}); load it with mbcal.load(path, kind=…)")
-    return (kind or agent_named(name)).read(opened, device)
+    return (kind or agent_class(name)).read(opened, device)
 
 
 __all__ = [
@@ -108,7 +108,7 @@ __all__ = [
     "MBCALWithoutVarianceReduction",
     "Popular",
     "Random",
-    "Ranked",
-    "agent_named",
+    "RankedItem",
+    "agent_class",
     "load",
 ]

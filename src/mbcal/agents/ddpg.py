@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, Domain, Lesson
-from mbcal.agents.dqn import NOBODY, DQNConfig, WithCopy
+from mbcal.agents.base import Agent, Domain, FitContext
+from mbcal.agents.dqn import NO_ROWS, DQNConfig, TargetCopy
 from mbcal.agents.mcpe import session_returns
 from mbcal.nn.embeddings import Embedding, ItemEmbedding
-from mbcal.nn.label_scaler import Unit
-from mbcal.nn.recurrent import SequenceNet, last_hidden, run_gru
+from mbcal.nn.label_scaler import LabelScaler
+from mbcal.nn.recurrent import RecurrentNet, last_hidden, run_gru
 from mbcal.scoring.scorers import NearestScorer
-from mbcal.training.device_data import Resident
+from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
 from mbcal.training.targets import temporal_difference_targets
@@ -36,7 +36,7 @@ from mbcal.types import SessionTensors
 
 @dataclass(frozen=True)
 class DDPGConfig(DQNConfig):
-    """Settings of DDPG."""
+    """ExperimentConfig of DDPG."""
 
     action: int = 4
     """Dimensions of the space of points; the paper found more to be worse."""
@@ -50,7 +50,7 @@ class _Pair(nn.Module):
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
         super().__init__()
         known = (domain.catalog, domain.behaviours, config.net)
-        self.actor = SequenceNet(*known, config.action, domain.users)
+        self.actor = RecurrentNet(*known, config.action, domain.n_users)
         self.items = ItemEmbedding(domain.catalog, config.net)
         self.point = nn.Linear(self.items.size, config.action)
         self.behaviours = Embedding(domain.behaviours.start + 1, config.net.embedding)
@@ -64,7 +64,7 @@ class _Pair(nn.Module):
 
     def act(self, batch: SessionTensors) -> Tensor:
         """p(s_t) (B, T, 4): the actor at every logged step, the step's own item unseen."""
-        return torch.tanh(self.actor.unseen(batch))
+        return torch.tanh(self.actor.forward_masked(batch))
 
     def forward(self, batch: SessionTensors) -> Tensor:
         """Q (B, T) of the actor's own points."""
@@ -91,7 +91,7 @@ class _Pair(nn.Module):
         return last_hidden(run_gru(self.history, past, nothing), batch.history_length)
 
 
-class ActorCritic(WithCopy):
+class ActorCritic(TargetCopy):
     """The pair that learns, its slower copy, and the scale of values."""
 
     online: _Pair
@@ -99,7 +99,7 @@ class ActorCritic(WithCopy):
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
         super().__init__(_Pair(domain, config), _Pair(domain, config), config.copy_every)
-        self.unit = Unit(domain.horizon)
+        self.label_scaler = LabelScaler(domain.horizon)
 
 
 class DDPG(Agent):
@@ -109,30 +109,30 @@ class DDPG(Agent):
     Config = DDPGConfig
     config: DDPGConfig
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         return {"value": ActorCritic(domain, self.config)}
 
-    def optimiser(self, net: nn.Module) -> torch.optim.Adam:
+    def create_optimiser(self, net: nn.Module) -> torch.optim.Adam:
         learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
         critic = [parameter for name, parameter in learned if not name.startswith("online.actor.")]
         actor = [parameter for name, parameter in learned if name.startswith("online.actor.")]
-        made = self.config.training.optimiser(critic)
+        made = self.config.training.create_optimiser(critic)
         made.add_param_group({"params": actor, "share": self.config.actor_share})
-        self.config.training.steer(made)
+        self.config.training.apply_to(made)
         return made
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, context: FitContext) -> None:
         net: ActorCritic = self.nets["value"]
-        if lesson.first:
-            returns = session_returns(lesson.data, self.config.gamma)
-            net.unit.fit(returns, lesson.data.mask, lesson.portion.group)
-        lesson.train("value", self._objective(net, lesson.data), held=NOBODY, before=net.begin_update)
+        if context.first:
+            returns = session_returns(context.data, self.config.gamma)
+            net.label_scaler.fit(returns, context.data.mask, context.worker_slice.group)
+        context.train("value", self._objective(net, context.data), held=NO_ROWS, before=net.begin_update)
 
-    def _objective(self, net: ActorCritic, data: Resident) -> Objective:
+    def _objective(self, net: ActorCritic, data: DeviceSessions) -> Objective:
         def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted = batch.mask
-            error = net.online.judge(batch) - net.unit.inward(self.label(batch))
+            error = net.online.judge(batch) - net.label_scaler.normalize(self.label(batch))
             still = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
             still |= {name: parameter for name, parameter in net.online.named_parameters() if name.startswith("actor.")}
             judged = torch.func.functional_call(net.online, still, (batch,))
@@ -144,16 +144,16 @@ class DDPG(Agent):
     def label(self, batch: SessionTensors) -> Tensor:
         """y_t (B, T)."""
         net: ActorCritic = self.nets["value"]
-        value = net.unit.outward(net.target(batch))
+        value = net.label_scaler.denormalize(net.target(batch))
         return temporal_difference_targets(batch.rewards, value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
-    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+    def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
         net: ActorCritic = self.nets["value"]
-        return self.label(batch), net.unit.outward(net.online.judge(batch))
+        return self.label(batch), net.label_scaler.denormalize(net.online.judge(batch))
 
     @torch.no_grad()
-    def scorer(self) -> NearestScorer:
+    def build_scorer(self) -> NearestScorer:
         pair: _Pair = self.nets["value"].online
-        rows = torch.arange(self.domain.catalog.rows, device=self.device)
-        return NearestScorer(pair.actor.tables(), pair.points(rows), self.domain.behaviours.start)
+        rows = torch.arange(self.domain.catalog.n_rows, device=self.device)
+        return NearestScorer(pair.actor.scoring_tables(), pair.points(rows), self.domain.behaviours.start)

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, Domain, Lesson, value_term
+from mbcal.agents.base import Agent, Domain, FitContext, value_term
 from mbcal.agents.mcpe import ValueConfig, session_returns
 from mbcal.errors import OptionError
 from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.backend import copy_into
-from mbcal.scoring.scorers import NetScorer, Term
-from mbcal.training.device_data import Resident
+from mbcal.scoring.scorers import NetScorer, ScoreTerm
+from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
 from mbcal.training.targets import temporal_difference_targets
-from mbcal.types import MASK, SessionTensors
+from mbcal.types import MASK_ROW, SessionTensors
 
-NOBODY = np.zeros(0, np.int64)
+NO_ROWS = np.zeros(0, np.int64)
 """To hold out: a target moves with the network, so that a held-out error tells nothing about when to stop."""
 ROWS_AT_ONCE = 512
 """Steps scored together on a CPU, so that the work stays in its cache."""
@@ -41,7 +41,7 @@ ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class DQNConfig(ValueConfig):
-    """Settings of DQN and its kin."""
+    """ExperimentConfig of DQN and its kin."""
 
     copy_every: int = 20
     """Updates between copies into the target network."""
@@ -52,7 +52,7 @@ class DQNConfig(ValueConfig):
             raise OptionError(f"copy_every: must be at least 1, got {self.copy_every}")
 
 
-class WithCopy(nn.Module):
+class TargetCopy(nn.Module):
     """A network, its slower copy, and how many updates there have been: all that a checkpoint must hold."""
 
     def __init__(self, online: nn.Module, target: nn.Module, every: int) -> None:
@@ -79,18 +79,18 @@ class WithCopy(nn.Module):
         self.updates = int(state)
 
 
-class QNetwork(WithCopy):
+class QNetwork(TargetCopy):
     """Q and Q'."""
 
     online: ValueNet
     target: ValueNet
 
     def __init__(self, domain: Domain, config: DQNConfig) -> None:
-        known = (domain.catalog, domain.behaviours, config.net, domain.users, domain.horizon)
+        known = (domain.catalog, domain.behaviours, config.net, domain.n_users, domain.horizon)
         super().__init__(ValueNet(*known), ValueNet(*known), config.copy_every)
-        self._judge: Term | None = None
+        self._judge: ScoreTerm | None = None
 
-    def judge(self) -> Term:
+    def judge(self) -> ScoreTerm:
         """Q' in tables, made once a copy."""
         if self._judge is None:
             self._judge = value_term(self.target)
@@ -115,25 +115,25 @@ class DQN(Agent):
     needs_candidates = True
     double = False
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         return {"value": QNetwork(domain, self.config)}
 
-    def learn(self, lesson: Lesson) -> None:
-        self.learn_values(lesson, lesson.data)
+    def learn(self, context: FitContext) -> None:
+        self.learn_values(context, context.data)
 
-    def learn_values(self, lesson: Lesson, data: Resident, times: int = 1) -> None:
-        """Fit Q to the temporal differences of these sessions: the lesson's, or several forms of them."""
+    def learn_values(self, context: FitContext, data: DeviceSessions, times: int = 1) -> None:
+        """Fit Q to the temporal differences of these sessions: the context's, or several forms of them."""
         net: QNetwork = self.nets["value"]
-        if lesson.first:
-            returns = session_returns(lesson.data, self.config.gamma)
-            net.online.unit.fit(returns, lesson.data.mask, lesson.portion.group)
-        lesson.train("value", self._objective(net, data), NOBODY, net.begin_update, data.whole, times)
+        if context.first:
+            returns = session_returns(context.data, self.config.gamma)
+            net.online.label_scaler.fit(returns, context.data.mask, context.worker_slice.group)
+        context.train("value", self._objective(net, data), NO_ROWS, net.begin_update, data.is_on_device, times)
 
-    def _objective(self, net: QNetwork, data: Resident) -> Objective:
+    def _objective(self, net: QNetwork, data: DeviceSessions) -> Objective:
         def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = data[rows]
             counted, target = batch.mask, self.label(batch)
-            error = net.online.run(batch).squeeze(-1) - net.online.unit.inward(target)
+            error = net.online.forward_batch(batch).squeeze(-1) - net.online.label_scaler.normalize(target)
             return (error.square() * counted).sum(), counted.sum()
 
         return objective
@@ -154,10 +154,10 @@ class DQN(Agent):
         return temporal_difference_targets(batch.rewards, value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
-    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+    def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
         return self.label(batch), self.nets["value"].online.values(batch)
 
-    def scorer(self) -> NetScorer:
+    def build_scorer(self) -> NetScorer:
         return NetScorer({"value": value_term(self.nets["value"].online)}, self.domain.behaviours.start)
 
 
@@ -170,20 +170,20 @@ class DDQN(DQN):
 
 def still_available(batch: SessionTensors) -> Tensor:
     """(B, T, C): which candidates have not been shown before each step."""
-    candidates, items = batch.offered, batch.items
+    candidates, items = batch.require_candidates(), batch.items
     horizon = items.shape[1]
     shown = (candidates.unsqueeze(2) == items.unsqueeze(1)) & batch.mask.unsqueeze(1)  # (B, C, T)
     first = torch.where(shown.any(2), shown.int().argmax(2), horizon)  # the step at which each was shown
     step = torch.arange(horizon, device=items.device)
-    return (first.unsqueeze(1) >= step.unsqueeze(1)) & (candidates != MASK).unsqueeze(1)
+    return (first.unsqueeze(1) >= step.unsqueeze(1)) & (candidates != MASK_ROW).unsqueeze(1)
 
 
 @torch.no_grad()
-def candidate_values(net: ValueNet, term: Term, batch: SessionTensors) -> Tensor:
+def candidate_values(net: ValueNet, term: ScoreTerm, batch: SessionTensors) -> Tensor:
     """(B, T, C): the value of every candidate at every logged step."""
-    candidates = batch.offered
+    candidates = batch.require_candidates()
     size, horizon = batch.items.shape
-    standing = net.standing(batch).flatten(0, 1)  # (B·T, H)
+    standing = net.states_before(batch).flatten(0, 1)  # (B·T, H)
     previous = net.previous(batch.behaviours).flatten()
     if candidates.dim() == 2:
         candidates = candidates.unsqueeze(1).expand(-1, horizon, -1)
@@ -193,5 +193,5 @@ def candidate_values(net: ValueNet, term: Term, batch: SessionTensors) -> Tensor
         term.score(standing[begin : begin + rows], previous[begin : begin + rows], spread[begin : begin + rows])
         for begin in range(0, len(standing), rows)
     ]
-    here = net.unit.outward(torch.zeros(1, horizon, device=standing.device)) - net.unit.shift.mean()
+    here = net.label_scaler.denormalize(torch.zeros(1, horizon, device=standing.device)) - net.label_scaler.shift.mean()
     return torch.cat(parts).view(size, horizon, -1) + here.unsqueeze(2)

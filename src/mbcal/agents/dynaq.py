@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.base import Domain, Lesson
+from mbcal.agents.base import Domain, FitContext
 from mbcal.agents.dqn import DQN
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
-from mbcal.nn.recurrent import SequenceNet
-from mbcal.training.device_data import Resident
-from mbcal.training.losses import behaviour_likelihood
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.device_data import DeviceSessions
+from mbcal.training.losses import behaviour_nll
 from mbcal.types import SessionTensors
 
 EPSILON = 0.1
@@ -29,26 +29,29 @@ class DynaQ(DQN):
 
     name = "dyna-q"
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         known = (domain.catalog, domain.behaviours, self.config.net)
-        return {"environment": SequenceNet(*known, len(domain.behaviours), domain.users), **super().networks(domain)}
+        return {
+            "environment": RecurrentNet(*known, len(domain.behaviours), domain.n_users),
+            **super().build_networks(domain),
+        }
 
-    def learn(self, lesson: Lesson) -> None:
-        lesson.train("environment", behaviour_likelihood(self.nets["environment"], lesson.data))
-        real = lesson.data.tensors
-        both = Resident(SessionTensors.concat([real, self.imagine(lesson)]), self.device, candidates=True)
-        self.learn_values(lesson, both, times=2)
+    def learn(self, context: FitContext) -> None:
+        context.train("environment", behaviour_nll(self.nets["environment"], context.data))
+        real = context.data.tensors
+        both = DeviceSessions(SessionTensors.concat([real, self.imagine(context)]), self.device, candidates=True)
+        self.learn_values(context, both, times=2)
 
-    def imagine(self, lesson: Lesson) -> SessionTensors:
+    def imagine(self, context: FitContext) -> SessionTensors:
         """As many sessions as there are real ones, from the environment model."""
         environment = ModelEnvironment(self.nets["environment"], self.domain.catalog, self.domain.behaviours)
         return rollout(
-            self.scorer(),
+            self.build_scorer(),
             environment,
-            lesson.data.tensors,
-            epsilon=1.0 if lesson.first else EPSILON,
-            seed=lesson.seed,
-            first=lesson.portion.begin,
+            context.data.tensors,
+            epsilon=1.0 if context.first else EPSILON,
+            seed=context.seed,
+            first=context.worker_slice.begin,
             title="imagining",
-            progress=lesson.progress,
+            progress=context.progress,
         ).without("propensities")

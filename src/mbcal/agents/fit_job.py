@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mbcal.agents import Agent, agent_named, load
+from mbcal.agents import Agent, agent_class, load
 from mbcal.config import from_dict
 from mbcal.data import Store
 from mbcal.data.store_format import Part
-from mbcal.distributed.engines import ONE_CORE, Engine, Share, say
+from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources, emit
 from mbcal.distributed.group import Group
 from mbcal.errors import EngineError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints
-from mbcal.training.config import Training
+from mbcal.training.config import TrainingConfig
 
 Curves = dict[str, list[dict[str, float]]]
 """Of each network, an entry an epoch."""
@@ -45,13 +45,13 @@ class FitJob:
     """The agent's, as a dictionary."""
     warm: Path | None = None
     """A model to go on from."""
-    training: Training | None = None
+    training: TrainingConfig | None = None
     """In place of the config's, this time."""
     part: Part = "train"
     device: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What a checkpoint must have been made with to be gone on from."""
-    about: Mapping[str, Any] | None = None
+    provenance: Mapping[str, Any] | None = None
     """What the model is to say of its data."""
     every: float = 30.0
     """Seconds between checkpoints."""
@@ -60,15 +60,15 @@ class FitJob:
         """On each worker; returns the curves of losses."""
         made = self._agent()
         kept = Checkpoints(self.checkpoints, self.settings, self.every)
-        sessions = Store.open(self.data).share(self.part, group.rank, group.size)
+        sessions = Store.open(self.data).worker_sessions(self.part, group.rank, group.size)
         made.fit(sessions, training=self.training, progress=_Saying(), checkpoints=kept, group=group)
         if group.rank == 0:
-            made.save(self.out, overwrite=True, about=self.about)
+            made.save(self.out, overwrite=True, provenance=self.provenance)
             kept.remove()
         return made.curves
 
     def _agent(self) -> Agent:
-        kind = agent_named(self.agent)
+        kind = agent_class(self.agent)
         made = kind(from_dict(kind.Config, self.config), self.device)
         if self.warm is None:
             return made
@@ -85,23 +85,23 @@ class _Saying:
 
     def phase(self, title: str, total: int | None = None) -> None:
         self._waiting, self._last = 0, time.monotonic()
-        say(("phase", title, total))
+        emit(("phase", title, total))
 
     def advance(self, amount: int) -> None:
         self._waiting += amount
         if time.monotonic() - self._last > SECONDS_BETWEEN_WORDS:
-            say(("advance", self._waiting))
+            emit(("advance", self._waiting))
             self._waiting, self._last = 0, time.monotonic()
 
 
-def fit_by(engine: Engine, job: FitJob, share: Share = ONE_CORE, progress: Progress = SILENT) -> Curves:
+def fit_by(engine: Engine, job: FitJob, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT) -> Curves:
     """Have the job done by all the engine's workers; returns the curves of losses."""
-    engine.require_shared(job.data / "manifest.json")
+    engine.require_shared_file(job.data / "manifest.json")
 
-    def hear(said: tuple[str, Any]) -> None:
+    def on_message(said: tuple[str, Any]) -> None:
         getattr(progress, said[0])(*said[1:])
 
-    curves = engine.together(job, share, hear)
+    curves = engine.run_spmd(job, resources, on_message)
     if not job.out.is_dir():
         rule = f"{job.out}: a worker wrote the model, but it is not seen from here"
         raise EngineError(f"{rule}; write to storage that all machines mount at the same place")

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.base import Agent, Domain, Lesson, instant_term
-from mbcal.nn.recurrent import SequenceNet
+from mbcal.agents.base import Agent, Domain, FitContext, reward_term
+from mbcal.nn.recurrent import RecurrentNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.losses import behaviour_likelihood
+from mbcal.training.losses import behaviour_nll
 
 
 class GRU4Rec(Agent):
@@ -23,15 +23,15 @@ class GRU4Rec(Agent):
     name = "gru4rec"
     explores = False
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
-        net = SequenceNet(domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.users)
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
+        net = RecurrentNet(domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users)
         return {"behaviour": net}
 
-    def learn(self, lesson: Lesson) -> None:
-        lesson.train("behaviour", behaviour_likelihood(self.nets["behaviour"], lesson.data))
+    def learn(self, context: FitContext) -> None:
+        context.train("behaviour", behaviour_nll(self.nets["behaviour"], context.data))
 
-    def scorer(self) -> NetScorer:
-        terms = {"instant": instant_term(self.nets["behaviour"], self.domain.behaviours)}
+    def build_scorer(self) -> NetScorer:
+        terms = {"instant": reward_term(self.nets["behaviour"], self.domain.behaviours)}
         return NetScorer(terms, self.domain.behaviours.start)
 
 

@@ -19,15 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson
+from mbcal.agents.base import Agent, AgentConfig, Domain, FitContext
 from mbcal.errors import OptionError
-from mbcal.scoring.scorers import CONTEXT, LinearScorer
-from mbcal.types import SPECIAL, Catalog, SessionTensors
+from mbcal.scoring.scorers import N_CONTEXT, LinUCBScorer
+from mbcal.types import FIRST_ITEM_ROW, Catalog, SessionTensors
 
 
 @dataclass(frozen=True)
 class LinUCBConfig(AgentConfig):
-    """Settings of LinUCB."""
+    """ExperimentConfig of LinUCB."""
 
     alpha: float = 0.5
     """Weight of the bonus."""
@@ -62,25 +62,25 @@ class LinUCB(Agent):
     config: LinUCBConfig
     explores = False  # the bonus does
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
-        return {"regression": _Regression(self.config.size + CONTEXT, self.config.ridge)}
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
+        return {"regression": _Regression(self.config.size + N_CONTEXT, self.config.ridge)}
 
-    def learn(self, lesson: Lesson) -> None:
-        kept, vectors, group = self.nets["regression"], self._vectors(), lesson.portion.group
+    def learn(self, context: FitContext) -> None:
+        kept, vectors, group = self.nets["regression"], self._vectors(), context.worker_slice.group
         before = [evidence.clone() for evidence in (kept.covariance, kept.target)]
         rewards = torch.tensor(self.domain.behaviours.rewards, dtype=torch.float64, device=self.device)
-        for begin in range(0, len(lesson.data), 4096):
-            batch = lesson.data[slice(begin, begin + 4096)]
+        for begin in range(0, len(context.data), 4096):
+            batch = context.data[slice(begin, begin + 4096)]
             told = torch.cat([vectors[batch.items], self._contexts(batch, rewards)], -1)[batch.mask]
             kept.covariance += told.T @ told
             kept.target += told.T @ rewards[batch.behaviours[batch.mask].long()]
-        group.add(kept.covariance, kept.target)
+        group.all_reduce_sum(kept.covariance, kept.target)
         for evidence, known in zip((kept.covariance, kept.target), before, strict=True):
-            evidence -= (group.size - 1) * known  # which everyone has added
+            evidence -= (group.size - 1) * known  # which all_gather_ints has added
 
     def _contexts(self, batch: SessionTensors, rewards: Tensor) -> Tensor:
         """(B, T, 3): what the scorer's state says before every logged step."""
-        scorer = self.scorer()
+        scorer = self.build_scorer()
         state, seen = scorer.begin(*batch.history), []
         for step in range(batch.items.shape[1]):
             seen.append(scorer.context(state))
@@ -91,11 +91,11 @@ class LinUCB(Agent):
         made = item_vectors(self.domain.catalog, self.config.net.features, self.config.size)
         return torch.from_numpy(made).to(self.device)
 
-    def scorer(self) -> LinearScorer:
+    def build_scorer(self) -> LinUCBScorer:
         kept, vectors, size = self.nets["regression"], self._vectors(), self.config.size
         inverse = torch.linalg.inv(kept.covariance)
         theta = inverse @ kept.target
-        return LinearScorer(
+        return LinUCBScorer(
             values=(vectors @ theta[:size]).float(),
             weights=theta[size:].float(),
             spread=((vectors @ inverse[:size, :size]) * vectors).sum(1).float(),
@@ -111,9 +111,9 @@ def item_vectors(catalog: Catalog, features: tuple[str, ...], size: int) -> NDAr
 
     The special rows are zero: nothing is known of them.
     """
-    vectors = np.zeros((catalog.rows, size))
-    for row in range(SPECIAL, catalog.rows):
-        words = [f"id={catalog.name(row)}"]
+    vectors = np.zeros((catalog.n_rows, size))
+    for row in range(FIRST_ITEM_ROW, catalog.n_rows):
+        words = [f"id={catalog.name_of(row)}"]
         words += [f"{name}={value}" for name in features for value in catalog.features[name].values(row)]
         for word in words:
             drawn = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")

@@ -4,10 +4,10 @@ Wang et al., *MBCAL: Sample Efficient and Variance Reduced Reinforcement Learnin
 one architecture:
 
 1. the masked environment model f_phi learns the behaviour at every step, items masked at random
-   (`losses.behaviour_likelihood`, Eq. environment_loss);
+   (`losses.behaviour_nll`, Eq. environment_loss);
 2. it labels every logged step with the rest of the session as it expects it, minus the same with this step's item masked
    (`labels.counterfactual_future_advantage`, Eq. couterfactual_future_advantage);
-3. the future advantage model g_eta learns these labels (`losses.value_error`, Eq. CFAApproximator);
+3. the future advantage model g_eta learns these labels (`losses.value_mse`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scoring.NetScorer`, Eq. Recommendation_policy).
 
 With `mix` above 0 the label also holds a share of the future with the item masked, over what is usual in the state
@@ -30,17 +30,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson, instant_term, value_term
-from mbcal.environments.candidates import candidates_of
+from mbcal.agents.base import Agent, AgentConfig, Domain, FitContext, reward_term, value_term
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError
 from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
-from mbcal.nn.recurrent import SequenceNet, ValueNet
+from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.device_data import blocks
-from mbcal.training.losses import behaviour_likelihood, value_error
+from mbcal.training.losses import behaviour_nll, value_mse
 from mbcal.training.targets import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
@@ -54,7 +53,7 @@ LEVEL = 0.99
 
 @dataclass(frozen=True)
 class MBCALConfig(AgentConfig):
-    """Settings of MBCAL."""
+    """ExperimentConfig of MBCAL."""
 
     gamma: float = 0.95
     """Discount of the future."""
@@ -91,40 +90,42 @@ class MBCAL(Agent):
     Config = MBCALConfig
     config: MBCALConfig
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         known = (domain.catalog, domain.behaviours, self.config.net)
         made: dict[str, nn.Module] = {
-            "environment": SequenceNet(*known, len(domain.behaviours), domain.users),
-            "advantage": ValueNet(*known, domain.users, domain.horizon),
+            "environment": RecurrentNet(*known, len(domain.behaviours), domain.n_users),
+            "advantage": ValueNet(*known, domain.n_users, domain.horizon),
         }
         if self.config.mix:
-            made["usual"] = ValueNet(*known, domain.users, domain.horizon)
-            made["rest"] = ValueNet(*known, domain.users, domain.horizon)
+            made["usual"] = ValueNet(*known, domain.n_users, domain.horizon)
+            made["rest"] = ValueNet(*known, domain.n_users, domain.horizon)
             made["mix"] = Mix(0.0 if self.config.mix == "auto" else self.config.mix)
         return made
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, context: FitContext) -> None:
         environment = self.nets["environment"]
-        lesson.train("environment", behaviour_likelihood(environment, lesson.data, self.config.mask_rate))
-        self.learn_label(lesson, "advantage", self.advantage)
+        context.train("environment", behaviour_nll(environment, context.data, self.config.mask_rate))
+        self.learn_label(context, "advantage", self.advantage)
         if self.config.mix:
-            self.learn_label(lesson, "usual", self.masked_future, told=False)
-            self.learn_label(lesson, "rest", self.rest)
+            self.learn_label(context, "usual", self.masked_future, told=False)
+            self.learn_label(context, "rest", self.rest)
         if self.config.mix == "auto":
-            self.nets["mix"].value.fill_(self._chosen_mix(lesson))
+            self.nets["mix"].value.fill_(self._chosen_mix(context))
 
-    def learn_label(self, lesson: Lesson, name: str, label: Callable[[SessionTensors], Tensor], told: bool = True) -> None:
+    def learn_label(
+        self, context: FitContext, name: str, label: Callable[[SessionTensors], Tensor], told: bool = True
+    ) -> None:
         """Fit a network of values to a label of every step."""
         net: ValueNet = self.nets[name]
-        lesson.progress.phase(f"labels of {name}", len(lesson.data))
+        context.progress.phase(f"labels of {name}", len(context.data))
         labels = []
-        for rows in blocks(lesson.data):
-            labels.append(label(lesson.data[rows]))
-            lesson.progress.advance(len(labels[-1]))
+        for rows in context.data.blocks():
+            labels.append(label(context.data[rows]))
+            context.progress.advance(len(labels[-1]))
         made = torch.cat(labels)
-        if lesson.first:
-            net.unit.fit(made, lesson.data.mask, lesson.portion.group)
-        lesson.train(name, value_error(net, lesson.data, made, told))
+        if context.first:
+            net.label_scaler.fit(made, context.data.mask, context.worker_slice.group)
+        context.train(name, value_mse(net, context.data, made, told))
 
     def advantage(self, batch: SessionTensors) -> Tensor:
         """What g_eta learns at every step (B, T)."""
@@ -133,7 +134,7 @@ class MBCAL(Agent):
     @torch.no_grad()
     def future(self, batch: SessionTensors) -> Tensor:
         """The simulated future reward (B, T)."""
-        predicted = expected_reward(self.nets["environment"].run(batch), self._rewards())
+        predicted = expected_reward(self.nets["environment"].forward_batch(batch), self._rewards())
         return simulated_future_reward(predicted, batch.mask, self.config.gamma)
 
     def masked_future(self, batch: SessionTensors) -> Tensor:
@@ -158,18 +159,18 @@ class MBCAL(Agent):
         return self.domain.behaviours.reward_table(self.device)
 
     @torch.no_grad()
-    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+    def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
         predicted: Tensor = self.nets["advantage"].values(batch)
         if self.config.mix:
             predicted = predicted + self.nets["mix"].value * self.nets["rest"].values(batch)
         return self.label(batch), predicted
 
-    def scorer(self) -> NetScorer:
+    def build_scorer(self) -> NetScorer:
         return self._scorer_with(float(self.nets["mix"].value) if self.config.mix else 0.0)
 
     def _scorer_with(self, mix: float) -> NetScorer:
         terms = {
-            "instant": instant_term(self.nets["environment"], self.domain.behaviours),
+            "instant": reward_term(self.nets["environment"], self.domain.behaviours),
             "future": value_term(self.nets["advantage"]),
         }
         if mix:
@@ -181,23 +182,23 @@ class MBCAL(Agent):
         domain = self.domain
         return ModelEnvironment(self.nets["environment"], domain.catalog, domain.behaviours)
 
-    def _chosen_mix(self, lesson: Lesson) -> float:
+    def _chosen_mix(self, context: FitContext) -> float:
         """The lambda whose policy earns most with users as the environment model imagines them, all in the same luck.
 
         Zero unless another is better by more than chance: what cannot be told apart stays the paper's.
         """
-        portion, count = lesson.portion, min(lesson.portion.total, IMAGINED)
-        some = lesson.data.tensors[: max(count - portion.begin, 0)]
-        offered = candidates_of(some, lesson.seed, lesson.data.tensors, portion)
-        users, groups = self.environment(), portion.whole(some.user)[:count].cpu().numpy()
+        worker_slice, count = context.worker_slice, min(context.worker_slice.total, IMAGINED)
+        some = context.data.tensors[: max(count - worker_slice.begin, 0)]
+        offered = session_candidates(some, context.seed, context.data.tensors, worker_slice)
+        users, groups = self.environment(), worker_slice.all_gather(some.user)[:count].cpu().numpy()
         served = {
             mix: rollout(
-                self._scorer_with(mix), users, some, candidates=offered, seed=lesson.seed, first=portion.begin,
-                title=f"mix {mix}", progress=lesson.progress,
+                self._scorer_with(mix), users, some, candidates=offered, seed=context.seed, first=worker_slice.begin,
+                title=f"mix {mix}", progress=context.progress,
             ).rewards.sum(1) if len(some) else some.rewards.sum(1)
             for mix in (0.0, *MIXES)
         }  # fmt: skip
-        earned = {mix: portion.whole(rewards)[:count].cpu().numpy() for mix, rewards in served.items()}
+        earned = {mix: worker_slice.all_gather(rewards)[:count].cpu().numpy() for mix, rewards in served.items()}
         gaps = {mix: mean_interval(earned[mix] - earned[0.0], groups, LEVEL) for mix in MIXES}
         better = [mix for mix in MIXES if gaps[mix].low > 0]
         return max(better, key=lambda mix: gaps[mix].mean, default=0.0)

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, Lesson, value_term
+from mbcal.agents.base import Agent, AgentConfig, Domain, FitContext, value_term
 from mbcal.errors import OptionError
 from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.device_data import Resident, blocks
-from mbcal.training.losses import value_error
+from mbcal.training.device_data import DeviceSessions
+from mbcal.training.losses import value_mse
 from mbcal.training.targets import discounted_returns
 from mbcal.types import SessionTensors
 
 
 @dataclass(frozen=True)
 class ValueConfig(AgentConfig):
-    """Settings of methods that learn a value."""
+    """ExperimentConfig of methods that learn a value."""
 
     gamma: float = 0.95
     """Discount of the future."""
@@ -38,9 +38,9 @@ class ValueConfig(AgentConfig):
             raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
 
 
-def session_returns(data: Resident, gamma: float) -> Tensor:
+def session_returns(data: DeviceSessions, gamma: float) -> Tensor:
     """(N, T) discounted returns of sessions, a block at a time."""
-    parts = (data[rows] for rows in blocks(data))
+    parts = (data[rows] for rows in data.blocks())
     return torch.cat([discounted_returns(part.rewards, part.mask, gamma) for part in parts])
 
 
@@ -51,23 +51,23 @@ class MCPE(Agent):
     Config = ValueConfig
     config: ValueConfig
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
-        return {"value": ValueNet(domain.catalog, domain.behaviours, self.config.net, domain.users, domain.horizon)}
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
+        return {"value": ValueNet(domain.catalog, domain.behaviours, self.config.net, domain.n_users, domain.horizon)}
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, context: FitContext) -> None:
         value: ValueNet = self.nets["value"]
-        labels = session_returns(lesson.data, self.config.gamma)
-        if lesson.first:
-            value.unit.fit(labels, lesson.data.mask, lesson.portion.group)
-        lesson.train("value", value_error(value, lesson.data, labels))
+        labels = session_returns(context.data, self.config.gamma)
+        if context.first:
+            value.label_scaler.fit(labels, context.data.mask, context.worker_slice.group)
+        context.train("value", value_mse(value, context.data, labels))
 
     def label(self, batch: SessionTensors) -> Tensor:
         """G_t (B, T)."""
         return discounted_returns(batch.rewards, batch.mask, self.config.gamma)
 
     @torch.no_grad()
-    def regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
+    def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
         return self.label(batch), self.nets["value"].values(batch)
 
-    def scorer(self) -> NetScorer:
+    def build_scorer(self) -> NetScorer:
         return NetScorer({"value": value_term(self.nets["value"])}, self.domain.behaviours.start)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, Domain, Lesson
+from mbcal.agents.base import Agent, Domain, FitContext
 from mbcal.scoring.scorers import ItemScorer
-from mbcal.training.device_data import blocks
-from mbcal.types import SPECIAL
+from mbcal.types import FIRST_ITEM_ROW
 
 
 class _Counts(nn.Module):
@@ -26,19 +25,19 @@ class Popular(Agent):
 
     name = "popular"
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
-        return {"counts": _Counts(domain.catalog.rows)}
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
+        return {"counts": _Counts(domain.catalog.n_rows)}
 
-    def learn(self, lesson: Lesson) -> None:
-        counts, group = self.nets["counts"].steps, lesson.portion.group
+    def learn(self, context: FitContext) -> None:
+        counts, group = self.nets["counts"].steps, context.worker_slice.group
         if group.rank:  # what was known before counts once
             counts.zero_()
-        for rows in blocks(lesson.data):
-            batch = lesson.data[rows]
+        for rows in context.data.blocks():
+            batch = context.data[rows]
             counts += torch.bincount(batch.items[batch.mask], minlength=len(counts))
-        group.add(counts)
-        counts[:SPECIAL] = 0
+        group.all_reduce_sum(counts)
+        counts[:FIRST_ITEM_ROW] = 0
 
-    def scorer(self) -> ItemScorer:
+    def build_scorer(self) -> ItemScorer:
         counts = self.nets["counts"].steps
         return ItemScorer(counts / counts.sum().clamp(min=1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.base import Agent, Domain, Lesson
-from mbcal.scoring.scorers import ChanceScorer
-from mbcal.training.random import seed_of
+from mbcal.agents.base import Agent, Domain, FitContext
+from mbcal.scoring.scorers import RandomScorer
+from mbcal.training.random import derive_seed
 
 
 class Random(Agent):
@@ -14,11 +14,11 @@ class Random(Agent):
 
     name = "random"
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
         return {}
 
-    def learn(self, lesson: Lesson) -> None:
+    def learn(self, context: FitContext) -> None:
         """Nothing to learn."""
 
-    def scorer(self) -> ChanceScorer:
-        return ChanceScorer(seed_of(self.config.seed, self.name) & 0x7FFFFFFF)
+    def build_scorer(self) -> RandomScorer:
+        return RandomScorer(derive_seed(self.config.seed, self.name) & 0x7FFFFFFF)

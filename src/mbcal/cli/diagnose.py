@@ -33,14 +33,14 @@ def diagnose_store(
     """
     from mbcal.environments.simulator import Simulator
     from mbcal.evaluation.diagnose import diagnose
-    from mbcal.training.config import Training
+    from mbcal.training.config import TrainingConfig
 
     store = Store.open(data)
     users = None if simulator is None else Simulator.load(simulator, device)
     with progress() as listener:
         found = diagnose(
             store,
-            training=Training(epochs=epochs),
+            training=TrainingConfig(epochs=epochs),
             environment=users,
             sessions=sessions,
             seed=seed,

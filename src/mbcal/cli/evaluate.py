@@ -13,9 +13,18 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, Json, Seed, WorkersOption, share_of
+from mbcal.cli.options import (
+    AddressOption,
+    DeviceOption,
+    EngineOption,
+    GpusOption,
+    Json,
+    Seed,
+    WorkersOption,
+    worker_resources,
+)
 from mbcal.data import Store
-from mbcal.distributed.engines import engine_named
+from mbcal.distributed.engines import create_engine
 from mbcal.errors import ModelError, OptionError
 from mbcal.metrics import Mean
 
@@ -47,37 +56,39 @@ def evaluate_models(
     being alike.
     """
     from mbcal.agents import AGENTS, load
-    from mbcal.environments.candidates import candidates_of
+    from mbcal.environments.candidates import session_candidates
     from mbcal.environments.simulator import Simulator
-    from mbcal.evaluation.blocks import CHANCE, TRUTH, Users, rewards_on
+    from mbcal.evaluation.blocks import CHANCE, TRUTH, SessionRange, evaluate_in_blocks
     from mbcal.evaluation.evaluator import evaluate
     from mbcal.metrics import mean_interval
-    from mbcal.training.device import device_named
+    from mbcal.training.device import resolve_device
 
     if not simulator and not truth:
         raise OptionError("simulator: missing; give --simulator SIM (from 'mbcal simulator'), or --truth for the newsfeed")
-    share = share_of(engine, device, gpus)
+    resources = worker_resources(engine, device, gpus)
     device = "cpu" if engine == "ray" else device
     store = Store.open(data)
     test = store.sessions("test")
-    test = replace(test, candidates=candidates_of(test, seed))[:sessions]  # the same for a session however many are served
+    test = replace(test, candidates=session_candidates(test, seed))[
+        :sessions
+    ]  # the same for a session however many are served
     judges: dict[str, Any] = {}
     for path in simulator or []:
         judge = Simulator.load(path, device)
-        judge.require_strangers(test)
+        judge.require_unseen_users(test)
         judges[str(path)] = judge
     if truth:
-        judges[NEWSFEED] = _truth(store, str(device_named(device)))
+        judges[NEWSFEED] = _truth(store, str(resolve_device(device)))
     agents = [(str(path), load(path, device)) for path in models]
     for name, agent in agents:
-        agent.domain.require(test, name)
-        if agent.about.get("data", test.origin) != test.origin:
+        agent.domain.require_compatible(test, name)
+        if agent.provenance.get("data", test.origin) != test.origin:
             rule = f"{name}: was fitted on another store, so nobody knows which of these users it has seen"
             raise ModelError(f"{rule}; fit one on {data}")
     agents.append((CHANCE, AGENTS["random"](device=device).fit(test)))
     rows: list[dict[str, Any]] = []
-    users = Users(data, "test", len(test), seed)
-    with engine_named(engine, workers, address) as remote, progress() as listener:
+    users = SessionRange(data, "test", len(test), seed)
+    with create_engine(engine, workers, address) as remote, progress() as listener:
         for judge_name, judge in judges.items():
             first = None
             for place, (name, agent) in enumerate(agents):
@@ -89,8 +100,8 @@ def evaluate_models(
                 else:
                     who = models[place] if place < len(models) else CHANCE
                     whom = TRUTH if judge_name == NEWSFEED else Path(judge_name)
-                    rewards = rewards_on(
-                        remote, users, who, whom, epsilon=epsilon, share=share, title=title, progress=listener
+                    rewards = evaluate_in_blocks(
+                        remote, users, who, whom, epsilon=epsilon, resources=resources, title=title, progress=listener
                     )
                 first = rewards if first is None else first
                 mean, gap = mean_interval(rewards, test.user), mean_interval(rewards - first, test.user)

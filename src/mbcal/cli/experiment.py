@@ -15,8 +15,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, Time
 from rich.progress import Progress as Bars
 
 from mbcal.cli.console import SECONDS_BETWEEN_LINES, progress
-from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, share_of
-from mbcal.distributed.engines import engine_named
+from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, worker_resources
+from mbcal.distributed.engines import create_engine
 from mbcal.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run_experiment(
     from mbcal.evaluation.experiment.tracking import write_tensorboard
     from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
 
-    share = share_of(engine, device, gpus)
+    resources = worker_resources(engine, device, gpus)
     if engine == "ray":
         device = "cpu"  # here things are only read; workers compute on what they are given
     if resume is not None:
@@ -75,15 +75,15 @@ def run_experiment(
         if what is None or out is None:
             raise OptionError("give what to run on (newsfeed, a store, a TOML file) and --out RUN, or --resume RUN")
         run = Run.create(out, _settings(what, preset, agents, seeds, protocols, change or []), device)
-    with engine_named(engine, workers, address) as remote:
+    with create_engine(engine, workers, address) as remote:
         with progress() as listener:
-            run.prepare(listener) if engine == "local" else prepare_on(remote, run, share, listener)
+            run.prepare(listener) if engine == "local" else prepare_on(remote, run, resources, listener)
         missing = run.missing
         with _Watch(run, len(missing)) as watch:
             if engine == "local":
                 execute_all(run, missing, min(workers or _cores(run.device), max(len(missing), 1)), watch)
             else:
-                execute_on(remote, run, missing, watch, share)
+                execute_on(remote, run, missing, watch, resources)
     run.write_metrics()
     write_tensorboard(run)
     if track:
@@ -98,7 +98,7 @@ def _cores(device: str) -> int:
 def _settings(
     what: str, preset: str, agents: str | None, seeds: int | None, protocols: str | None, change: list[str]
 ) -> Any:
-    from mbcal.evaluation.experiment.config import apply_overrides, settings_from, split_list
+    from mbcal.evaluation.experiment.config import apply_overrides, experiment_config, split_list
 
     values: dict[str, Any] = {"data": what}
     if what.endswith(".toml"):
@@ -114,7 +114,7 @@ def _settings(
             values[name] = split_list(text)
     if seeds is not None:
         values["seeds"] = seeds
-    return settings_from(apply_overrides(values, change), preset)
+    return experiment_config(apply_overrides(values, change), preset)
 
 
 class _Watch:

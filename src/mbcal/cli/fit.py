@@ -23,7 +23,7 @@ from mbcal.cli.options import (
     features_of,
     quoted,
     require_ray,
-    share_of,
+    worker_resources,
 )
 from mbcal.data import Store
 from mbcal.errors import OptionError
@@ -77,24 +77,24 @@ def fit_agent(
     With --engine ray several workers share one fit: each holds its part of the users, and the result is that of one worker,
     up to the rounding of sums.
     """
-    from mbcal.agents import agent_named, load
+    from mbcal.agents import agent_class, load
     from mbcal.agents.fit_job import FitJob, fit_by
     from mbcal.config import to_dict
-    from mbcal.distributed.engines import engine_named
+    from mbcal.distributed.engines import create_engine
     from mbcal.nn.config import NetConfig
-    from mbcal.storage.artifacts import AGENT, Bundle
-    from mbcal.storage.atomic import NewFolder
-    from mbcal.training.config import Training
-    from mbcal.training.device import device_named
+    from mbcal.storage.artifacts import MODEL_KIND, Artifact
+    from mbcal.storage.atomic import AtomicFolder
+    from mbcal.training.config import TrainingConfig
+    from mbcal.training.device import resolve_device
 
-    kind, share = agent_named(agent), share_of(engine, device, gpus)
+    kind, resources = agent_class(agent), worker_resources(engine, device, gpus)
     require_ray(engine, workers)
     here = device if engine == "local" else "cpu"  # elsewhere the networks are not ours
-    device_named(here)
-    with NewFolder(out, "model", overwrite):  # refuses now what it would refuse after an hour
+    resolve_device(here)
+    with AtomicFolder(out, "model", overwrite):  # refuses now what it would refuse after an hour
         pass
     store = Store.open(data)
-    training = Training(epochs, batch, learning_rate, validation=validation, patience=patience)
+    training = TrainingConfig(epochs, batch, learning_rate, validation=validation, patience=patience)
     own = {"gamma": gamma, "mask_rate": mask_rate, "mix": _mix(mix)}
     shape = {"user": user, "hidden": hidden, "embedding": embedding}
     if warm:
@@ -113,9 +113,9 @@ def fit_agent(
         sizes = {name: value for name, value in shape.items() if value is not None}
         net = NetConfig(features=features_of(store, features), **sizes)  # type: ignore[arg-type]  # NetConfig checks
         made = kind(kind.Config(net=net, training=training, seed=seed or 0, **given), here)
-    settings = {"agent": agent, "config": to_dict(made.config), "fits": made.fits, **about(store, "train")}
+    settings = {"agent": agent, "config": to_dict(made.config), "fits": made.n_fits, **about(store, "train")}
     if warm:
-        settings["from"] = Bundle.open(warm, AGENT).manifest["content_hash"]
+        settings["from"] = Artifact.open(warm, MODEL_KIND).manifest["content_hash"]
     job = FitJob(
         data=data.resolve(),
         out=out.resolve(),
@@ -125,13 +125,13 @@ def fit_agent(
         warm=warm and warm.resolve(),
         device=device,
         settings=settings,
-        about=about(store, "train"),
+        provenance=about(store, "train"),
     )
     if job.checkpoints.is_dir():
         typer.echo("going on from the last checkpoint", err=True)
-    with progress() as listener, engine_named(engine, workers, address) as where:
-        curves = fit_by(where, job, share, listener)
-    typer.echo(f"{out}: {agent}, fitted on {store.count('train'):,} sessions")
+    with progress() as listener, create_engine(engine, workers, address) as where:
+        curves = fit_by(where, job, resources, listener)
+    typer.echo(f"{out}: {agent}, fitted on {store.n_sessions('train'):,} sessions")
     for name, curve in curves.items():
         best = min(curve, key=lambda epoch: epoch.get("held_out", epoch["loss"]))
         which = "held-out loss" if "held_out" in best else "loss"

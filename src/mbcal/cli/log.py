@@ -35,7 +35,7 @@ def show_log(
     as_json: Json = False,
 ) -> None:
     """Count decisions, answers and sessions by version; also of a log that is being written."""
-    from mbcal.decision_log import Decision, read
+    from mbcal.decision_log import Decision, read_log
     from mbcal.decision_log.records import fields
 
     damage: list[Damage] = []
@@ -45,7 +45,7 @@ def show_log(
     sessions: dict[str, set[tuple[str, str]]] = defaultdict(set)
     answered: set[str] = set()
     feedback = 0
-    for record in read(folder, damage):
+    for record in read_log(folder, damage):
         tail.append(record)
         if isinstance(record, Decision):
             version_of[record.id] = record.version
@@ -80,12 +80,12 @@ def show_log(
 
 
 @app.command("compact")
-def compact_log(folder: LogDir) -> None:
+def compact_segments(folder: LogDir) -> None:
     """Turn closed segments into Parquet; safe to stop, and while a service is writing."""
-    from mbcal.decision_log import compact
+    from mbcal.decision_log import compact_log
 
     with progress() as listener:
-        done = compact(folder, listener)
+        done = compact_log(folder, listener)
     _tell(done.left, "its segment is left as it is")
     size = f"{done.bytes_before / 2**20:,.1f} MiB to {done.bytes_after / 2**20:,.1f} MiB"
     typer.echo(f"{folder}: {done.segments:,} segments compacted, {done.records:,} records, {size}")
@@ -102,19 +102,19 @@ def export_sessions(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Join decisions and feedback to sessions, the same whatever the order in which they were logged."""
-    from mbcal.decision_log import join, read
-    from mbcal.storage.artifacts import AGENT, Bundle
-    from mbcal.storage.atomic import write_whole
+    from mbcal.decision_log import join_sessions, read_log
+    from mbcal.storage.artifacts import MODEL_KIND, Artifact
+    from mbcal.storage.atomic import write_atomic
 
     if out.is_dir() or (out.exists() and not overwrite):
         remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"
         raise OutputError(f"{out}: already exists; {remedy}")
-    bundle = Bundle.open(model, AGENT)
+    bundle = Artifact.open(model, MODEL_KIND)
     damage: list[Damage] = []
-    records = read(folder, damage if skip_damaged else None)
-    joined = join(records, bundle.catalog, bundle.behaviours, horizon=horizon, history=history)
+    records = read_log(folder, damage if skip_damaged else None)
+    joined = join_sessions(records, bundle.catalog, bundle.behaviours, horizon=horizon, history=history)
     _tell(damage)
-    write_whole(out, _parquet(joined))
+    write_atomic(out, _parquet(joined))
     counts = asdict(joined.counts)
     refused = counts.pop("unknown_behaviours")
     told = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
@@ -134,7 +134,7 @@ def _parquet(joined: Joined) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    sessions, name = joined.sessions, joined.sessions.catalog.name
+    sessions, name = joined.sessions, joined.sessions.catalog.name_of
     labels = sessions.behaviour_set.names
     rows: list[dict[str, Any]] = []
     for number in range(len(sessions)):

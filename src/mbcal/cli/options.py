@@ -1,4 +1,4 @@
-"""Options that several commands share, and how numbers are shown."""
+"""Options that several commands resources, and how numbers are shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from mbcal.config import Device
 from mbcal.data import Store
-from mbcal.distributed.engines import Name, Share
+from mbcal.distributed.engines import EngineName, WorkerResources
 from mbcal.errors import OptionError
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]
@@ -18,7 +18,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 Seed = Annotated[int, typer.Option(help="Another seed, another result; the same seed, the same.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-EngineOption = Annotated[Name, typer.Option(help="Where to run: this machine, or Ray, with workers (docs/scale.md).")]
+EngineOption = Annotated[EngineName, typer.Option(help="Where to run: this machine, or Ray, with workers (docs/scale.md).")]
 AddressOption = Annotated[
     str | None, typer.Option(help="A Ray cluster, '10.0.0.5:6379' or 'auto'.", show_default="one of this machine's own")
 ]
@@ -49,13 +49,13 @@ def about(store: Store, part: str) -> dict[str, Any]:
     return {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": part}
 
 
-def share_of(engine: str, device: str, gpus: float) -> Share:
+def worker_resources(engine: str, device: str, gpus: float) -> WorkerResources:
     """What each worker takes, after refusing what contradicts itself."""
     if engine == "local" and gpus:
         raise OptionError("gpus: workers of --engine ray take a share of a GPU; here say --device cuda")
     if engine == "ray" and device == "cuda" and not gpus:
         raise OptionError("device: workers of --engine ray are on a GPU where they are given a share of one; say --gpus 1")
-    return Share(gpus=gpus)
+    return WorkerResources(gpus=gpus)
 
 
 def require_ray(engine: str, workers: int | None) -> None:

@@ -13,14 +13,14 @@ import typer
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, quoted
-from mbcal.data import Cut, Items, KuaiRand, Levels, MovieLens, Netflix, Store, Table
+from mbcal.data import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
-from mbcal.data.ingest import Source
+from mbcal.data.ingest import LogReader
 from mbcal.data.readers import kuairand, movielens, netflix
 from mbcal.data.readers.table import parse_numbers, parse_rewards
 from mbcal.data.source import Labels
 from mbcal.data.sql import TimeUnit
-from mbcal.distributed.engines import Name, engine_named
+from mbcal.distributed.engines import EngineName, create_engine
 from mbcal.errors import InputError, OptionError
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_DEFAULT = Cut()
+_DEFAULT = SessionConfig()
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Folder, zip or files, in the owner's layout.", show_default=False)]
 
@@ -39,20 +39,20 @@ class Job:
     """What every layout has in common: where to, how to cut, what to spend, who does it."""
 
     out: Path
-    how: Cut
+    config: SessionConfig
     memory_limit: str
     overwrite: bool
-    engine: Name
+    engine: EngineName
     workers: int | None
     address: str | None
 
-    def run(self, source: Source) -> None:
+    def run(self, source: LogReader) -> None:
         """Prepare, with progress, and say what came of it."""
-        with engine_named(self.engine, self.workers, self.address) as engine, progress() as listener:
+        with create_engine(self.engine, self.workers, self.address) as engine, progress() as listener:
             store = prepare_log(
                 source,
                 self.out,
-                self.how,
+                self.config,
                 engine=None if self.engine == "local" else engine,
                 memory_limit=self.memory_limit,
                 overwrite=self.overwrite,
@@ -84,11 +84,11 @@ def _job(
 ) -> Job:
     if out is None:
         raise OptionError("out: missing; say where the store goes with --out DIR")
-    shares: Any = parse_numbers("split", split)  # Cut itself checks that there are three
+    shares: Any = parse_numbers("split", split)  # SessionConfig checks that there are three
     if workers is not None and engine == "local":
         raise OptionError("workers: are those of --engine ray; add it, or leave them out")
-    how = Cut(horizon, history, min_length, gap, shares, seed, max_rejected)
-    return Job(out, how, memory_limit, overwrite, engine, workers, address)
+    config = SessionConfig(horizon, history, min_length, gap, shares, seed, max_rejected)
+    return Job(out, config, memory_limit, overwrite, engine, workers, address)
 
 
 def _with_job(command: Callable[..., None]) -> Callable[..., None]:
@@ -186,7 +186,7 @@ def prepare_table(
         str | None, typer.Option(help="Column with the probability of having shown the item.", show_default=False)
     ] = None,
     items: Annotated[
-        list[Path] | None, typer.Option(help="Table of item features, Parquet or CSV.", show_default=False)
+        list[Path] | None, typer.Option(help="TableLog of item features, Parquet or CSV.", show_default=False)
     ] = None,
     features: Annotated[str | None, typer.Option(help="Its columns to take, 'category,tags'.", show_default=False)] = None,
     items_key: Annotated[
@@ -194,7 +194,9 @@ def prepare_table(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Its column with names for people to read.", show_default=False)] = None,
     separator: Annotated[str, typer.Option(help="What separates the values of a multi-valued text column.")] = "|",
-    time_unit: Annotated[TimeUnit, typer.Option(help="Unit of epoch numbers; told by their size unless given.")] = "auto",
+    time_unit: Annotated[
+        TimeUnit, typer.Option(help="LabelScaler of epoch numbers; told by their size unless given.")
+    ] = "auto",
     time_format: Annotated[
         str | None, typer.Option(help="strptime format of the time, '%d/%m/%Y %H:%M'.", show_default=False)
     ] = None,
@@ -204,7 +206,7 @@ def prepare_table(
     Example: mbcal prepare table log.parquet --user uid --item doc --time ts --behaviour action
     --rewards "skip=0,click=1,like=5" --items docs.csv --features category,tags --out DIR
     """
-    source = Table(
+    source = TableLog(
         paths,
         user=user,
         item=item,
@@ -230,14 +232,14 @@ def _rule(rewards: str | None, levels: str | None) -> Labels | Levels:
 
 def _items(
     paths: list[Path] | None, features: str | None, key: str | None, separator: str, title: str | None
-) -> Items | None:
+) -> ItemTable | None:
     if not paths:
         if features is not None or title is not None:
             raise OptionError("features: they come from a table of items; name it with --items FILE")
         return None
     if features is None and title is None:
         raise InputError(f"{paths[0]}: say which of its columns to take with --features A,B or --title C")
-    return Items(paths, [name.strip() for name in features.split(",")] if features else [], key, separator, title)
+    return ItemTable(paths, [name.strip() for name in features.split(",")] if features else [], key, separator, title)
 
 
 @app.command("newsfeed")
@@ -252,7 +254,7 @@ def prepare_feed(
     --seed decides the whole world; --memory-limit and --max-rejected have nothing to limit here.
     """
     from mbcal.environments.newsfeed.log import (  # torch takes a second to import; the others need none
-        NewsfeedLog,
+        NewsfeedConfig,
         prepare_newsfeed,
     )
 
@@ -260,6 +262,6 @@ def prepare_feed(
     if known.engine != "local":
         raise OptionError("engine: the newsfeed is generated here, there is no log for workers to read; leave it out")
     with progress() as listener:
-        log = NewsfeedLog(sessions, items)
-        store = prepare_newsfeed(known.out, log, known.how, overwrite=known.overwrite, progress=listener)
+        log = NewsfeedConfig(sessions, items)
+        store = prepare_newsfeed(known.out, log, known.config, overwrite=known.overwrite, progress=listener)
     _summarise(store)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mbcal.cli.options import DeviceOption, Json
 from mbcal.errors import InputError, nearest
-from mbcal.types import UNKNOWN
+from mbcal.types import UNKNOWN_ROW
 
 
 def rank_candidates(
@@ -39,7 +39,7 @@ def rank_candidates(
     if not allow_unknown:
         catalog = agent.domain.catalog
         for name in (*names, *(item for item, _ in (*past, *shown))):
-            if catalog.row([name])[0] == UNKNOWN:
+            if catalog.rows_of([name])[0] == UNKNOWN_ROW:
                 hint = nearest(name, catalog.items)
                 raise InputError(f"item {name!r} is unknown to the model; add --allow-unknown to rank new items.{hint}")
     ranked = agent.rank(past, names, shown)

@@ -57,7 +57,7 @@ def publish_model(
 def list_versions(registry: Where, as_json: Json = False) -> None:
     """All versions, oldest first: which is live, what they hold, how they were judged."""
     kept = _existing(registry)
-    current, before = kept.current(), kept.before()
+    current, before = kept.current(), kept.previous_versions()
     rows = [_row(kept, name, current, before) for name in kept.versions()]
     if as_json:
         typer.echo(json.dumps({"current": current, "before": before, "versions": rows}, indent=2, ensure_ascii=False))
@@ -81,7 +81,7 @@ def show_version(
     """Open a version as the service does, every file, shape and golden score checked, and say what it holds."""
     kept = _existing(registry)
     opened = kept.open(version)
-    said = _row(kept, opened.name, kept.current(), kept.before()) | {
+    said = _row(kept, opened.name, kept.current(), kept.previous_versions()) | {
         "path": str(opened.path),
         "scorer": opened.manifest["version"]["scorer"],
         "items": len(opened.catalog),

@@ -45,10 +45,10 @@ def compare_runs(
     On the same test sessions the difference is paired and has an interval; else means are shown alone.
     """
     from mbcal.evaluation.experiment.run import Run
-    from mbcal.evaluation.significance import paired
-    from mbcal.report.tables import Findings
+    from mbcal.evaluation.significance import paired_difference
+    from mbcal.report.tables import RunSummary
 
-    a, b = Findings(Run.open(first, "cpu")), Findings(Run.open(second, "cpu"))
+    a, b = RunSummary(Run.open(first, "cpu")), RunSummary(Run.open(second, "cpu"))
     alike = a.run.store().manifest["content_hash"] == b.run.store().manifest["content_hash"] and len(a.users) == len(b.users)
     console = Console(highlight=False, markup=False, emoji=False)
     told = 0
@@ -59,7 +59,7 @@ def compare_runs(
             for agent in (name for name in here if name in there):
                 gap = ""
                 if alike:
-                    mean, _ = paired(there[agent].mean(0), here[agent].mean(0), a.users)
+                    mean, _ = paired_difference(there[agent].mean(0), here[agent].mean(0), a.users)
                     gap = f"{mean.mean:+.3f} [{mean.low:+.3f}, {mean.high:+.3f}]"
                 table.add_row(agent, f"{here[agent].mean():.3f}", f"{there[agent].mean():.3f}", gap)
             if table.row_count:

@@ -29,7 +29,7 @@ from mbcal.data import Store
 def fit_simulator(
     data: DataDir,
     out: Out,
-    family: Annotated[Literal["lstm", "transformer"], typer.Option(help="Kind of network.")] = "lstm",
+    family: Annotated[Literal["lstm", "transformer"], typer.Option(help="ArtifactKind of network.")] = "lstm",
     epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users tell when to stop.")] = 20,
     patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
     batch: Annotated[int, typer.Option(help="Sessions an update.")] = 256,
@@ -51,26 +51,26 @@ def fit_simulator(
     from mbcal.config import to_dict
     from mbcal.environments.simulator import Simulator, SimulatorConfig
     from mbcal.report.report_card import draw_report_card
-    from mbcal.storage.atomic import NewFolder
+    from mbcal.storage.atomic import AtomicFolder
     from mbcal.storage.checkpoints import Checkpoints
-    from mbcal.training.config import Training
-    from mbcal.training.device import device_named
+    from mbcal.training.config import TrainingConfig
+    from mbcal.training.device import resolve_device
 
-    device_named(device)
-    with NewFolder(out, "simulator", overwrite):  # refuses now what it would refuse after an hour
+    resolve_device(device)
+    with AtomicFolder(out, "simulator", overwrite):  # refuses now what it would refuse after an hour
         pass
     store = Store.open(data)
     test = store.sessions("test")
     wanted = None if features is None else features_of(store, features)
-    training = Training(epochs, batch, learning_rate, patience=patience)
+    training = TrainingConfig(epochs, batch, learning_rate, patience=patience)
     config = SimulatorConfig(family, hidden, embedding, wanted, training, seed)
     kept = Checkpoints(checkpoint_folder(out), {"config": to_dict(config), **about(store, "simulator")})
     if kept.latest:
         typer.echo("going on from the last checkpoint", err=True)
     with progress() as listener:
         made = Simulator.fit(store.sessions("simulator"), config, device=device, progress=listener, checkpoints=kept)
-        made.about = about(store, "simulator")
-        card = made.judge(test, progress=listener)
+        made.provenance = about(store, "simulator")
+        card = made.evaluate(test, progress=listener)
     said = {**asdict(card), "drift": card.drift}
     extra = {
         "report-card.json": json.dumps(said, indent=2, allow_nan=False).encode(),

@@ -16,7 +16,7 @@ from mbcal.cli.options import (
     GpusOption,
     WorkersOption,
     require_ray,
-    share_of,
+    worker_resources,
 )
 from mbcal.errors import MbcalError, OptionError
 
@@ -61,14 +61,14 @@ def update_registry(
     REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
     """
     from mbcal.agents import load
-    from mbcal.distributed.engines import engine_named
+    from mbcal.distributed.engines import create_engine
     from mbcal.registry.registry import Registry
-    from mbcal.release.gate import Gate
+    from mbcal.release.gate import GateConfig
     from mbcal.release.update import update, write_verdict
 
-    gate, share = Gate(sessions=min_sessions, tolerance=tolerance), share_of(engine, device, gpus)
+    gate, resources = GateConfig(sessions=min_sessions, tolerance=tolerance), worker_resources(engine, device, gpus)
     require_ray(engine, workers)
-    with progress() as listener, engine_named(engine, workers, address) as where:
+    with progress() as listener, create_engine(engine, workers, address) as where:
         verdict = update(
             Registry(registry),
             log,
@@ -81,12 +81,12 @@ def update_registry(
             device=device,
             candidate=None if candidate is None else load(candidate, device),
             engine=None if engine == "local" else where,
-            share=share,
+            resources=resources,
             progress=listener,
         )
     page = write_verdict(registry / "updates", verdict)
     for check in verdict.checks:
-        typer.echo(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.said}")
+        typer.echo(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}")
     typer.echo(f"published as {verdict.published}" if verdict.published else f"refused; {verdict.live} stays live ({page})")
     if verdict.published is None:
         raise typer.Exit(REFUSED)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.ingest import prepare
 from mbcal.data.readers.kuairand import KuaiRand
 from mbcal.data.readers.movielens import MovieLens
 from mbcal.data.readers.netflix import Netflix
-from mbcal.data.readers.table import Items, Table
+from mbcal.data.readers.table import ItemTable, TableLog
 from mbcal.data.source import Labels, Levels
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part
 
 __all__ = [
     "PARTS",
-    "Cut",
-    "Items",
+    "SessionConfig",
+    "ItemTable",
     "KuaiRand",
     "Labels",
     "Levels",
@@ -23,6 +23,6 @@ __all__ = [
     "Netflix",
     "Part",
     "Store",
-    "Table",
+    "TableLog",
     "prepare",
 ]

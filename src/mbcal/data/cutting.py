@@ -18,7 +18,7 @@ LONGEST = 10_000
 
 
 @dataclass(frozen=True)
-class Cut:
+class SessionConfig:
     """How sessions are made of a log.
 
     Each user's interactions, in time order, are cut into windows of `horizon`; where the log names its sessions, or where
@@ -65,12 +65,12 @@ class Cut:
         return int(key >= first) + int(key >= second)
 
 
-def key(name: str, seed: int, purpose: str) -> int:
-    """A seeded 64-bit hash of a name, the same in Python and in SQL (`key_sql`), today and after any upgrade."""
+def stable_hash(name: str, seed: int, purpose: str) -> int:
+    """A seeded 64-bit hash of a name, the same in Python and in SQL (`stable_hash_sql`), today and after any upgrade."""
     return int.from_bytes(hashlib.md5(f"{purpose}:{seed}:{name}".encode(), usedforsecurity=False).digest()[8:], "little")
 
 
-def key_sql(column: str, seed: int, purpose: str) -> str:
+def stable_hash_sql(column: str, seed: int, purpose: str) -> str:
     """`key` for DuckDB."""
     return f"md5_number_lower('{purpose}:{seed}:' || {column}::VARCHAR)"
 
@@ -102,7 +102,7 @@ class Windows:
     history: NDArray[np.int64] | None = None
 
 
-def cut(steps: Steps, how: Cut) -> Windows:
+def cut(steps: Steps, config: SessionConfig) -> Windows:
     """Cut into sessions.
 
     ::
@@ -110,7 +110,7 @@ def cut(steps: Steps, how: Cut) -> Windows:
         user     7  7  7  7  7  8  8        horizon 3
         window   0  0  0  1  1  2  2
         start    0        3     5
-        history  0        3     0           steps of the same user just before, at most `how.history`
+        history  0        3     0           steps of the same user just before, at most `config.history`
     """
     count = len(steps.user)
     user, time = steps.user, steps.time
@@ -121,20 +121,20 @@ def cut(steps: Steps, how: Cut) -> Windows:
         order = np.argsort(group, kind="stable")  # users stay in place: groups are numbered by their first step
         breaks = np.r_[True, np.diff(group[order]) != 0][:count]
         time = time[order]
-    if how.gap is not None:
-        breaks = breaks | np.r_[True, np.diff(time) > how.gap * MINUTE][:count]
+    if config.gap is not None:
+        breaks = breaks | np.r_[True, np.diff(time) > config.gap * MINUTE][:count]
     begin = np.flatnonzero(breaks)
     size = np.diff(begin, append=count)
-    windows = -(-size // how.horizon)  # windows in each stretch between two breaks, rounded up
+    windows = -(-size // config.horizon)  # windows in each stretch between two breaks, rounded up
     within = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
-    start = np.repeat(begin, windows) + within * how.horizon
-    length = np.minimum(np.repeat(begin + size, windows) - start, how.horizon)
-    kept = length >= how.min_length
+    start = np.repeat(begin, windows) + within * config.horizon
+    length = np.minimum(np.repeat(begin + size, windows) - start, config.horizon)
+    kept = length >= config.min_length
     earliest = np.repeat(_last(first_of_user[begin], begin), windows)[kept]  # first step of the session's user
     start, length, dropped = start[kept], length[kept], int(np.sum(~kept))
     moment = start if order is None else order[start]  # when the session begins, counted in time order
-    before = np.minimum(moment - earliest, how.history).astype(np.int32)
-    history = None if order is None else _history(order, moment, before, how.history)
+    before = np.minimum(moment - earliest, config.history).astype(np.int32)
+    history = None if order is None else _history(order, moment, before, config.history)
     return Windows(user[start].astype(np.int32), start, length.astype(np.int32), before, dropped, order, history)
 
 

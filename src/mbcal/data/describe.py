@@ -9,7 +9,7 @@ import numpy as np
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS
 from mbcal.metrics import gini
-from mbcal.types import SPECIAL, Catalog
+from mbcal.types import FIRST_ITEM_ROW, Catalog
 
 TOP = 10
 
@@ -20,13 +20,13 @@ def describe(store: Store) -> dict[str, Any]:
         store.table(name)
     counts, catalog, behaviours = store.manifest["counts"], store.catalog, store.behaviours
     rewards = np.asarray(behaviours.rewards)
-    shown = np.zeros(catalog.rows, np.int64)
+    shown = np.zeros(catalog.n_rows, np.int64)
     lengths = np.zeros(store.horizon + 1, np.int64)
     by_step, reached = np.zeros(store.horizon), np.zeros(store.horizon, np.int64)
     totals = dict.fromkeys(PARTS, 0.0)
     for part in PARTS:
         for shard in store.shards(part):
-            shown += np.bincount(shard.items, minlength=catalog.rows)
+            shown += np.bincount(shard.items, minlength=catalog.n_rows)
             lengths += np.bincount(shard.length, minlength=store.horizon + 1)
             reward = rewards[shard.behaviours]
             for step in range(store.horizon):  # never padded: a store may have a long horizon and short sessions
@@ -59,12 +59,12 @@ def describe(store: Store) -> dict[str, Any]:
             part: {**entry, "reward_per_session": totals[part] / entry["sessions"] if entry["sessions"] else None}
             for part, entry in counts["parts"].items()
         },
-        "popularity": _popularity(shown[SPECIAL:], catalog),
+        "popularity": _popularity(shown[FIRST_ITEM_ROW:], catalog),
         "features": {
             name: {
                 "values": len(feature.vocabulary),
                 "multi": feature.offsets is not None,
-                "items_without": sum(not feature.values(row) for row in range(SPECIAL, catalog.rows)),
+                "items_without": sum(not feature.values(row) for row in range(FIRST_ITEM_ROW, catalog.n_rows)),
             }
             for name, feature in catalog.features.items()
         },
@@ -83,7 +83,7 @@ def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]
     order = np.lexsort((np.arange(n), -shown))
     return {
         "top": [
-            {"item": catalog.items[k], "title": catalog.title(k + SPECIAL), "count": int(shown[k])}
+            {"item": catalog.items[k], "title": catalog.title_of(k + FIRST_ITEM_ROW), "count": int(shown[k])}
             for k in order[:TOP].tolist()
         ],
         "median": float(np.median(shown)),

@@ -22,7 +22,7 @@ from typing import BinaryIO, Literal, cast
 import pyarrow.parquet as pq
 
 from mbcal.errors import InputError, OutputError, nearest
-from mbcal.storage.manifest import files_listed
+from mbcal.storage.manifest import listed_files
 
 Patterns = Mapping[str, Sequence[str]]
 """Role of a file -> the names it may have, as shell patterns (lower case)."""
@@ -33,12 +33,12 @@ Paths = str | Path | Sequence[str | Path]
 _CHUNK = 1 << 20
 
 
-def listed(paths: Paths) -> list[Path]:
+def as_paths(paths: Paths) -> list[Path]:
     """One path or several, as a list."""
     return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
 
 
-def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str, list[Path]]:
+def find_files(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str, list[Path]]:
     """Every file with a role, from folders (searched to the bottom), zips (unpacked into `scratch`) and single files.
 
     Each role's files are sorted by name. A single file whose name fits no role takes the first role: people rename logs.
@@ -73,13 +73,13 @@ def gather(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str
 def _walk(folder: Path) -> Iterator[Path]:
     """Every file below a folder, but for what lies in stores."""
     for here, folders, names in os.walk(folder):
-        if files_listed(Path(here), "store") is not None:
+        if listed_files(Path(here), "store") is not None:
             folders.clear()
         else:
             yield from (Path(here) / name for name in names)
 
 
-def require(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], patterns: Patterns) -> list[Path]:
+def require_files(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], patterns: Patterns) -> list[Path]:
     """The files of a role, or one sentence about what was looked for and where."""
     if not found[role]:
         where = ", ".join(map(str, paths))
@@ -149,7 +149,7 @@ def is_parquet(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextFile:
     """A text file as DuckDB can take it: its encoding and compression known, its line ends all alike."""
 
     path: Path
@@ -166,7 +166,7 @@ class Text:
             raise InputError(f"{self.path}: its first line is no header ({error}); check that this is the log") from error
 
 
-def text(path: Path, scratch: Path) -> Text:
+def inspect_text(path: Path, scratch: Path) -> TextFile:
     """Look through a text file once; where its line ends are not plain, go on with a mended copy in `scratch`."""
     with path.open("rb") as start:
         magic = start.read(4)
@@ -192,10 +192,10 @@ def text(path: Path, scratch: Path) -> Text:
         if returns:
             ends = _line_ends(path, gzipped)
             if ends != "alike":
-                return Text(_mended(path, gzipped, ends, scratch), encoding, gzipped=False)
+                return TextFile(_mended(path, gzipped, ends, scratch), encoding, gzipped=False)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch or export it again") from error
-    return Text(path, encoding, gzipped)
+    return TextFile(path, encoding, gzipped)
 
 
 def _line_ends(path: Path, gzipped: bool) -> Literal["alike", "mixed", "returns"]:

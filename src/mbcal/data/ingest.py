@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import Cut, key_sql
-from mbcal.data.ingest_distributed import Spread
-from mbcal.data.scan import Scanned, malformed, scan
-from mbcal.data.shards import Plan, Tally
-from mbcal.data.sort import BATCH, cut_accepted, weight
-from mbcal.data.source import KEY, Labels, Log, Quantiles
-from mbcal.data.sql import name, parquet_sql
+from mbcal.data.cutting import SessionConfig, stable_hash_sql
+from mbcal.data.ingest_distributed import DistributedIngest
+from mbcal.data.scan import ScanResult, collect_malformed_lines, scan
+from mbcal.data.shards import IngestCounts, ShardPlan
+from mbcal.data.sort import BATCH, cut_accepted, memory_factor
+from mbcal.data.source import ITEM_KEY, Labels, LogDescription, Quantiles
+from mbcal.data.sql import parquet_sql, sql_identifier
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS
 from mbcal.data.store_writer import StoreWriter
@@ -35,74 +35,76 @@ DUPLICATE = "exact duplicate"
 MALFORMED_ITEM = "line of an item table has the wrong shape"
 
 
-class Source(Protocol):
+class LogReader(Protocol):
     """A layout that can be read: it finds its files and describes them."""
 
-    def read(self, work: Workspace) -> Log: ...
+    def read(self, work: Workspace) -> LogDescription: ...
 
 
 def prepare(
-    source: Source,
+    source: LogReader,
     out: str | Path,
-    how: Cut | None = None,
+    config: SessionConfig | None = None,
     *,
     engine: Engine | None = None,
     memory_limit: str = "1.5GB",
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Store:
-    """Read, cut, split and store one log: `prepare(MovieLens("ml-20m.zip"), "ml-20m", Cut(horizon=10))`.
+    """Read, cut, split and store one log: `prepare(MovieLens("ml-20m.zip"), "ml-20m", SessionConfig(horizon=10))`.
 
     With an engine its workers read and cut, and share the memory; the log and `out` must lie where all of them can reach
     them. The store is the same."""
     with Workspace(Path(out), memory_limit, overwrite) as work:
         progress.phase("finding and unpacking files")
-        log, way = source.read(work), Here(work) if engine is None else Spread(work, engine)
-        Ingestion(log, how or Cut(), work, way, progress).run()
+        log, way = source.read(work), LocalIngest(work) if engine is None else DistributedIngest(work, engine)
+        Ingestion(log, config or SessionConfig(), work, way, progress).run()
         work.publish()
     return Store.open(out)
 
 
-class Way(Protocol):
+class IngestBackend(Protocol):
     """How rows are read, and how they are cut."""
 
-    def scan(self, log: Log, how: Cut, progress: Progress) -> Scanned:
+    def scan(self, log: LogDescription, config: SessionConfig, progress: Progress) -> ScanResult:
         """Read a log; leaves the tables that `scan.py` names, though `accepted` may be elsewhere."""
 
     def cut(
-        self, plan: Plan, behaviours: Behaviours, how: Cut, writer: StoreWriter, progress: Progress
-    ) -> tuple[Tally, list[Path]]:
+        self, plan: ShardPlan, behaviours: Behaviours, config: SessionConfig, writer: StoreWriter, progress: Progress
+    ) -> tuple[IngestCounts, list[Path]]:
         """Write the shards of all users and items numbered; returns the files of exact duplicates too."""
 
 
-class Here:
+class LocalIngest:
     """On this machine, in one go."""
 
     def __init__(self, work: Workspace) -> None:
         self.work = work
 
-    def scan(self, log: Log, how: Cut, progress: Progress) -> Scanned:
-        """See `Way`."""
+    def scan(self, log: LogDescription, config: SessionConfig, progress: Progress) -> ScanResult:
+        """See `IngestBackend`."""
         progress.phase("reading the log")
-        return scan(log, how, self.work.connection)
+        return scan(log, config, self.work.connection)
 
     def cut(
-        self, plan: Plan, behaviours: Behaviours, how: Cut, writer: StoreWriter, progress: Progress
-    ) -> tuple[Tally, list[Path]]:
-        """See `Way`."""
+        self, plan: ShardPlan, behaviours: Behaviours, config: SessionConfig, writer: StoreWriter, progress: Progress
+    ) -> tuple[IngestCounts, list[Path]]:
+        """See `IngestBackend`."""
         duplicates = self.work.scratch / "duplicates.parquet"
-        return cut_accepted(self.work.connection, plan, behaviours, how, writer, duplicates, progress), [duplicates]
+        return cut_accepted(self.work.connection, plan, behaviours, config, writer, duplicates, progress), [duplicates]
 
 
 class Ingestion:
     """One run, as its steps in order."""
 
-    def __init__(self, log: Log, how: Cut, work: Workspace, way: Way, progress: Progress) -> None:
-        self.log, self.how, self.way, self.progress = log, how, way, progress
+    def __init__(
+        self, log: LogDescription, config: SessionConfig, work: Workspace, way: IngestBackend, progress: Progress
+    ) -> None:
+        self.log, self.config, self.way, self.progress = log, config, way, progress
         self.connection, self.writer = work.connection, StoreWriter(work.build)
 
     def run(self) -> None:
-        scanned = self.way.scan(self.log, self.how, self.progress)
+        scanned = self.way.scan(self.log, self.config, self.progress)
         self.rows_read, self.rejected = scanned.rows, scanned.rejected
         if self.rows_read == 0:
             raise InputError("the log holds no rows; check that this is the right file")
@@ -110,8 +112,8 @@ class Ingestion:
         self._number()
         behaviours = self._behaviours()
         part, rows = self._write_users()
-        plan = Plan.of(part, rows, weight(scanned.columns, self.how))
-        tally, duplicates = self.way.cut(plan, behaviours, self.how, self.writer, self.progress)
+        plan = ShardPlan.from_users(part, rows, memory_factor(scanned.columns, self.config))
+        tally, duplicates = self.way.cut(plan, behaviours, self.config, self.writer, self.progress)
         items = self._describe_items()
         self._set_aside(tally.duplicates, duplicates, behaviours)
         users = np.bincount(part, minlength=len(PARTS)).tolist()
@@ -119,7 +121,7 @@ class Ingestion:
         self.writer.finish(
             behaviours,
             source=self.log.layout,
-            options={**self.how.record(), **self.log.options},
+            options={**self.config.record(), **self.log.options},
             source_hashes={"log": f"{tally.log_hash:016x}", "items": self.writer.digest("items.parquet")},
             rejected=dict(sorted(self.rejected.items())),
             counts={
@@ -138,10 +140,10 @@ class Ingestion:
 
     def _stop_if_too_bad(self) -> None:
         bad = sum(self.rejected.values())
-        if bad > self.how.max_rejected * self.rows_read or bad == self.rows_read:
+        if bad > self.config.max_rejected * self.rows_read or bad == self.rows_read:
             worst = max(self.rejected, key=lambda reason: (self.rejected[reason], reason))
             raise InputError(
-                f"{bad:,} of {self.rows_read:,} rows would be set aside, more than --max-rejected {self.how.max_rejected:g} "
+                f"{bad:,} of {self.rows_read:,} rows would be set aside, more than --max-rejected {self.config.max_rejected:g} "
                 f"allows; most often: {worst} ({self.rejected[worst]:,}){self._example(worst)}. Check the columns and how "
                 "they are to be read, or raise the share"
             )
@@ -151,14 +153,14 @@ class Ingestion:
         column = reason.split()[0]
         if column not in ("time", "behaviour") or "missing" in reason:
             return ""
-        query = f"SELECT min({name(column)}) FROM refused WHERE reason = ?"
+        query = f"SELECT min({sql_identifier(column)}) FROM refused WHERE reason = ?"
         return f", for instance {self.connection.execute(query, [reason]).fetchall()[0][0]!r}"
 
     def _number(self) -> None:
         """Number users and items. Users are ordered by part and key, so that parts are contiguous and any prefix of a part
         is a random sample of its users; items by name; ties in time follow a seeded shuffle of the items."""
         self.progress.phase("numbering users and items")
-        first, second = self.how.thresholds
+        first, second = self.config.thresholds
         self.connection.execute(f"""
             CREATE TABLE users AS
             SELECT *, (row_number() OVER (ORDER BY part, key, name) - 1)::UINTEGER AS u, md5_number_lower(name) AS digest
@@ -167,7 +169,7 @@ class Ingestion:
             CREATE TABLE items AS
             SELECT *, (row_number() OVER (ORDER BY length(name), name) - 1)::UINTEGER AS i,
                    (row_number() OVER (ORDER BY key, name) - 1)::UINTEGER AS tie, md5_number_lower(name) AS digest
-            FROM (SELECT item, item::VARCHAR AS name, {key_sql("item", self.how.seed, "tie")} AS key FROM item_names);
+            FROM (SELECT item, item::VARCHAR AS name, {stable_hash_sql("item", self.config.seed, "tie")} AS key FROM item_names);
         """)
 
     def _behaviours(self) -> Behaviours:
@@ -191,7 +193,7 @@ class Ingestion:
         if repeated:
             self.rejected[DUPLICATE] = repeated
         self._stop_if_too_bad()
-        if lines := malformed("item", self.connection):
+        if lines := collect_malformed_lines("item", self.connection):
             self.rejected[MALFORMED_ITEM] = lines  # counted, but no row of the log
         labels = list(behaviours.names) if isinstance(self.log.rule, Labels) else []
         value = "labels[(value + 1)::BIGINT]" if labels else "value::VARCHAR"
@@ -211,7 +213,7 @@ class Ingestion:
         """The catalogue: every item of the log, with its title and features as text. An item listed twice takes the least
         of its single values and all of its multiple ones. Returns how many there are."""
         self.progress.phase("describing items")
-        chosen, joined, key = "", "", name(KEY)
+        chosen, joined, key = "", "", sql_identifier(ITEM_KEY)
         if self.log.titles is not None:
             titles = f"SELECT {key}, min(title) AS title FROM ({self.log.titles}) GROUP BY {key}"
             chosen += ", titles.title"
@@ -219,8 +221,8 @@ class Ingestion:
         if self.log.features is not None:
             picked = []
             for column, kind, *_ in self.connection.execute(f"DESCRIBE {self.log.features}").fetchall():
-                if column != KEY:
-                    value, shown = name(column), name(f"feature:{column}")
+                if column != ITEM_KEY:
+                    value, shown = sql_identifier(column), sql_identifier(f"feature:{column}")
                     several = f"list_sort(list_distinct(list_filter(flatten(list({value})), lambda v: v <> '')))"
                     picked.append(f"{several if kind.endswith('[]') else f'min({value})'} AS {shown}")
                     chosen += f", features.{shown}"

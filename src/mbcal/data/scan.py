@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mbcal.data.cutting import Cut, key_sql
-from mbcal.data.source import Log, Quantiles, parsed_sql
+from mbcal.data.cutting import SessionConfig, stable_hash_sql
+from mbcal.data.source import LogDescription, Quantiles, parsed_sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,7 +28,7 @@ MALFORMED = "line has the wrong shape"
 
 
 @dataclass(frozen=True)
-class Scanned:
+class ScanResult:
     """What a scan counted."""
 
     rows: int
@@ -38,8 +38,8 @@ class Scanned:
     """Those of `accepted`."""
 
 
-def scan(log: Log, how: Cut, connection: duckdb.DuckDBPyConnection) -> Scanned:
-    """Give every row its typed values or its reason, and count. Text is parsed once; Parquet is cheap to read again."""
+def scan(log: LogDescription, config: SessionConfig, connection: duckdb.DuckDBPyConnection) -> ScanResult:
+    """Give every row its typed values or its reason, and count. TextFile is parsed once; Parquet is cheap to read again."""
     # a temporary table is neither compressed nor logged, and spills like everything else: twice as fast to fill
     keep = "TABLE" if log.text else "VIEW"
     parsed, reasons = parsed_sql(log, connection)
@@ -50,7 +50,7 @@ def scan(log: Log, how: Cut, connection: duckdb.DuckDBPyConnection) -> Scanned:
     rejected = {reason: n for reason, n in found.items() if reason is not None}
     # a filter that drops nothing would still make every later scan parse every column again
     accepted, refused = ("WHERE reason IS NULL", "WHERE reason IS NOT NULL") if rejected else ("", "LIMIT 0")
-    if lines := malformed("log", connection):
+    if lines := collect_malformed_lines("log", connection):
         rejected[MALFORMED] = lines
     connection.execute(f"""
         CREATE TEMP VIEW accepted AS SELECT * EXCLUDE (reason, raw) FROM log {accepted};
@@ -60,19 +60,19 @@ def scan(log: Log, how: Cut, connection: duckdb.DuckDBPyConnection) -> Scanned:
         UNION ALL
         SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM log_malformed;
         CREATE TEMP TABLE user_counts AS
-        SELECT "user", {key_sql('"user"', how.seed, "part")} AS key, count(*) AS n FROM accepted GROUP BY "user";
+        SELECT "user", {stable_hash_sql('"user"', config.seed, "part")} AS key, count(*) AS n FROM accepted GROUP BY "user";
         CREATE TEMP TABLE item_names AS SELECT DISTINCT item FROM accepted;
     """)
     if isinstance(log.rule, Quantiles):
         connection.execute(f"""
             CREATE TEMP TABLE value_counts AS
             SELECT value, count(*) AS n FROM accepted JOIN user_counts USING ("user")
-            WHERE key < {how.thresholds[1]} GROUP BY value""")
+            WHERE key < {config.thresholds[1]} GROUP BY value""")
     columns = tuple(row[0] for row in connection.execute("DESCRIBE accepted").fetchall())
-    return Scanned(sum(found.values()) + lines, rejected, columns)
+    return ScanResult(sum(found.values()) + lines, rejected, columns)
 
 
-def malformed(which: str, connection: duckdb.DuckDBPyConnection) -> int:
+def collect_malformed_lines(which: str, connection: duckdb.DuckDBPyConnection) -> int:
     """Count the lines of the log, or of item tables, that could not be split; they become `{which}_malformed`."""
     known = f"SELECT count(*) FROM duckdb_tables() WHERE table_name = '{which}_errors'"
     lines = "SELECT NULL::VARCHAR AS line LIMIT 0"

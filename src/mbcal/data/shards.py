@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import Cut, Steps, cut
+from mbcal.data.cutting import SessionConfig, Steps, cut
 from mbcal.data.store_format import PARTS, Part, Shard
 from mbcal.data.store_writer import StoreWriter
 from mbcal.types import Behaviours
@@ -28,15 +28,15 @@ _AHEAD = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """Which users make which shard. A slice of a plan is the plan of some shards."""
 
-    borders: NDArray[np.int64]  # the first user of each shard and, at the end, the first of none
+    user_bounds: NDArray[np.int64]  # the first user of each shard and, at the end, the first of none
     rows: NDArray[np.int64]  # by shard
-    places: tuple[tuple[Part, int], ...]  # by shard: its part, and its number there
+    locations: tuple[tuple[Part, int], ...]  # by shard: its part, and its number there
 
     @classmethod
-    def of(cls, part: NDArray[Any], rows: NDArray[np.int64], weight: int = 1) -> Plan:
+    def from_users(cls, part: NDArray[Any], rows: NDArray[np.int64], weight: int = 1) -> ShardPlan:
         """From each user's part (0, 1, 2, never falling) and rows; a shard is smaller by how much more a row weighs."""
         before = np.cumsum(rows * weight) - rows * weight
         before -= before[np.searchsorted(part, part)]  # counted within the part
@@ -46,16 +46,16 @@ class Plan:
         places = tuple((PARTS[p], number) for p, number in zip(owner.tolist(), numbers.tolist(), strict=True))
         return cls(np.r_[begin, len(part)], np.add.reduceat(rows, begin), places)
 
-    def __getitem__(self, shards: slice) -> Plan:
-        begin, end, _ = shards.indices(len(self.places))
-        return Plan(self.borders[begin : end + 1], self.rows[begin:end], self.places[begin:end])
+    def __getitem__(self, shards: slice) -> ShardPlan:
+        begin, end, _ = shards.indices(len(self.locations))
+        return ShardPlan(self.user_bounds[begin : end + 1], self.rows[begin:end], self.locations[begin:end])
 
 
 @dataclass(frozen=True)
-class Index:
+class BlockIndex:
     """What the numbers in a block stand for."""
 
-    plan: Plan
+    plan: ShardPlan
     user_digest: NDArray[np.uint64]  # by user, from the first of the plan
     item_row: NDArray[np.int32]  # by tie
     item_digest: NDArray[np.uint64]  # by tie
@@ -64,11 +64,11 @@ class Index:
     @cached_property
     def user_shard(self) -> NDArray[np.int64]:
         """By user, from the first of the plan: 0, 1, 2, …"""
-        return np.repeat(np.arange(len(self.plan.places)), np.diff(self.plan.borders))
+        return np.repeat(np.arange(len(self.plan.locations)), np.diff(self.plan.user_bounds))
 
 
 @dataclass
-class Tally:
+class IngestCounts:
     """What is counted while blocks stream past."""
 
     labels: NDArray[np.int64]
@@ -81,7 +81,7 @@ class Tally:
     duplicates: int = 0
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: IngestCounts) -> None:
         """What was counted elsewhere, in blocks of other users."""
         for name in ("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -105,18 +105,18 @@ class _Work:
 
 def write_shards(
     blocks: Iterable[Block],
-    index: Index,
+    index: BlockIndex,
     behaviours: Behaviours,
-    how: Cut,
+    config: SessionConfig,
     writer: StoreWriter,
     set_aside: Callable[[Block], None],
-) -> Tally:
+) -> IngestCounts:
     """Cut every block and write every shard, in order; exact duplicates are handed to `set_aside`."""
-    tally = Tally(np.zeros(len(behaviours), np.int64))
+    tally = IngestCounts(np.zeros(len(behaviours), np.int64))
     with ThreadPoolExecutor(2) as pool:
         writing: deque[Future[None]] = deque()
-        works = _in_order(pool, blocks, index, behaviours, how)
-        for place, shard in _shards(works, index.plan, how, tally, set_aside):
+        works = _in_order(pool, blocks, index, behaviours, config)
+        for place, shard in _shards(works, index.plan, config, tally, set_aside):
             while len(writing) >= 2:
                 writing.popleft().result()
             writing.append(pool.submit(writer.shard, *place, shard))
@@ -126,18 +126,18 @@ def write_shards(
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, blocks: Iterable[Block], index: Index, behaviours: Behaviours, how: Cut
+    pool: ThreadPoolExecutor, blocks: Iterable[Block], index: BlockIndex, behaviours: Behaviours, config: SessionConfig
 ) -> Iterator[_Work]:
     waiting: deque[Future[_Work]] = deque()
     for block in blocks:
-        waiting.append(pool.submit(_work, block, index, behaviours, how))
+        waiting.append(pool.submit(_work, block, index, behaviours, config))
         if len(waiting) >= _AHEAD:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work:
+def _work(block: Block, index: BlockIndex, behaviours: Behaviours, config: SessionConfig) -> _Work:
     """Drop repeats, tell levels, cut; a pure function of its arguments."""
     repeats = _repeats(block)
     duplicates = None
@@ -145,12 +145,12 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
         duplicates = {column: array[repeats] for column, array in block.items()}
         block = {column: np.delete(array, repeats) for column, array in block.items()}
     codes = behaviours.level(block["value"]) if behaviours.cuts else block["value"]
-    owner = index.user_shard[block["u"] - index.plan.borders[0]]
+    owner = index.user_shard[block["u"] - index.plan.user_bounds[0]]
     edges = np.r_[0, np.flatnonzero(np.diff(owner)) + 1, len(owner)]
     pieces, short_windows = [], 0
     for begin, end in pairwise(edges.tolist()):
         piece = {column: array[begin:end] for column, array in block.items()}
-        windows = cut(Steps(piece["u"], piece["moment"], piece.get("session")), how)
+        windows = cut(Steps(piece["u"], piece["moment"], piece.get("session")), config)
         order = slice(None) if windows.order is None else windows.order
         propensity = piece.get("propensity")
         shard = Shard(
@@ -172,7 +172,7 @@ def _work(block: Block, index: Index, behaviours: Behaviours, how: Cut) -> _Work
 
 
 def _shards(
-    works: Iterable[_Work], plan: Plan, how: Cut, tally: Tally, set_aside: Callable[[Block], None]
+    works: Iterable[_Work], plan: ShardPlan, config: SessionConfig, tally: IngestCounts, set_aside: Callable[[Block], None]
 ) -> Iterator[tuple[tuple[Part, int], Shard]]:
     """Count what is done, and join the pieces of each shard."""
     number = 0
@@ -186,17 +186,17 @@ def _shards(
             tally.duplicates += len(work.duplicates["u"])
             set_aside(work.duplicates)
         for owner, piece in work.pieces:
-            part, _ = plan.places[owner]
+            part, _ = plan.locations[owner]
             tally.rows += len(piece.items)
             tally.sessions += len(piece.start)
-            tally.full_sessions += int(np.sum(piece.length == how.horizon))
+            tally.full_sessions += int(np.sum(piece.length == config.horizon))
             tally.parts[part]["sessions"] += len(piece.start)
             tally.parts[part]["steps"] += len(piece.items)
             if owner != number:
-                yield plan.places[number], _joined(pieces)
+                yield plan.locations[number], _joined(pieces)
                 number, pieces = owner, []
             pieces.append(piece)
-    yield plan.places[number], _joined(pieces)
+    yield plan.locations[number], _joined(pieces)
 
 
 def _joined(pieces: list[Shard]) -> Shard:
@@ -222,7 +222,7 @@ def _repeats(block: Block) -> NDArray[np.int64]:
     return rows
 
 
-def _hash(block: Block, index: Index) -> int:
+def _hash(block: Block, index: BlockIndex) -> int:
     """A hash of rows as a set: it knows neither their order nor any option, only names and values."""
     value = block["value"]
     row = block["moment"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -231,7 +231,7 @@ def _hash(block: Block, index: Index) -> int:
         row += block["propensity"].view(np.uint32).astype(np.uint64) << np.uint64(32)
     _mix(row)
     row += index.item_digest[block["tie"]]
-    row ^= index.user_digest[block["u"] - index.plan.borders[0]]
+    row ^= index.user_digest[block["u"] - index.plan.user_bounds[0]]
     if "session" in block:
         _mix(row)
         row += block["session"]

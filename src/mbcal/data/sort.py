@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mbcal.data.cutting import Cut, key
-from mbcal.data.shards import Block, Index, Plan, Tally, write_shards
+from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.shards import Block, BlockIndex, IngestCounts, ShardPlan, write_shards
 from mbcal.data.store_writer import StoreWriter
 from mbcal.progress import SILENT, Progress
-from mbcal.types import SPECIAL, Behaviours
+from mbcal.types import FIRST_ITEM_ROW, Behaviours
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,20 +31,20 @@ USUAL_HISTORY = 20
 _DUPLICATES = pa.schema([("u", pa.uint32()), ("moment", pa.int64()), ("tie", pa.uint32()), ("value", pa.float64())])
 
 
-def weight(columns: Sequence[str], how: Cut) -> int:
+def memory_factor(columns: Sequence[str], config: SessionConfig) -> int:
     """How much more than usual a step weighs in memory: sessions of the log's own carry their history step by step."""
-    return -(-how.history // USUAL_HISTORY) if "session" in columns and how.history else 1
+    return -(-config.history // USUAL_HISTORY) if "session" in columns and config.history else 1
 
 
 def cut_accepted(
     connection: duckdb.DuckDBPyConnection,
-    plan: Plan,
+    plan: ShardPlan,
     behaviours: Behaviours,
-    how: Cut,
+    config: SessionConfig,
     writer: StoreWriter,
     duplicates: Path,
     progress: Progress = SILENT,
-) -> Tally:
+) -> IngestCounts:
     """Sort and cut the rows of a plan's users, from the tables `accepted`, `users` and `items`; exact duplicates are left in
     a Parquet file."""
     index = _index(connection, plan, behaviours)
@@ -54,25 +54,25 @@ def cut_accepted(
             out.write_table(pa.table({field.name: pa.array(block[field.name]).cast(field.type) for field in _DUPLICATES}))
 
         return write_shards(
-            _sorted(connection, int(plan.rows.sum()), how, progress), index, behaviours, how, writer, set_aside
+            _sorted(connection, int(plan.rows.sum()), config, progress), index, behaviours, config, writer, set_aside
         )
 
 
-def _index(connection: duckdb.DuckDBPyConnection, plan: Plan, behaviours: Behaviours) -> Index:
+def _index(connection: duckdb.DuckDBPyConnection, plan: ShardPlan, behaviours: Behaviours) -> BlockIndex:
     """What the numbers stand for, as arrays."""
     users = connection.sql("SELECT digest FROM users ORDER BY u").to_arrow_table()
     items = connection.sql("SELECT i, digest FROM items ORDER BY tie").to_arrow_table()
-    labels = None if behaviours.cuts else np.array([key(label, 0, "label") for label in behaviours.names], np.uint64)
-    return Index(
+    labels = None if behaviours.cuts else np.array([stable_hash(label, 0, "label") for label in behaviours.names], np.uint64)
+    return BlockIndex(
         plan=plan,
         user_digest=users["digest"].to_numpy(),
-        item_row=items["i"].to_numpy().astype(np.int32) + SPECIAL,
+        item_row=items["i"].to_numpy().astype(np.int32) + FIRST_ITEM_ROW,
         item_digest=items["digest"].to_numpy(),
         value_digest=labels,
     )
 
 
-def _sorted(connection: duckdb.DuckDBPyConnection, rows: int, how: Cut, progress: Progress) -> Iterator[Block]:
+def _sorted(connection: duckdb.DuckDBPyConnection, rows: int, config: SessionConfig, progress: Progress) -> Iterator[Block]:
     """Columns of whole users, in the one order."""
     progress.phase("sorting by user and time")
     present = [row[0] for row in connection.execute("DESCRIBE accepted").fetchall()]
@@ -80,7 +80,7 @@ def _sorted(connection: duckdb.DuckDBPyConnection, rows: int, how: Cut, progress
     listed = ", ".join(columns)
     query = f'SELECT {listed} FROM accepted JOIN users USING ("user") JOIN items USING (item) ORDER BY {listed}'
     kept: list[Block] = []
-    for number, batch in enumerate(connection.sql(query).to_arrow_reader(max(BATCH // weight(present, how), 1))):
+    for number, batch in enumerate(connection.sql(query).to_arrow_reader(max(BATCH // memory_factor(present, config), 1))):
         if number == 0:
             progress.phase("cutting sessions", rows)
         arrays = {column: batch.column(column).to_numpy() for column in columns}

@@ -1,6 +1,6 @@
 """A raw log as a reader describes it, and the SQL that turns its columns into typed values or a reason to refuse.
 
-A reader answers with a `Log`: a SELECT for the rows of each file, one for the item features, and the rule for behaviours.
+A reader answers with a `LogDescription`: a SELECT for the rows of each file, one for the item features, and the rule for behaviours.
 All readers then share the same parsing, so that a null, a NaN, an unknown label or an absurd time is treated alike
 everywhere.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mbcal.data.sql import TimeUnit, _finite_sql, name_sql, quote, time_sql
+from mbcal.data.sql import TimeUnit, _finite_sql, entity_name_sql, sql_string, time_sql
 from mbcal.errors import InputError, OptionError
 from mbcal.types import Behaviours
 
@@ -52,12 +52,12 @@ class Labels:
         return numbers if all(map(math.isfinite, numbers)) else None
 
     def value_sql(self, column: str) -> str:
-        """Index of the label."""
+        """BlockIndex of the label."""
         numbers = self._numbers()
         if numbers is not None:
             whens, column = list(map(repr, numbers)), f"try_cast({column} AS DOUBLE)"
         else:
-            whens, column = list(map(quote, self.rewards)), f"trim({column}::VARCHAR)"
+            whens, column = list(map(sql_string, self.rewards)), f"trim({column}::VARCHAR)"
         return f"CASE {column} {' '.join(f'WHEN {when} THEN {k}' for k, when in enumerate(whens))} END::UTINYINT"
 
 
@@ -106,15 +106,15 @@ class Quantiles:
         return Levels(tuple(cuts))
 
 
-Rule = Labels | Levels | Quantiles
+BehaviourRule = Labels | Levels | Quantiles
 
 
-KEY = "#item"
-"""The column by which `Log.features` and `Log.titles` name an item: not a name a feature would have."""
+ITEM_KEY = "#item"
+"""The column by which `LogDescription.features` and `LogDescription.titles` name an item: not a name a feature would have."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class LogFile:
     """The rows of one file, which nothing but the file is needed to read: `picked` are user, item, time, behaviour and,
     where the log has them, session and propensity, in the columns of `source`."""
 
@@ -129,13 +129,13 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Log:
-    """What a reader found. `features` selects KEY and one column a feature (text, or a list of text where multi-valued);
-    `titles` selects KEY and title."""
+class LogDescription:
+    """What a reader found. `features` selects ITEM_KEY and one column a feature (text, or a list of text where multi-valued);
+    `titles` selects ITEM_KEY and title."""
 
     layout: str
-    pieces: tuple[Piece, ...]
-    rule: Rule
+    pieces: tuple[LogFile, ...]
+    rule: BehaviourRule
     features: str | None = None
     titles: str | None = None
     time_unit: TimeUnit = "auto"
@@ -151,7 +151,7 @@ class Log:
         return not all(piece.parquet for piece in self.pieces)
 
 
-def parsed_sql(log: Log, connection: duckdb.DuckDBPyConnection) -> tuple[str, list[str]]:
+def parsed_sql(log: LogDescription, connection: duckdb.DuckDBPyConnection) -> tuple[str, list[str]]:
     """The rows with a typed `moment` and `value`, and the reasons a row may be set aside for: `reason` is the number of the
     first that applies, with the time and behaviour as they were in `raw`. Most rows have neither and must not pay for it."""
     kinds = {row[0]: row[1] for row in connection.execute(f"DESCRIBE {log.rows}").fetchall()}
@@ -172,13 +172,13 @@ def parsed_sql(log: Log, connection: duckdb.DuckDBPyConnection) -> tuple[str, li
     extra = ""
     if "session" in kinds:
         # md5 is the one hash DuckDB promises to keep, so the order of equal rows survives an upgrade
-        extra += f", md5_number_lower(({name_sql('session', kinds['session'])})::VARCHAR) AS session"
+        extra += f", md5_number_lower(({entity_name_sql('session', kinds['session'])})::VARCHAR) AS session"
         rules.append(("session IS NULL", "session is missing"))
     if "propensity" in kinds:
         extra += ", try_cast(propensity AS FLOAT) AS propensity"
         rules.append(("propensity IS NULL OR NOT (propensity > 0 AND propensity <= 1)", "propensity is not in (0, 1]"))
     reason = f"CASE {' '.join(f'WHEN {test} THEN {number}' for number, (test, _) in enumerate(rules))} END::UTINYINT"
-    user, item = name_sql('"user"', kinds["user"]), name_sql("item", kinds["item"])
+    user, item = entity_name_sql('"user"', kinds["user"]), entity_name_sql("item", kinds["item"])
     given = f'{user} AS "user", {item} AS item, "time", behaviour'
     typed = f"SELECT {given}, {when} AS moment, {what} AS value{extra} FROM ({log.rows})"
     judged = f"SELECT *, {reason} AS reason FROM ({typed})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from mbcal.data.files import Text
+from mbcal.data.files import TextFile
 from mbcal.errors import InputError
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
@@ -21,12 +21,12 @@ _UNIT_BOUNDS: Sequence[tuple[str, float]] = (("s", 1e11), ("ms", 1e14), ("us", 1
 _MICROSECONDS = {"s": "{t} * 1000000", "ms": "{t} * 1000", "us": "{t}", "ns": "{t} // 1000"}
 
 
-def quote(text: str) -> str:
+def sql_string(text: str) -> str:
     """A SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def name(column: str) -> str:
+def sql_identifier(column: str) -> str:
     """A SQL identifier."""
     return '"' + column.replace('"', '""') + '"'
 
@@ -35,7 +35,7 @@ def _finite_sql(column: str) -> str:
     return f"CASE WHEN isfinite(try_cast({column} AS DOUBLE)) THEN try_cast({column} AS DOUBLE) + 0.0 END"  # -0.0 is 0.0
 
 
-def name_sql(column: str, kind: str) -> str:
+def entity_name_sql(column: str, kind: str) -> str:
     """What a user, item or session is called: whole numbers alike whether stored as integers or, for a null among them,
     as floats; nothing and NaN are NULL. (Not `isnan`: DuckDB 2.0 answers it from Parquet statistics, wrongly.) Integers of
     128 bits become text: Parquet has none."""
@@ -50,7 +50,7 @@ def name_sql(column: str, kind: str) -> str:
 def path_sql(path: Path) -> str:
     """A file by its very name, from wherever it is read: DuckDB would take brackets, stars and question marks for
     patterns."""
-    return quote(re.sub(r"([*?[])", r"[\1]", str(path.absolute())))
+    return sql_string(re.sub(r"([*?[])", r"[\1]", str(path.absolute())))
 
 
 def parquet_sql(*paths: Path) -> str:
@@ -59,7 +59,7 @@ def parquet_sql(*paths: Path) -> str:
 
 
 def csv_sql(
-    text: Text,
+    text: TextFile,
     header: Sequence[str],
     wanted: Sequence[str],
     *,
@@ -73,12 +73,12 @@ def csv_sql(
 
     Inside, columns are numbered: a header may hold empty names, or names that differ only in case."""
     types = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header)))
-    picked = ", ".join(f"c{header.index(column)} AS {name(column)}" for column in wanted)
-    mark = quote('"' if quoted else "")
+    picked = ", ".join(f"c{header.index(column)} AS {sql_identifier(column)}" for column in wanted)
+    mark = sql_string('"' if quoted else "")
     return (
         f"SELECT {picked} FROM read_csv({path_sql(text.path)}, auto_detect=false, columns={{{types}}}, "
-        f"delim={quote(delimiter)}, quote={mark}, escape={mark}, header={skip}, encoding={quote(text.encoding)}, "
-        f"compression={quote('gzip' if text.gzipped else 'none')}, store_rejects=true, "
+        f"delim={sql_string(delimiter)}, quote={mark}, escape={mark}, header={skip}, encoding={sql_string(text.encoding)}, "
+        f"compression={sql_string('gzip' if text.gzipped else 'none')}, store_rejects=true, "
         f"rejects_table='{rejects}_errors', rejects_scan='{rejects}_scans')"
     )
 
@@ -86,7 +86,7 @@ def csv_sql(
 def time_sql(column: str, kind: str, unit: TimeUnit, form: str | None) -> str:
     """Microseconds since 1970 (UTC), or NULL where the value cannot be read; `kind` is DuckDB's name of the type."""
     if form is not None:
-        return f"epoch_us(try_strptime({column}::VARCHAR, {quote(form)}))"
+        return f"epoch_us(try_strptime({column}::VARCHAR, {sql_string(form)}))"
     if kind.startswith(("TIMESTAMP", "DATE")):
         moment = f"{column}::{'TIMESTAMPTZ' if 'TZ' in kind or 'ZONE' in kind else 'TIMESTAMP'}"
         return f"CASE WHEN isfinite({moment}) THEN epoch_us({moment}) END"

@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from mbcal.data.store_format import KIND, PARTS, Part, Shard
+from mbcal.data.store_format import PARTS, STORE_KIND, Part, Shard
 from mbcal.errors import OptionError, StoreError, nearest
 from mbcal.storage.catalog_io import parquet_table, table_catalog
 from mbcal.types import Behaviours, Catalog, Sessions
@@ -46,11 +46,11 @@ class Store:
     def open(cls, path: str | Path) -> Self:
         """Open a folder written by `mbcal prepare`."""
         path = Path(path)
-        return cls(path, KIND.open(path))
+        return cls(path, STORE_KIND.open(path))
 
     def table(self, name: str) -> pa.Table:
         """One file of the store, its hash checked."""
-        data = KIND.read(self.path, self.manifest, name)
+        data = STORE_KIND.read(self.path, self.manifest, name)
         return parquet_table(data)
 
     def verify(self) -> None:
@@ -113,7 +113,7 @@ class Store:
             history=_rectangle(sessions, "history"),
         )
 
-    def count(self, part: Part) -> int:
+    def n_sessions(self, part: Part) -> int:
         """Sessions of a part."""
         return sum(count for _, count in self._counted(part))
 
@@ -124,15 +124,17 @@ class Store:
         for name, count in self._counted(part):
             begin, end = max(first - before, 0), count if last is None else min(last - before, count)
             if begin < end:
-                dense.append(self._shard(name).dense(self.catalog, self.behaviours, self.horizon, self.history)[begin:end])
+                dense.append(
+                    self._shard(name).to_sessions(self.catalog, self.behaviours, self.horizon, self.history)[begin:end]
+                )
             before += count
         if not dense:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
         return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
 
-    def share(self, part: Part, rank: int, size: int) -> Sessions:
+    def worker_sessions(self, part: Part, rank: int, size: int) -> Sessions:
         """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them."""
-        total = self.count(part)
+        total = self.n_sessions(part)
         first, last = (self._user_edge(part, total * number // size) for number in (rank, rank + 1))
         return self.sessions(part, first, last) if first < last else self.sessions(part, 0, 1)[:0]
 

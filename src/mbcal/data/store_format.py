@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import StoreError
-from mbcal.storage.manifest import Kind
+from mbcal.storage.manifest import ArtifactKind
 from mbcal.types import Behaviours, Catalog, Sessions
 
 SCHEMA = 1
 """Raised whenever a store written before can no longer be read as it was."""
 
 
-KIND = Kind("store", SCHEMA, "make a store with 'mbcal prepare'", "prepare the store again", StoreError)
+STORE_KIND = ArtifactKind("store", SCHEMA, "make a store with 'mbcal prepare'", "prepare the store again", StoreError)
 
 
 Part = Literal["simulator", "train", "test"]
@@ -41,7 +41,7 @@ class Shard:
     candidates: NDArray[np.int32] | None = None  # (N, C)
     history: NDArray[np.int64] | None = None  # (N, H): steps of each history, where they do not just precede it
 
-    def dense(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
+    def to_sessions(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
         """Pad to rectangles."""
         steps, mask = _window(self.start, self.length, horizon)
         before, history_mask = _window(self.start - self.history_length, self.history_length, history)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mbcal.data.store_format import SCHEMA, Part, Shard
 from mbcal.storage.catalog_io import catalog_table
-from mbcal.storage.manifest import entry, write_manifest
+from mbcal.storage.manifest import file_entry, write_manifest
 from mbcal.types import Behaviours, Catalog, Sessions
 
 _ROW_GROUP = 1 << 20
@@ -47,7 +47,7 @@ class StoreWriter:
                     waiting = waiting.slice(_ROW_GROUP)
             if waiting.num_rows or rows == 0:
                 writer.write_table(waiting, _ROW_GROUP)
-        self.files[name] = {"rows": rows, **entry(path)}
+        self.files[name] = {"rows": rows, **file_entry(path)}
 
     def digest(self, name: str) -> str:
         """sha256 of a file already written."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mbcal.errors import InputError, MbcalError, OptionError
-from mbcal.storage.atomic import NewFolder, output_error
+from mbcal.storage.atomic import AtomicFolder, to_output_error
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,7 +37,7 @@ def parse_memory(text: str) -> int:
     return size
 
 
-class Workspace(NewFolder):
+class Workspace(AtomicFolder):
     """`with Workspace(out) as work:` fill `work.build`, then `work.publish()`."""
 
     def __init__(self, out: Path, memory_limit: str = "1.5GB", overwrite: bool = False) -> None:
@@ -59,13 +59,13 @@ class Workspace(NewFolder):
         if isinstance(error, OSError):
             named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else self.out
             if self.out.parent in named.absolute().parents or named == self.out:
-                return output_error(self.given, error)
+                return to_output_error(self.given, error)
             return InputError(f"{named}: cannot be read ({error.strerror or error}); check the file and its permissions")
         if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
             return error
         text, name = str(error).splitlines()[0], type(error).__name__
         if re.search("no space left|file too large|could not write|disk quota", text, re.IGNORECASE):
-            return output_error(self.given, OSError(errno.ENOSPC, text))
+            return to_output_error(self.given, OSError(errno.ENOSPC, text))
         if name == "OutOfMemoryException":
             return OptionError(
                 "memory-limit: too little for this log; raise --memory-limit or free disk space to spill into"
@@ -79,15 +79,15 @@ class Workspace(NewFolder):
         """DuckDB, spilling into the scratch folder, with every core."""
         if self._connection is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self._connection = connect(self.scratch, self._limit, cores)
+            self._connection = connect_duckdb(self.scratch, self._limit, cores)
         return self._connection
 
-    def share(self, workers: int) -> int:
+    def worker_memory(self, workers: int) -> int:
         """Bytes for each of several workers: the limit divided, though never less than a sort needs."""
         return max(self._limit // workers, SMALLEST_LIMIT)
 
 
-def connect(folder: Path, limit: int, threads: int) -> duckdb.DuckDBPyConnection:
+def connect_duckdb(folder: Path, limit: int, threads: int) -> duckdb.DuckDBPyConnection:
     """DuckDB, limited in memory, spilling into a folder, and never reaching for the network."""
     import duckdb
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mbcal.decision_log.compaction import Compacted, compact
-from mbcal.decision_log.join import JoinCounts, Joined, join
-from mbcal.decision_log.reader import Damage, read
+from mbcal.decision_log.compaction import Compacted, compact_log
+from mbcal.decision_log.join import JoinCounts, Joined, join_sessions
+from mbcal.decision_log.reader import Damage, read_log
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.writer import DecisionLog
 
@@ -17,7 +17,7 @@ __all__ = [
     "JoinCounts",
     "Joined",
     "Record",
-    "compact",
-    "join",
-    "read",
+    "compact_log",
+    "join_sessions",
+    "read_log",
 ]

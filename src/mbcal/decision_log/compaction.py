@@ -17,7 +17,7 @@ from mbcal.decision_log.records import Decision, Feedback, fields
 from mbcal.decision_log.segments import numbers, segment_path
 from mbcal.errors import LogError
 from mbcal.progress import SILENT, Progress
-from mbcal.storage.atomic import flush, output_error, write_whole
+from mbcal.storage.atomic import fsync, to_output_error, write_atomic
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Compacted:
     """Damage found: these segments stay as they are."""
 
 
-def compact(folder: str | Path, progress: Progress = SILENT) -> Compacted:
+def compact_log(folder: str | Path, progress: Progress = SILENT) -> Compacted:
     """Turn every segment but the last, which a server may be writing, into Parquet. May be stopped at any point."""
     folder = Path(folder)
     closed, done = numbers(folder)[:-1], Compacted()
@@ -52,7 +52,7 @@ def compact(folder: str | Path, progress: Progress = SILENT) -> Compacted:
         finally:
             os.close(lock)
     except OSError as error:
-        raise output_error(str(folder), error) from error
+        raise to_output_error(str(folder), error) from error
     return done
 
 
@@ -72,11 +72,11 @@ def _compact_segment(folder: Path, number: int, done: Compacted) -> None:
         feedback = [_feedback_row(place, record) for place, record in placed if isinstance(record, Feedback)]
         for file, rows, schema in zip(_files(folder, number), (decisions, feedback), (_DECISIONS, _FEEDBACK), strict=True):
             content = _parquet(pa.Table.from_pylist(rows, schema))
-            write_whole(file, content)
+            write_atomic(file, content)
             done.bytes_after += len(content)
         done.records += len(records)
     path.unlink()
-    flush(folder)
+    fsync(folder)
     done.segments += 1
     done.bytes_before += len(data)
 

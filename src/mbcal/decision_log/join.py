@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import Cut, key
+from mbcal.data.cutting import SessionConfig, stable_hash
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.types import Behaviours, Catalog, Sessions
 
@@ -89,14 +89,14 @@ class _Step(NamedTuple):
     candidates: NDArray[np.int32]
 
 
-def join(
+def join_sessions(
     records: Iterable[Record], catalog: Catalog, behaviours: Behaviours, *, horizon: int = 20, history: int = 20
 ) -> Joined:
     """Sessions of up to `horizon` steps; longer ones are cut into windows, whose earlier steps are history to the later.
 
     The history before them is that of the session's first decision.
     """
-    Cut(horizon=horizon, history=history)  # the same rules as for any log
+    SessionConfig(horizon=horizon, history=history)  # the same rules as for any log
     counts = JoinCounts()
     rows = _Rows(catalog, behaviours, history, counts)
     seen, answers = _gather(records, rows, counts)
@@ -104,7 +104,7 @@ def join(
     for name, decision in seen.items():
         sessions[decision.user, decision.session].append((decision.step, decision.time, name))
     starts = {who: min(time for _, time, _ in decided) for who, decided in sessions.items()}
-    hashed = {user: key(user, 0, "user") for user, _ in sessions}
+    hashed = {user: stable_hash(user, 0, "user") for user, _ in sessions}
     for user, session in sorted(sessions, key=lambda who: (hashed[who[0]], who[0], starts[who], who[1])):
         decided = sorted(sessions[user, session])
         steps: list[_Step] = []
@@ -168,7 +168,10 @@ class _Rows:
         """A decision in rows; the names that feedback is matched by are kept once for all decisions."""
         known = [(item, self.number[behaviour]) for item, behaviour in decision.history if behaviour in self.number]
         kept = known[-self.most :] if self.most else []
-        items, behaviours = self.catalog.row(item for item, _ in kept).tobytes(), bytes(behaviour for _, behaviour in kept)
+        items, behaviours = (
+            self.catalog.rows_of(item for item, _ in kept).tobytes(),
+            bytes(behaviour for _, behaviour in kept),
+        )
         return _Seen(
             decision.time,
             decision.step,
@@ -176,7 +179,7 @@ class _Rows:
             sys.intern(decision.session),
             tuple(map(sys.intern, decision.items)),
             tuple(decision.propensities),
-            self.catalog.row(decision.candidates).tobytes(),
+            self.catalog.rows_of(decision.candidates).tobytes(),
             (items, behaviours, len(decision.history) - len(known)),
         )
 
@@ -186,7 +189,7 @@ class _Rows:
         if not answers:
             return found
         left, behaviour_of = np.frombuffer(decision.candidates, np.int32), dict(answers)
-        rows = self.catalog.row(decision.items).tolist()
+        rows = self.catalog.rows_of(decision.items).tolist()
         for item, row, propensity in zip(decision.items, rows, decision.propensities, strict=True):
             behaviour = behaviour_of.pop(item, None)  # an item returned twice counts where it came first
             if behaviour is not None:

@@ -75,7 +75,7 @@ class Damage:
         return f"{self.path}: damaged at byte {self.offset} ({self.reason}, {self.size} bytes)"
 
 
-def read(folder: str | Path, skipped: list[Damage] | None = None) -> Iterator[Record]:
+def read_log(folder: str | Path, skipped: list[Damage] | None = None) -> Iterator[Record]:
     """Every record in the order written, compacted or not, also while the log is being written.
 
     An unfinished record at the very end is not there yet. Damage anywhere else is an error that names it; given a list,

@@ -59,7 +59,7 @@ def _checksum(payload: bytes | memoryview, number: int, offset: int) -> int:
     return zlib.crc32(payload, zlib.crc32(_PLACE.pack(number, offset, len(payload))))
 
 
-class Piece(NamedTuple):
+class Span(NamedTuple):
     """A stretch of a segment: a record, or bytes that are none."""
 
     start: int
@@ -67,21 +67,21 @@ class Piece(NamedTuple):
     payload: bytes | None
 
 
-def pieces(data: bytes, number: int) -> Iterator[Piece]:
+def pieces(data: bytes, number: int) -> Iterator[Span]:
     """Every record of a segment, and every stretch between them that is none; a bad header is such a stretch too."""
     if data[:8] == MAGIC and len(data) >= HEADER.size and (said := HEADER.unpack_from(data)[1]) > FORMAT:
         raise LogError(f"segment {number}: format {said}, this mbcal reads up to {FORMAT}; read it with a newer mbcal")
     at, view = HEADER.size, memoryview(data)
     if data[:at] != header(number):
         at = _next_record(view, number, min(at, len(data)))
-        yield Piece(0, at, None)
+        yield Span(0, at, None)
     while at < len(data):
         end = _record_end(view, number, at)
         if end:
-            yield Piece(at, end, data[at + FRAME : end])
+            yield Span(at, end, data[at + FRAME : end])
         else:
             end = _next_record(view, number, at + 1)
-            yield Piece(at, end, None)
+            yield Span(at, end, None)
         at = end
 
 

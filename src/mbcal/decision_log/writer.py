@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 from mbcal.decision_log.records import Record, encode
 from mbcal.decision_log.segments import FRAME, HEADER, LONGEST, frame, header, numbers, pieces, segment_path
 from mbcal.errors import LogError, LogFullError, MbcalError, OptionError, OutputError
-from mbcal.storage.atomic import flush, output_error
+from mbcal.storage.atomic import fsync, to_output_error
 
 PARQUET = r"(?:decisions|feedback)-(\d{6,})\.parquet"
 """Names of what compaction makes of a segment."""
@@ -60,7 +60,7 @@ class DecisionLog:
         self._dirty = False  # bytes beyond `_size` may be in the file: cut before the next write
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            flush(self.folder.parent)
+            fsync(self.folder.parent)
             self._lock = _locked(self.folder)
             try:
                 self._number, self._size, self._file = self._open()
@@ -68,7 +68,7 @@ class DecisionLog:
                 os.close(self._lock)
                 raise
         except OSError as error:
-            raise output_error(str(self.folder), error) from error
+            raise to_output_error(str(self.folder), error) from error
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
         self._thread.start()
 
@@ -200,7 +200,7 @@ class DecisionLog:
             self.notes = (f"{path}: {len(data) - size} bytes of an unfinished record cut after {records} records",)
             os.ftruncate(file, size)
         _sync(file)  # what a dead process wrote but did not sync must not be lost once it has been read
-        flush(self.folder)
+        fsync(self.folder)
         return last, size, file
 
 
@@ -232,7 +232,7 @@ def _create(folder: Path, number: int) -> int:
     try:
         _write_all(file, header(number))
         _sync(file)
-        flush(folder)
+        fsync(folder)
     except BaseException:
         os.close(file)
         with contextlib.suppress(OSError):
@@ -260,7 +260,7 @@ def _failure(folder: Path, error: Exception, count: int) -> OutputError:
 
 
 def _settle(group: Sequence[_Waiting], failure: MbcalError | None) -> None:
-    """Tell everyone who waits; an event loop is woken once for all of its own."""
+    """Tell all_gather_ints who waits; an event loop is woken once for all of its own."""
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[Any]]] = {}
     for _, done in group:
         if isinstance(done, asyncio.Future):

@@ -14,17 +14,17 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def add(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         """Replace every tensor, in place, by its sum over the group."""
 
 
-class Alone:
+class SingleWorker:
     """A group of one: its sums are what it has."""
 
     rank, size = 0, 1
 
-    def add(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         """Nobody else has anything."""
 
 
-ALONE = Alone()
+SINGLE_WORKER = SingleWorker()

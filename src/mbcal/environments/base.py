@@ -29,10 +29,10 @@ class Environment(Protocol):
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> Any:
         """The state in which users (B,) with histories (B, H) come to a session."""
 
-    def answer(self, state: Any, item: Tensor, uniform: Tensor) -> tuple[Tensor, Any]:
+    def respond(self, state: Any, item: Tensor, uniform: Tensor) -> tuple[Tensor, Any]:
         """What users do with item (B,), drawn by uniform numbers (B,): behaviours (B,) uint8, and the state after it."""
 
-    def advance(self, state: Any, item: Tensor, behaviour: Tensor) -> Any:
+    def observe(self, state: Any, item: Tensor, behaviour: Tensor) -> Any:
         """The state after item (B,) met a behaviour (B,) that is known."""
 
     def merge(self, mask: Tensor, yes: Any, no: Any) -> Any:

@@ -51,7 +51,7 @@ class ReportCard:
         return max(gaps) / max(self.size, 1e-9)
 
 
-class _Tally:
+class _StepSums:
     """Sums over steps, for data that comes in parts."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _Tally:
         self.right.append(chances.argmax(1) == truth)
 
 
-def _card(sessions: Sessions, tally: _Tally, table: NDArray[np.int64], simulated: NDArray[np.float32]) -> ReportCard:
+def _card(sessions: Sessions, tally: _StepSums, table: NDArray[np.int64], simulated: NDArray[np.float32]) -> ReportCard:
     mask, count = sessions.mask, int(table.sum())
     macro, weighted = metrics.f1_scores(table)
     curve = metrics.reliability(np.concatenate(tally.sure), np.concatenate(tally.right))

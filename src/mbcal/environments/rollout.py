@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import Rows, candidates_of
+from mbcal.environments.candidates import Rows, session_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.choice import epsilon_greedy, softmax
-from mbcal.training.random import seed_of, uniform
-from mbcal.types import MASK, Sessions, SessionTensors
+from mbcal.training.random import derive_seed, uniform
+from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
 CPU_BLOCK, GPU_BLOCK = 1024, 262_144
 """Sessions at a time: on a CPU what stays in its cache, on a GPU what keeps it busy."""
@@ -62,7 +62,7 @@ def rollout(
     """Serve the users of `sessions` anew: same users, histories and lengths, items chosen by the policy.
 
     Greedy by default; with `epsilon` now and then any candidate, with `temperature` by chances exp(score / temperature).
-    Candidates are those given, those logged with the sessions, or `draw_candidates`. An item shown is not shown again
+    Candidates are those given, those logged with the sessions, or `sample_candidates`. An item shown is not shown again
     before every candidate has been.
     With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
     Luck goes by a session's place: these are the `first` and following of however many there are.
@@ -80,11 +80,11 @@ def rollout(
         raise OptionError(f"device: the policy is on {mine}, its users on {device}; make both on one device")
     given: SessionTensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
     if candidates is None:
-        candidates = candidates_of(given, seed)
+        candidates = session_candidates(given, seed)
     offered = torch.from_numpy(candidates) if isinstance(candidates, np.ndarray) else candidates
     _require_candidates(given, offered)
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
-    luck, horizon, served = seed_of(seed, "roll-out"), given.horizon, []
+    luck, horizon, served = derive_seed(seed, "roll-out"), given.horizon, []
     progress.phase(title, len(given))
     for begin in range(0, len(given), size):
         rows = slice(begin, begin + size)
@@ -109,13 +109,13 @@ def _serve(
     fixed: Tensor | None,
 ) -> SessionTensors:
     """One block, on the device where its users are."""
-    candidates = batch.offered
+    candidates = batch.require_candidates()
     standing, user = policy.begin(*batch.history), environment.begin(*batch.history)
-    available = candidates != MASK
+    available = candidates != MASK_ROW
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(batch.items.shape[1]):
         # where nothing is left (a session longer than its candidates, or one that has ended) everything is open again
-        available = torch.where(available.any(1, keepdim=True), available, candidates != MASK)
+        available = torch.where(available.any(1, keepdim=True), available, candidates != MASK_ROW)
         scores, uniform = policy.score(standing, candidates), luck[:, step]
         if temperature:
             chosen, propensity = softmax(scores, available, temperature, uniform[:, 0])
@@ -124,11 +124,11 @@ def _serve(
         item = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
         if fixed is not None:
             item = torch.where(step <= fixed, batch.items[:, step], item)
-        behaviour, after = environment.answer(user, item, uniform[:, 2])
+        behaviour, after = environment.respond(user, item, uniform[:, 2])
         if fixed is not None:
             past, logged = step < fixed, batch.behaviours[:, step]
             behaviour = torch.where(past, logged, behaviour)
-            after = environment.merge(past, environment.advance(user, item, logged), after)
+            after = environment.merge(past, environment.observe(user, item, logged), after)
         user, standing = after, policy.observe(standing, item, behaviour)
         available = available & (candidates != item.unsqueeze(1))
         steps.append((item, behaviour, propensity.float()))
@@ -141,8 +141,8 @@ def _require_candidates(sessions: SessionTensors, candidates: Tensor) -> None:
         raise InputError(f"candidates: must be ({len(sessions)}, C), got {tuple(candidates.shape)}")
     if not len(sessions):
         raise InputError("roll-out: there are no sessions to serve")
-    if not 0 <= int(candidates.min()) <= int(candidates.max()) < sessions.catalog.rows:
-        raise InputError(f"candidates: must lie in 0..{sessions.catalog.rows - 1}")
-    some = (candidates != MASK).any(1)
+    if not 0 <= int(candidates.min()) <= int(candidates.max()) < sessions.catalog.n_rows:
+        raise InputError(f"candidates: must lie in 0..{sessions.catalog.n_rows - 1}")
+    some = (candidates != MASK_ROW).any(1)
     if not bool(some.all()):
         raise InputError(f"candidates: session {int(some.int().argmin())} has none; give at least one")

@@ -20,24 +20,24 @@ from torch import Tensor
 from mbcal import metrics
 from mbcal.config import from_dict, to_dict
 from mbcal.environments.model import ModelEnvironment
-from mbcal.environments.report_card import ReportCard, _card, _Tally
+from mbcal.environments.report_card import ReportCard, _card, _StepSums
 from mbcal.errors import InputError, ModelError, OptionError
-from mbcal.nn.base import Net
+from mbcal.nn.base import SessionNet
 from mbcal.nn.config import NetConfig
-from mbcal.nn.embeddings import meet_items, settle_items
-from mbcal.nn.recurrent import SequenceNet
-from mbcal.nn.transformer import AttentionNet
+from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
 from mbcal.storage import artifacts as bundle
 from mbcal.storage.checkpoints import Checkpoints
-from mbcal.training.config import Training
-from mbcal.training.device import device_named
-from mbcal.training.device_data import Resident
-from mbcal.training.holdout import split_users
+from mbcal.training.config import TrainingConfig
+from mbcal.training.device import resolve_device
+from mbcal.training.device_data import DeviceSessions
+from mbcal.training.holdout import split_held_out_users
 from mbcal.training.loop import train
-from mbcal.training.losses import behaviour_likelihood
-from mbcal.training.random import initial_weights, seed_of, uniform
-from mbcal.training.state import put_state, state_arrays
+from mbcal.training.losses import behaviour_nll
+from mbcal.training.random import derive_seed, seeded_weights, uniform
+from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Behaviours, Catalog, Sessions
 
 Family = Literal["lstm", "transformer"]
@@ -47,14 +47,14 @@ JUDGED_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class SimulatorConfig:
-    """Settings of a simulator."""
+    """ExperimentConfig of a simulator."""
 
     family: Family = "lstm"
     hidden: int = 32
     embedding: int = 32
     features: tuple[str, ...] | None = None
     """Item features it sees; all of the catalogue's when None."""
-    training: Training = field(default_factory=Training)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Simulator(ModelEnvironment):
 
     def __init__(
         self,
-        net: Net,
+        net: SessionNet,
         catalog: Catalog,
         behaviours: Behaviours,
         config: SimulatorConfig,
@@ -78,7 +78,7 @@ class Simulator(ModelEnvironment):
         super().__init__(net, catalog, behaviours)
         self.config, self.fitted, self.origin = config, fitted, origin
         self.curve: list[dict[str, float]] = []
-        self.about: Mapping[str, Any] = {}
+        self.provenance: Mapping[str, Any] = {}
 
     @classmethod
     def fit(
@@ -92,32 +92,32 @@ class Simulator(ModelEnvironment):
     ) -> Self:
         """Learn from the simulator's own users, `store.sessions("simulator")`."""
         config = config or SimulatorConfig()
-        place = device_named(device)
+        place = resolve_device(device)
         net = _network(config, sessions.catalog, sessions.behaviour_set).to(place)
-        meet_items(net, sessions.tensors(), first=True)
-        data = Resident(sessions, place)
-        rows, held = split_users(sessions.user, config.training.validation, config.seed)
+        mark_seen_items(net, sessions.tensors(), first=True)
+        data = DeviceSessions(sessions, place)
+        rows, held = split_held_out_users(sessions.user, config.training.validation, config.seed)
         curve = train(
             net,
-            behaviour_likelihood(net, data),
+            behaviour_nll(net, data),
             rows,
             held,
             config.training,
             name="simulator",
-            seed=seed_of(config.seed, "simulator"),
-            optimiser=config.training.optimiser(net.parameters()),
-            record=data.whole,
+            seed=derive_seed(config.seed, "simulator"),
+            optimiser=config.training.create_optimiser(net.parameters()),
+            record=data.is_on_device,
             progress=progress,
             checkpoints=checkpoints,
         )
-        settle_items(net)
+        fill_unknown_items(net)
         made = cls(net, sessions.catalog, sessions.behaviour_set, config, np.unique(sessions.user), sessions.origin)
         made.curve = curve
         return made
 
-    def require_strangers(self, sessions: Sessions) -> None:
+    def require_unseen_users(self, sessions: Sessions) -> None:
         """Refuse users it was fitted on, sessions of another store, and those over other items or behaviours."""
-        sessions.require_like(self.catalog, self.behaviours, "the simulator")
+        sessions.require_compatible(self.catalog, self.behaviours, "the simulator")
         if self.origin and sessions.origin and sessions.origin != self.origin:
             rule = "the simulator was fitted on another store, so nobody knows which of these users it has seen"
             raise ModelError(f"{rule}; fit one on this data")
@@ -127,20 +127,20 @@ class Simulator(ModelEnvironment):
             raise InputError(f"simulator: it was fitted on {count} of these users; judge on others (part 'test')")
 
     @torch.no_grad()
-    def judge(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
+    def evaluate(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
         """The report card on sessions of users it never saw."""
-        self.require_strangers(sessions)
+        self.require_unseen_users(sessions)
         if not len(sessions):
             raise InputError("simulator: there are no sessions to judge it on")
         progress.phase("report card", len(sessions))
         classes = len(self.behaviours)
-        tally, table = _Tally(), np.zeros((classes, classes), np.int64)
+        tally, table = _StepSums(), np.zeros((classes, classes), np.int64)
         steps: list[NDArray[np.float32]] = []  # simulated reward (N, T)
-        luck = uniform(seed_of(seed, "drift"), (len(sessions), sessions.horizon), self.device)
+        luck = uniform(derive_seed(seed, "drift"), (len(sessions), sessions.horizon), self.device)
         for begin in range(0, len(sessions), JUDGED_AT_ONCE):
             part = sessions[begin : begin + JUDGED_AT_ONCE]
             batch = part.tensors(self.device, without=("candidates", "propensities", "timestamps"))
-            chances = torch.softmax(self._net.run(batch), -1)[batch.mask].double().cpu().numpy()  # (S, classes)
+            chances = torch.softmax(self._net.forward_batch(batch), -1)[batch.mask].double().cpu().numpy()  # (S, classes)
             truth = part.behaviours[part.mask]
             tally.add(chances, truth, np.asarray(self.behaviours.rewards))
             table += metrics.confusion(truth, chances.argmax(1), classes)
@@ -154,7 +154,7 @@ class Simulator(ModelEnvironment):
         state = self.begin(*batch.history)
         drawn = []
         for step in range(sessions.horizon):
-            behaviour, state = self.answer(state, batch.items[:, step], luck[:, step])
+            behaviour, state = self.respond(state, batch.items[:, step], luck[:, step])
             drawn.append(self.rewards[behaviour.long()])
         return torch.stack(drawn, 1).cpu().numpy()
 
@@ -171,35 +171,35 @@ class Simulator(ModelEnvironment):
             "config": to_dict(self.config),
             "behaviours": to_dict(self.behaviours),
             "curve": self.curve,
-            "about": dict(self.about),
+            "about": dict(self.provenance),
             "origin": self.origin,
             "report_card": None if card is None else asdict(card),
         }
-        weights = {name.removeprefix("weight/"): value for name, value in state_arrays(self._net, None).items()}
+        weights = {name.removeprefix("weight/"): value for name, value in state_to_arrays(self._net, None).items()}
         files = {"weights": weights, "fitted": {"users": self.fitted}}
-        return bundle.write_bundle(path, bundle.SIMULATOR, said, files, self.catalog, overwrite, extra)
+        return bundle.write_artifact(path, bundle.SIMULATOR_KIND, said, files, self.catalog, overwrite, extra)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Self:
         """A simulator from the folder it was saved in."""
-        opened = bundle.Bundle.open(path, bundle.SIMULATOR)
+        opened = bundle.Artifact.open(path, bundle.SIMULATOR_KIND)
         said, catalog = opened.manifest, opened.catalog
         try:
             config = from_dict(SimulatorConfig, said["config"])
             net = _network(config, catalog, opened.behaviours)
-            put_state(net, None, {f"weight/{name}": value for name, value in opened.arrays("weights").items()})
-            users, place = opened.arrays("fitted")["users"], device_named(device)
+            load_state_arrays(net, None, {f"weight/{name}": value for name, value in opened.arrays("weights").items()})
+            users, place = opened.arrays("fitted")["users"], resolve_device(device)
             made = cls(net.to(place), catalog, opened.behaviours, config, users, said["origin"])
         except (KeyError, TypeError, RuntimeError) as error:
             raise opened.damaged(str(error).splitlines()[0]) from error
-        made.curve, made.about = said["curve"], said["about"]
+        made.curve, made.provenance = said["curve"], said["about"]
         return made
 
 
-def _network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> Net:
+def _network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> SessionNet:
     features = tuple(catalog.features) if config.features is None else config.features
     sizes = NetConfig(config.family, config.hidden, config.embedding, features)
-    with initial_weights(config.seed, "simulator weights"):
+    with seeded_weights(config.seed, "simulator weights"):
         if config.family == "transformer":
-            return AttentionNet(catalog, behaviours, sizes, len(behaviours))
-        return SequenceNet(catalog, behaviours, sizes, len(behaviours))
+            return TransformerNet(catalog, behaviours, sizes, len(behaviours))
+        return RecurrentNet(catalog, behaviours, sizes, len(behaviours))

@@ -2,9 +2,9 @@
 
 ::
 
-    rewards_on   what a model earns from users of a simulator      (N,)    `evaluate`
-    choices_on   what a model would have chosen along the log      (N, T)  `choices_along`, for off-policy estimates
-    labels_on    counterfactual advantages, and what came instead  (N, T)  `advantage_and_surprise`
+    evaluate_in_blocks   what a model earns from users of a simulator      (N,)    `evaluate`
+    policy_choices_in_blocks   what a model would have chosen along the log      (N, T)  `policy_choices`, for off-policy estimates
+    labels_in_blocks    counterfactual advantages, and what came instead  (N, T)  `advantage_and_residual`
 
 A block is some rows of a part of a store. Workers open the store and the models by themselves, read the shards that hold
 their rows, and send back no more than these arrays. Luck goes by a session's place in the part and blocks are whole batches,
@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 from mbcal.agents import AGENTS, MBCAL, Agent, load
 from mbcal.data.store import Store
 from mbcal.data.store_format import Part
-from mbcal.distributed.engines import ONE_CORE, Engine, Share
+from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.rollout import CPU_BLOCK
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.evaluation.diagnose import Labels, advantage_and_surprise
+from mbcal.evaluation.diagnose import Labels, advantage_and_residual
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.ope.estimate import judge_offline
+from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
-from mbcal.evaluation.ope.propensity import Choices, choices_along
+from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
@@ -50,7 +50,7 @@ LARGEST = 64 * CPU_BLOCK
 
 
 @dataclass(frozen=True)
-class Users:
+class SessionRange:
     """The first so many sessions of a part of a store, with candidates; of what is drawn for them, the seed."""
 
     data: Path
@@ -60,7 +60,7 @@ class Users:
 
     @property
     def count(self) -> int:
-        every = _store(str(self.data.resolve())).count(self.part)
+        every = _store(str(self.data.resolve())).n_sessions(self.part)
         return every if self.sessions is None else min(self.sessions, every)
 
 
@@ -78,63 +78,69 @@ class Block(NamedTuple):
     epsilon: float = 0.0
 
 
-def rewards_on(
+def evaluate_in_blocks(
     engine: Engine,
-    users: Users,
+    users: SessionRange,
     model: Path | str,
     judge: Path | str,
     *,
     epsilon: float = 0.0,
-    share: Share = ONE_CORE,
+    resources: WorkerResources = ONE_CORE,
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> NDArray[np.float32]:
     """(N,) what the model (a folder, or `CHANCE`) earns of each session, answered by a simulator's folder or the `TRUTH`."""
-    blocks = _blocks(engine, users, model, share)
+    blocks = _blocks(engine, users, model, resources)
     asked = [block._replace(judge=_place(judge, TRUTH), epsilon=epsilon) for block in blocks]
-    return np.concatenate(_all(engine, _serve, asked, share, title, progress))
+    return np.concatenate(_all(engine, _serve, asked, resources, title, progress))
 
 
-def choices_on(
-    engine: Engine, users: Users, model: Path, *, share: Share = ONE_CORE, progress: Progress = SILENT
-) -> Choices:
+def policy_choices_in_blocks(
+    engine: Engine, users: SessionRange, model: Path, *, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT
+) -> PolicyChoices:
     """What the model would have chosen at every logged step."""
-    found = _all(engine, _choose, _blocks(engine, users, model, share), share, "choices along the log", progress)
+    found = _all(engine, _choose, _blocks(engine, users, model, resources), resources, "choices along the log", progress)
     best, logged, count = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return Choices(best, logged, count)
+    return PolicyChoices(best, logged, count)
 
 
-def labels_on(engine: Engine, users: Users, model: Path, *, share: Share = ONE_CORE, progress: Progress = SILENT) -> Labels:
+def labels_in_blocks(
+    engine: Engine, users: SessionRange, model: Path, *, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT
+) -> Labels:
     """An MBCAL model's counterfactual future advantages, and what the future brought beyond what it expected."""
-    found = _all(engine, _label, _blocks(engine, users, model, share), share, "labels", progress)
+    found = _all(engine, _label, _blocks(engine, users, model, resources), resources, "labels", progress)
     advantage, surprise = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return advantage, surprise
 
 
-def judge_offline_on(
+def estimate_value_in_blocks(
     engine: Engine,
-    users: Users,
+    users: SessionRange,
     model: Path,
     baseline: Path | None,
     *,
-    share: Share = ONE_CORE,
+    resources: WorkerResources = ONE_CORE,
     progress: Progress = SILENT,
     **how: Any,
 ) -> list[Estimate]:
-    """`judge_offline` of models on logged sessions: their choices by blocks, then one estimate and its interval from all."""
+    """`estimate_value` of models on logged sessions: their choices by blocks, then one estimate and its interval from all."""
     policy, other = load(model, "cpu"), None if baseline is None else load(baseline, "cpu")
     sessions = _store(str(users.data.resolve())).sessions(users.part, 0, users.count)
-    chosen = choices_on(engine, users, model, share=share, progress=progress)
-    against = None if baseline is None else choices_on(engine, users, baseline, share=share, progress=progress)
-    return judge_offline(policy, other, sessions, seed=users.seed, choices=(chosen, against), progress=progress, **how)
+    chosen = policy_choices_in_blocks(engine, users, model, resources=resources, progress=progress)
+    against = (
+        None
+        if baseline is None
+        else policy_choices_in_blocks(engine, users, baseline, resources=resources, progress=progress)
+    )
+    return estimate_value(policy, other, sessions, seed=users.seed, choices=(chosen, against), progress=progress, **how)
 
 
-def _blocks(engine: Engine, users: Users, model: Path | str, share: Share) -> list[Block]:
+def _blocks(engine: Engine, users: SessionRange, model: Path | str, resources: WorkerResources) -> list[Block]:
     """Of whole batches, some for every worker."""
-    engine.require_shared(users.data / "manifest.json")
+    engine.require_shared_file(users.data / "manifest.json")
     batches = -(-users.count // CPU_BLOCK)
     size = min(max(batches // (TURNS * engine.workers), 1) * CPU_BLOCK, LARGEST)
-    data, device = str(users.data.resolve()), "cuda" if share.gpus else "cpu"
+    data, device = str(users.data.resolve()), "cuda" if resources.gpus else "cpu"
     return [
         Block(data, users.part, users.seed, first, min(first + size, users.count), _place(model, CHANCE), device)
         for first in range(0, users.count, size)
@@ -146,12 +152,17 @@ def _place(given: Path | str, instead: str) -> str:
 
 
 def _all(
-    engine: Engine, job: Callable[[Block], Any], blocks: list[Block], share: Share, title: str, progress: Progress
+    engine: Engine,
+    job: Callable[[Block], Any],
+    blocks: list[Block],
+    resources: WorkerResources,
+    title: str,
+    progress: Progress,
 ) -> list[Any]:
     """What came of the blocks, in their order."""
     made: list[Any] = [None] * len(blocks)
     progress.phase(title, blocks[-1].last)
-    for number, found in engine.each(job, blocks, share):
+    for number, found in engine.map_unordered(job, blocks, resources):
         made[number] = found
         progress.advance(blocks[number].last - blocks[number].first)
     return made
@@ -169,8 +180,8 @@ def _serve(block: Block) -> NDArray[np.float32]:
 
 def _choose(block: Block) -> tuple[NDArray[np.int64], ...]:
     agent, sessions = _agent(block.model, block.device), _store(block.data).sessions(block.part, block.first, block.last)
-    agent.domain.require(sessions, block.model)
-    found = choices_along(agent, sessions, first=block.first)
+    agent.domain.require_compatible(sessions, block.model)
+    found = policy_choices(agent, sessions, first=block.first)
     return found.best, found.logged, found.count
 
 
@@ -178,8 +189,8 @@ def _label(block: Block) -> Labels:
     agent, sessions = _agent(block.model, block.device), _store(block.data).sessions(block.part, block.first, block.last)
     if not isinstance(agent, MBCAL):
         raise OptionError(f"{block.model}: holds a {agent.name} agent; counterfactual advantages are MBCAL's")
-    agent.domain.require(sessions, block.model)
-    return advantage_and_surprise(agent, sessions)
+    agent.domain.require_compatible(sessions, block.model)
+    return advantage_and_residual(agent, sessions)
 
 
 def _sessions(block: Block) -> Sessions:
@@ -226,7 +237,7 @@ def _open_store(data: str, _: int) -> Store:
 
 @lru_cache(maxsize=1)
 def _draw_candidates(data: str, part: Part, seed: int, _: int) -> NDArray[np.int32]:
-    drawn: NDArray[np.int32] = candidates_of(_store(data).sessions(part), seed)
+    drawn: NDArray[np.int32] = session_candidates(_store(data).sessions(part), seed)
     return drawn
 
 

@@ -17,7 +17,7 @@ from mbcal.agents.base import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator, SimulatorConfig
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED
@@ -25,7 +25,7 @@ from mbcal.metrics import Mean, mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
 from mbcal.progress import SILENT, Progress
-from mbcal.training.config import Training
+from mbcal.training.config import TrainingConfig
 from mbcal.training.targets import simulated_future_reward
 from mbcal.types import Sessions
 
@@ -83,7 +83,7 @@ class Diagnosis:
 def diagnose(
     store: Store,
     *,
-    training: Training | None = None,
+    training: TrainingConfig | None = None,
     environment: Environment | None = None,
     sessions: int = 4_000,
     seed: int = 0,
@@ -91,12 +91,12 @@ def diagnose(
     progress: Progress = SILENT,
 ) -> Diagnosis:
     """Fit a simulator (unless users are given), a myopic and a far-sighted agent, and ask the three questions."""
-    training = training or Training()
+    training = training or TrainingConfig()
     if environment is None:
         config = SimulatorConfig(training=training, seed=seed)
         environment = Simulator.fit(store.sessions("simulator"), config, device=device, progress=progress)
     train, test = store.sessions("train"), store.sessions("test")
-    test = replace(test, candidates=candidates_of(test, TEST_SEED))[:sessions]
+    test = replace(test, candidates=session_candidates(test, TEST_SEED))[:sessions]
     net = NetConfig(features=store.agent_features)
     far = MBCAL(MBCALConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
     near = GRU4Rec(AgentConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
@@ -106,7 +106,7 @@ def diagnose(
     }
     progress.phase("dependence of the future on the item", PERMUTATIONS + 1)
     share, chance = dependence(far, test, seed, progress)
-    shown = np.bincount(train.items[train.mask], minlength=train.catalog.rows)
+    shown = np.bincount(train.items[train.mask], minlength=train.catalog.n_rows)
     return Diagnosis(
         share=share,
         chance_share=chance,
@@ -127,9 +127,9 @@ def dependence(
     What came of the rest of each session, minus what the model expects of it without knowing the item, is correlated with
     the counterfactual future advantage, around the mean of each step; the share is the correlation squared (0 where it is
     negative). Chance is the largest such share when advantages are dealt out anew among the sessions. `labels` are those of
-    `advantage_and_surprise`, where somebody has them already.
+    `advantage_and_residual`, where somebody has them already.
     """
-    advantage, surprise = labels or advantage_and_surprise(agent, sessions)
+    advantage, surprise = labels or advantage_and_residual(agent, sessions)
     inner = np.arange(sessions.horizon) < sessions.length[:, None] - 1  # the last step has no future
     found = _explained(advantage, surprise, inner)
     progress.advance(1)
@@ -145,14 +145,14 @@ def dependence(
 
 
 @torch.no_grad()
-def advantage_and_surprise(agent: MBCAL, sessions: Sessions) -> Labels:
+def advantage_and_residual(agent: MBCAL, sessions: Sessions) -> Labels:
     """(N, T) CFA, and the future reward that came minus what was expected of it with the item masked (SFR - CFA)."""
     table = torch.tensor(agent.domain.behaviours.rewards, device=agent.device)
     kept: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
     for begin in range(0, len(sessions), AT_ONCE):
         part = sessions[begin : begin + AT_ONCE]
         batch = part.tensors(agent.device, without=("candidates", "propensities", "timestamps"))
-        expected = expected_reward(agent.nets["environment"].run(batch), table)
+        expected = expected_reward(agent.nets["environment"].forward_batch(batch), table)
         earned = torch.where(batch.mask, table[batch.behaviours.long()], 0)
         advantage, gamma = agent.label(batch), agent.config.gamma
         masked = simulated_future_reward(expected, batch.mask, gamma) - advantage

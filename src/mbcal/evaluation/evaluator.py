@@ -18,7 +18,7 @@ from mbcal.types import Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EvaluationResult:
     """What a policy earned."""
 
     served: Sessions
@@ -51,15 +51,15 @@ def evaluate(
     first: int = 0,
     title: str = "roll-outs",
     progress: Progress = SILENT,
-) -> Outcome:
+) -> EvaluationResult:
     """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck.
     `first` is the place of the first of these sessions among all, where they are but a part.
 
     A simulator refuses users it was fitted on, an agent sessions over other items or behaviours than it knows.
     """
     if isinstance(environment, Simulator):
-        environment.require_strangers(sessions)
+        environment.require_unseen_users(sessions)
     if isinstance(policy, Agent):
-        policy.domain.require(sessions, f"the {policy.name} agent")
+        policy.domain.require_compatible(sessions, f"the {policy.name} agent")
     served = rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, first=first, title=title, progress=progress)
-    return Outcome(served)
+    return EvaluationResult(served)

@@ -26,7 +26,7 @@ class Comparison:
     """The same after Holm's correction over the family of questions asked together."""
 
 
-def paired(first: Rewards, second: Rewards, users: NDArray[Any]) -> tuple[Mean, float]:
+def paired_difference(first: Rewards, second: Rewards, users: NDArray[Any]) -> tuple[Mean, float]:
     """first - second over sessions that share user, candidates and luck: the mean with its interval, and p of no difference.
 
     Sessions of one user count as alike (clustered standard error). Rewards may be (N,) or (seeds, N): then sessions are
@@ -35,9 +35,9 @@ def paired(first: Rewards, second: Rewards, users: NDArray[Any]) -> tuple[Mean, 
     """
     one, other = (np.atleast_2d(np.asarray(rewards, np.float64)).mean(0) for rewards in (first, second))
     gap = mean_interval(one - other, users)
-    if gap.error == 0:
+    if gap.stderr == 0:
         return gap, 1.0 if gap.mean == 0 else 0.0
-    return gap, 2 * NormalDist().cdf(-abs(gap.mean) / gap.error) if np.isfinite(gap.error) else 1.0
+    return gap, 2 * NormalDist().cdf(-abs(gap.mean) / gap.stderr) if np.isfinite(gap.stderr) else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -50,10 +50,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def against(base: str, rewards: Mapping[str, Rewards], users: NDArray[Any]) -> dict[str, Comparison]:
+def compare_to(base: str, rewards: Mapping[str, Rewards], users: NDArray[Any]) -> dict[str, Comparison]:
     """Every other method against `base`, one family of questions."""
     others = [name for name in rewards if name != base]
-    tests = [paired(rewards[name], rewards[base], users) for name in others]
+    tests = [paired_difference(rewards[name], rewards[base], users) for name in others]
     adjusted = holm([p for _, p in tests])
     return {name: Comparison(gap, p, q) for name, (gap, p), q in zip(others, tests, adjusted, strict=True)}
 

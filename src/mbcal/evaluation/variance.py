@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.rollout import rollout
-from mbcal.training.random import seed_of
+from mbcal.training.random import derive_seed
 from mbcal.types import Sessions
 
 AT_ONCE = 1024
@@ -35,7 +35,7 @@ class Regression:
         return 1 - self.mse / self.label_variance if self.label_variance else 0.0
 
 
-def analyse(
+def analyse_variance(
     agent: Agent, environment: Environment, served: Sessions, futures: int, states: int, seed: int
 ) -> Regression | None:
     """For an agent with a value network and the sessions it served; None for one without."""
@@ -43,7 +43,7 @@ def analyse(
     predictions: list[NDArray[np.float64]] = []
     for begin in range(0, len(served), AT_ONCE):
         part = served[begin : begin + AT_ONCE]
-        found = agent.regression(part.tensors(agent.device, without=("propensities", "timestamps")))
+        found = agent.value_regression(part.tensors(agent.device, without=("propensities", "timestamps")))
         if found is None:
             return None
         for kept, values in zip((labels, predictions), found, strict=True):
@@ -60,17 +60,17 @@ def _future_variance(
     agent: Agent, environment: Environment, served: Sessions, futures: int, states: int, seed: int
 ) -> float:
     """Pick states, keep each one's past and item, let the rest of the session happen again and again."""
-    draw = np.random.default_rng(seed_of(seed, "futures"))
+    draw = np.random.default_rng(derive_seed(seed, "futures"))
     rows = draw.choice(len(served), min(states, len(served)), replace=False)
     steps = draw.integers(0, served.length[rows])
     again = served[np.repeat(rows, futures)]
     fixed = np.repeat(steps, futures)
-    candidates = candidates_of(served, seed)[np.repeat(rows, futures)]
-    futures_of = rollout(agent, environment, again, seed=seed_of(seed, "futures"), candidates=candidates, fixed=fixed)
+    candidates = session_candidates(served, seed)[np.repeat(rows, futures)]
+    futures_of = rollout(agent, environment, again, seed=derive_seed(seed, "futures"), candidates=candidates, fixed=fixed)
     variances = []
     for begin in range(0, len(again), futures * 16):
         part = futures_of[begin : begin + futures * 16]
-        found = agent.regression(part.tensors(agent.device, without=("propensities", "timestamps")))
+        found = agent.value_regression(part.tensors(agent.device, without=("propensities", "timestamps")))
         assert found is not None  # noqa: S101 - `analyse` asked before
         at = torch.from_numpy(fixed[begin : begin + len(part)]).to(agent.device)
         label = found[0].gather(1, at.unsqueeze(1)).view(-1, futures).double()

@@ -16,8 +16,8 @@ from torch import Tensor
 from mbcal.agents.base import Agent
 from mbcal.agents.mbcal import MBCAL
 from mbcal.nn.base import expected_reward
-from mbcal.nn.recurrent import SequenceNet
-from mbcal.types import MASK, Sessions, SessionTensors
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
 RIVALS = 3
 """Candidates shown beside the one chosen: those that would please most now."""
@@ -33,23 +33,23 @@ def xray(agent: Agent, served: Sessions) -> list[dict[str, Any]] | None:
     rewards = served.rewards
     catalog, names = served.catalog, served.behaviour_set.names
     sessions: list[dict[str, Any]] = [{"user": int(user), "steps": []} for user in served.user]
-    scorer = agent.ranks_by
+    scorer = agent.fitted_scorer
     state = scorer.begin(*batch.history)
     available = torch.ones_like(batch.candidates, dtype=torch.bool) if batch.candidates is not None else None
     for step in range(served.horizon):
         offered = batch.candidates if batch.candidates is not None else batch.items[:, step : step + 1]
-        parts = {name: part.cpu() for name, part in scorer.parts(state, offered).items()}
+        parts = {name: part.cpu() for name, part in scorer.score_parts(state, offered).items()}
         for row in range(len(served)):
             if step >= served.length[row]:
                 continue
             item = int(served.items[row, step])
             place = int((offered[row] == item).int().argmax())
             left = torch.ones(offered.shape[1], dtype=torch.bool) if available is None else available[row].cpu()
-            liked = parts["instant"][row].masked_fill(~left | (offered[row].cpu() == MASK), -torch.inf)
+            liked = parts["instant"][row].masked_fill(~left | (offered[row].cpu() == MASK_ROW), -torch.inf)
             rivals = [int(other) for other in liked.topk(min(RIVALS + 1, int(left.sum()))).indices if int(other) != place]
             sessions[row]["steps"].append(
                 {
-                    "item": catalog.title(item),
+                    "item": catalog.title_of(item),
                     "behaviour": names[served.behaviours[row, step]],
                     "reward": float(rewards[row, step]),
                     "instant": float(parts["instant"][row, place]),
@@ -57,7 +57,7 @@ def xray(agent: Agent, served: Sessions) -> list[dict[str, Any]] | None:
                     "changed": [round(float(value), 4) for value in changes[row, step, step + 1 : served.length[row]]],
                     "rivals": [
                         {
-                            "item": catalog.title(int(offered[row, other])),
+                            "item": catalog.title_of(int(offered[row, other])),
                             "instant": float(parts["instant"][row, other]),
                             "future": float(parts["future"][row, other]),
                         }
@@ -73,12 +73,12 @@ def xray(agent: Agent, served: Sessions) -> list[dict[str, Any]] | None:
 
 def change_by_step(agent: MBCAL, batch: SessionTensors) -> Tensor:
     """(B, T, T): what the item of one step (second axis) changes in the expected reward of each later one (third)."""
-    net: SequenceNet = agent.nets["environment"]
+    net: RecurrentNet = agent.nets["environment"]
     rewards = torch.tensor(agent.domain.behaviours.rewards, device=agent.device)
-    logged = expected_reward(net.run(batch), rewards)
+    logged = expected_reward(net.forward_batch(batch), rewards)
     changes = []
     for step in range(batch.items.shape[1]):
         items = batch.items.clone()
-        items[:, step] = MASK
-        changes.append(logged - expected_reward(net.run(dataclasses.replace(batch, items=items)), rewards))
+        items[:, step] = MASK_ROW
+        changes.append(logged - expected_reward(net.forward_batch(dataclasses.replace(batch, items=items)), rewards))
     return torch.stack(changes, 1)

@@ -16,7 +16,7 @@ State = tuple[Tensor, ...]
 """(h,) of a GRU or (h, c) of an LSTM, each (…, H)."""
 
 
-class Net(nn.Module):
+class SessionNet(nn.Module):
     """What every network over sessions has: embeddings, and the verbs begin, forward, advance (defined by its family)."""
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig) -> None:
@@ -33,7 +33,7 @@ class Net(nn.Module):
         """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
         raise NotImplementedError
 
-    def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
+    def forward_step(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
         """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
         raise NotImplementedError
 
@@ -50,16 +50,16 @@ class Net(nn.Module):
         first = torch.full_like(behaviours[:, :1], self.start)
         return torch.cat([first, behaviours[:, :-1]], 1)
 
-    def run(self, batch: SessionTensors) -> Tensor:
+    def forward_batch(self, batch: SessionTensors) -> Tensor:
         """Outputs for a batch as it was logged."""
         outputs: Tensor = self(self.begin(*batch.history), batch.items, batch.behaviours)
         return outputs
 
     @torch.no_grad()
-    def snapshot(self) -> Self:
+    def frozen_copy(self) -> Self:
         """A copy that only answers: its weights never move, its item embeddings lie in one table."""
         copied = copy.deepcopy(self).eval().requires_grad_(False)
-        copied.items.fold()
+        copied.items.cache_table()
         for module in copied.modules():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()

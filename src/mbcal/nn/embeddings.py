@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mbcal.distributed.group import ALONE, Group
+from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.errors import OptionError, nearest
 from mbcal.nn.config import NetConfig
-from mbcal.types import MASK, SPECIAL, UNKNOWN, Catalog, Feature, SessionTensors
+from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, Feature, SessionTensors
 
 
 class Embedding(nn.Embedding):
@@ -24,11 +24,11 @@ class Embedding(nn.Embedding):
     def forward(self, rows: Tensor) -> Tensor:
         if not self.weight.is_cuda or not torch.is_grad_enabled():
             return super().forward(rows)
-        found: Tensor = LookUp.apply(self.weight, rows)  # type: ignore[no-untyped-call]
+        found: Tensor = EmbeddingLookup.apply(self.weight, rows)  # type: ignore[no-untyped-call]
         return found
 
 
-class LookUp(torch.autograd.Function):
+class EmbeddingLookup(torch.autograd.Function):
     """Rows of a table, with that gradient."""
 
     @staticmethod
@@ -58,32 +58,34 @@ class ItemEmbedding(nn.Module):
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
         require_features(catalog, config.features)
-        self.id = Embedding(catalog.rows, config.embedding)
-        self.features = nn.ModuleList(_Values(catalog.features[name], config.embedding) for name in config.features)
+        self.id = Embedding(catalog.n_rows, config.embedding)
+        self.features = nn.ModuleList(
+            _FeatureEmbedding(catalog.features[name], config.embedding) for name in config.features
+        )
         self.size = config.embedding * (1 + len(config.features))
         self.register_buffer("table", None, persistent=False)
-        self.register_buffer("seen", torch.ones(catalog.rows, dtype=torch.bool))
+        self.register_buffer("seen", torch.ones(catalog.n_rows, dtype=torch.bool))
 
     @torch.no_grad()
-    def meet(self, shown: Tensor, first: bool) -> None:
+    def mark_seen(self, shown: Tensor, first: bool) -> None:
         """Before a fit on sessions that show these rows (rows,): ids seen for the first time begin as the average item."""
         if first:
             self.seen.copy_(shown)
         else:
             new = shown & ~self.seen
-            self.id.weight[new] = self.id.weight[UNKNOWN].clone()
+            self.id.weight[new] = self.id.weight[UNKNOWN_ROW].clone()
             self.seen |= shown
-        self.seen[MASK] = True
+        self.seen[MASK_ROW] = True
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def fill_unknown(self) -> None:
         """After a fit: an item nobody has seen is the average of those seen."""
         known = self.seen.clone()
-        known[:SPECIAL] = False
-        if not self.seen[UNKNOWN] and bool(known.any()):
-            self.id.weight[UNKNOWN] = self.id.weight[known].mean(0)
+        known[:FIRST_ITEM_ROW] = False
+        if not self.seen[UNKNOWN_ROW] and bool(known.any()):
+            self.id.weight[UNKNOWN_ROW] = self.id.weight[known].mean(0)
 
-    def fold(self) -> None:
+    def cache_table(self) -> None:
         """From now on look whole embeddings up in one table: for networks that learn no more."""
         self.table = self(torch.arange(self.id.num_embeddings, device=self.id.weight.device))
 
@@ -91,7 +93,7 @@ class ItemEmbedding(nn.Module):
         """Catalogue rows (…) -> (…, size)."""
         if self.table is not None:
             return nn.functional.embedding(items, self.table)
-        ids = torch.where(self.seen[items], items, UNKNOWN)
+        ids = torch.where(self.seen[items], items, UNKNOWN_ROW)
         return torch.cat([self.id(ids), *(feature(items) for feature in self.features)], -1)
 
 
@@ -103,7 +105,7 @@ def require_features(catalog: Catalog, names: Sequence[str]) -> None:
             raise OptionError(f"features: no {name!r}; the catalogue has {known}.{nearest(name, catalog.features)}")
 
 
-class _Values(nn.Module):
+class _FeatureEmbedding(nn.Module):
     """The mean embedding of an item's values of one feature; zero where it has none."""
 
     codes: Tensor
@@ -113,7 +115,7 @@ class _Values(nn.Module):
         super().__init__()
         self.embedding = Embedding(feature.cardinality, size)
         self.single = feature.offsets is None
-        offsets = np.arange(feature.rows + 1) if feature.offsets is None else feature.offsets
+        offsets = np.arange(feature.n_rows + 1) if feature.offsets is None else feature.offsets
         # derived from the catalogue, so no part of the weights on disk
         self.register_buffer("codes", torch.from_numpy(feature.codes), persistent=False)
         self.register_buffer("offsets", torch.from_numpy(offsets.astype(np.int32)), persistent=False)
@@ -130,21 +132,21 @@ class _Values(nn.Module):
         return nn.functional.embedding(items, means)
 
 
-def meet_items(net: nn.Module, sessions: SessionTensors, first: bool, group: Group = ALONE) -> None:
+def mark_seen_items(net: nn.Module, sessions: SessionTensors, first: bool, group: Group = SINGLE_WORKER) -> None:
     """Tell every item embedding within which items the sessions show."""
-    workers = torch.zeros(sessions.catalog.rows, dtype=torch.int32, device=sessions.device)
+    workers = torch.zeros(sessions.catalog.n_rows, dtype=torch.int32, device=sessions.device)
     workers[sessions.items.flatten().long()] = 1
     workers[sessions.history_items.flatten().long()] = 1
-    workers[MASK] = 0  # the padding
-    group.add(workers)
+    workers[MASK_ROW] = 0  # the padding
+    group.all_reduce_sum(workers)
     shown = workers > 0
     for module in net.modules():
         if isinstance(module, ItemEmbedding):
-            module.meet(shown.to(module.seen.device), first)
+            module.mark_seen(shown.to(module.seen.device), first)
 
 
-def settle_items(net: nn.Module) -> None:
+def fill_unknown_items(net: nn.Module) -> None:
     """The other end of a fit."""
     for module in net.modules():
         if isinstance(module, ItemEmbedding):
-            module.settle()
+            module.fill_unknown()

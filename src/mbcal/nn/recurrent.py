@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from mbcal.errors import OptionError
 from mbcal.kernels import triton as fused
-from mbcal.nn.base import Net, State
+from mbcal.nn.base import SessionNet, State
 from mbcal.nn.config import NetConfig
-from mbcal.nn.label_scaler import Unit
+from mbcal.nn.label_scaler import LabelScaler
 from mbcal.scoring.tables import CellTables, Tables
-from mbcal.types import MASK, Behaviours, Catalog, SessionTensors
+from mbcal.types import MASK_ROW, Behaviours, Catalog, SessionTensors
 
 
-class SequenceNet(Net):
+class RecurrentNet(SessionNet):
     """One recurrent network over sessions: user encoder, step encoder, head with `outputs` numbers a step."""
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int, users: int = 0) -> None:
@@ -54,9 +54,9 @@ class SequenceNet(Net):
             hidden = self.user(user.clamp(max=self.user.num_embeddings - 1))
         else:
             hidden = torch.zeros(len(user), self.config.hidden, device=user.device)
-        return self.started(hidden)
+        return self.initial_state(hidden)
 
-    def started(self, hidden: Tensor) -> State:
+    def initial_state(self, hidden: Tensor) -> State:
         """The state of a cell that begins with h_0."""
         return (hidden,) if self.config.cell == "gru" else (hidden, torch.zeros_like(hidden))
 
@@ -80,20 +80,20 @@ class SequenceNet(Net):
         hidden: Tensor = self.cell(inputs, tuple(part.unsqueeze(0) for part in state))[0]
         return hidden
 
-    def standing(self, batch: SessionTensors) -> Tensor:
+    def states_before(self, batch: SessionTensors) -> Tensor:
         """h_{t-1} (B, T, H): where the network stands before each logged step, its item not yet seen."""
         state = self.begin(*batch.history)
         return torch.cat([state[0].unsqueeze(1), self._hidden(state, batch.items, batch.behaviours)[:, :-1]], 1)
 
-    def unseen(self, batch: SessionTensors) -> Tensor:
+    def forward_masked(self, batch: SessionTensors) -> Tensor:
         """Outputs (B, T, outputs) where each logged step's own item is not told: what depends on the state alone."""
-        gates = self.gates(torch.full_like(batch.items, MASK), self.previous(batch.behaviours))
-        outputs: Tensor = self.head(self.step(gates, (self.standing(batch),))[0])
+        gates = self.gates(torch.full_like(batch.items, MASK_ROW), self.previous(batch.behaviours))
+        outputs: Tensor = self.head(self.cell_step(gates, (self.states_before(batch),))[0])
         return outputs
 
-    def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
+    def forward_step(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
         """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
-        state = self.step(self.gates(item, previous), state)
+        state = self.cell_step(self.gates(item, previous), state)
         outputs: Tensor = self.head(state[0])
         return outputs, state
 
@@ -102,14 +102,14 @@ class SequenceNet(Net):
         return nn.functional.linear(self.inputs(items, previous), *self._weights("ih"))
 
     @torch.no_grad()
-    def tables(self) -> Tables:
+    def scoring_tables(self) -> Tables:
         """The network for scoring; make them anew after every update."""
         if self.config.cell != "gru":
             raise OptionError("cell: only a GRU can be folded into tables")
-        return self.folded()
+        return self.to_tables()
 
     @torch.no_grad()
-    def folded(self) -> Tables:
+    def to_tables(self) -> Tables:
         """With a cell of either kind; what scores by tables knows a GRU's alone."""
         first, second = self.head[0], self.head[2]
         weights = [layer.get_parameter(part).clone() for layer in (first, second) for part in ("weight", "bias")]
@@ -134,7 +134,7 @@ class SequenceNet(Net):
         """Weight and bias of the input (ih) or hidden (hh) half of the cell."""
         return self.cell.get_parameter(f"weight_{part}_l0"), self.cell.get_parameter(f"bias_{part}_l0")
 
-    def step(self, gates: Tensor, state: State) -> State:
+    def cell_step(self, gates: Tensor, state: State) -> State:
         """One step of the cell from states (…, H); gates broadcast over them."""
         hidden = nn.functional.linear(state[0], *self._weights("hh"))
         if self.config.cell == "gru":
@@ -165,27 +165,27 @@ def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
     return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
 
 
-class ValueNet(SequenceNet):
-    """A network with one number a step, learned in a `Unit`; with a horizon of 1 the unit is the same at all steps."""
+class ValueNet(RecurrentNet):
+    """A network with one number a step, learned in a `LabelScaler`; with a horizon of 1 the unit is the same at all steps."""
 
     def __init__(
         self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, users: int = 0, horizon: int = 1
     ) -> None:
         super().__init__(catalog, behaviours, config, 1, users)
-        self.unit = Unit(horizon)
+        self.label_scaler = LabelScaler(horizon)
 
     def values(self, batch: SessionTensors, told: bool = True) -> Tensor:
         """(B, T) in the labels' own unit; of the state alone, without the step's own item, where it is not `told`."""
-        outputs = self.run(batch) if told else self.unseen(batch)
-        return self.unit.outward(outputs.squeeze(-1))
+        outputs = self.forward_batch(batch) if told else self.forward_masked(batch)
+        return self.label_scaler.denormalize(outputs.squeeze(-1))
 
     @torch.no_grad()
-    def tables(self, share: float = 1.0) -> Tables:
+    def scoring_tables(self, share: float = 1.0) -> Tables:
         """With the scale and the mean shift of all steps folded into the head; of a share of the values where told.
 
         What is left out, by how much this step's shift differs from the mean, is the same for all candidates.
         """
-        tables = super().tables()
+        tables = super().scoring_tables()
         first_weight, first_bias, weight, bias = tables.head
-        scale, shift = self.unit.scale, self.unit.shift.mean()
+        scale, shift = self.label_scaler.scale, self.label_scaler.shift.mean()
         return replace(tables, head=(first_weight, first_bias, share * weight * scale, share * (bias * scale + shift)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mbcal.nn.base import Net, State
+from mbcal.nn.base import SessionNet, State
 from mbcal.nn.config import NetConfig
 from mbcal.types import Behaviours, Catalog
 
@@ -22,7 +22,7 @@ LAYERS, HEADS, POSITIONS = 2, 2, 64
 """Positions beyond the last are taken for the last."""
 
 
-class AttentionNet(Net):
+class TransformerNet(SessionNet):
     """Transformer blocks of width `hidden`; `user` is always 'history'."""
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int) -> None:
@@ -56,7 +56,7 @@ class AttentionNet(Net):
         outputs, _ = self._extend(state, items, self.previous(behaviours))
         return outputs
 
-    def advance(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
+    def forward_step(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
         """One step."""
         outputs, state = self._extend(state, item.unsqueeze(1), previous.unsqueeze(1))
         return outputs.squeeze(1), state

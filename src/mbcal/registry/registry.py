@@ -30,20 +30,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import MbcalError, ModelError, OptionError, OutputError, nearest
-from mbcal.registry.verification import golden_answers, golden_cases, golden_difference, golden_problem
+from mbcal.registry.verification import case_problem, score_difference, verification_cases, verification_scores
 from mbcal.scoring.backend import to_numpy
-from mbcal.scoring.scorer_io import scorer_from_files, scorer_to_files
+from mbcal.scoring.scorer_io import scorer_from_arrays, scorer_to_arrays
 from mbcal.scoring.scorers import Scorer
-from mbcal.storage.artifacts import AGENT, SCHEMA, Bundle, write_bundle
-from mbcal.storage.atomic import output_error, write_whole
-from mbcal.storage.manifest import Kind
+from mbcal.storage.artifacts import MODEL_KIND, SCHEMA, Artifact, write_artifact
+from mbcal.storage.atomic import to_output_error, write_atomic
+from mbcal.storage.manifest import ArtifactKind
 from mbcal.types import Behaviours, Catalog
 
 if TYPE_CHECKING:
     from mbcal.agents import Agent
 
 VERSION_SCHEMA = 1
-VERSION = Kind(
+VERSION_KIND = ArtifactKind(
     "model",
     SCHEMA,
     "publish a model with 'mbcal registry publish'",
@@ -104,18 +104,18 @@ class Registry:
         """The live version; None as long as there is none."""
         return self._pointer().current
 
-    def before(self) -> list[str]:
+    def previous_versions(self) -> list[str]:
         """The versions that were live before the current one, oldest first."""
         return list(self._pointer().before)
 
     def manifest(self, name: str | None = None) -> dict[str, Any]:
         """What a version (the live one if not named) says of itself; its files are not read."""
         path = self._folder(name)
-        said = VERSION.open(path)
+        said = VERSION_KIND.open(path)
         schema = said["version"].get("schema") if isinstance(said.get("version"), dict) else None
         if schema != VERSION_SCHEMA:
             problem = "a model, not a version" if schema is None else f"a version of schema {schema}, not {VERSION_SCHEMA}"
-            raise ModelError(f"{path}: {problem}; {VERSION.remedy}")
+            raise ModelError(f"{path}: {problem}; {VERSION_KIND.remedy}")
         return said
 
     def open(self, name: str | None = None) -> Version:
@@ -130,7 +130,7 @@ class Registry:
 
     def _open(self, name: str | None) -> Version:
         path = self._folder(name)
-        opened = Bundle(path, VERSION, self.manifest(path.name))
+        opened = Artifact(path, VERSION_KIND, self.manifest(path.name))
         try:
             return _verified(opened)
         except ModelError as error:
@@ -155,10 +155,10 @@ class Registry:
         """
         kept = _checked_metrics(metrics or {})
         self._refuse_other_folders()
-        source = Bundle.open(model, AGENT)
+        source = Artifact.open(model, MODEL_KIND)
         scorer, files, golden = _prepared(source, kind)
         said = {key: value for key, value in source.manifest.items() if key not in _REWRITTEN}
-        copied = {name: AGENT.read(source.path, source.manifest, name) for name in _MODEL}
+        copied = {name: MODEL_KIND.read(source.path, source.manifest, name) for name in _MODEL}
         with self._turn():
             name = f"v{self._highest() + 1:06d}"
             parent = self._pointer().current
@@ -169,7 +169,7 @@ class Registry:
                 "metrics": kept,
                 "published": datetime.now(UTC).isoformat(timespec="seconds"),
             }
-            write_bundle(self._versions / name, VERSION, said, {"scorer": files, "golden": golden}, extra=copied)
+            write_artifact(self._versions / name, VERSION_KIND, said, {"scorer": files, "golden": golden}, extra=copied)
             self.open(name)
             if activate:
                 self._go_live(name)
@@ -228,7 +228,7 @@ class Registry:
         """Where a version lies, or in one sentence why it is not there."""
         name = self.current() if name is None else name
         if name is None:
-            raise ModelError(f"{self.path}: no version is live; {VERSION.make}")
+            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.make}")
         if not _NAME.fullmatch(name) or not (self._versions / name).is_dir():
             known = self.versions()
             listed = f"known are {', '.join(known[-5:])}" if known else "there are none"
@@ -271,7 +271,7 @@ class Registry:
 
     def _point(self, pointer: _Pointer) -> None:
         said = {"current": pointer.current, "before": pointer.before, "newest": pointer.newest}
-        write_whole(self.path / "current.json", (json.dumps(said, indent=2) + "\n").encode())
+        write_atomic(self.path / "current.json", (json.dumps(said, indent=2) + "\n").encode())
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -290,7 +290,7 @@ _REWRITTEN = ("kind", "schema", "mbcal", "files", "content_hash", "version")
 """What a manifest says anew of every folder."""
 
 
-def _prepared(source: Bundle, kind: type[Agent] | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _prepared(source: Artifact, kind: type[Agent] | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """A model's scorer as JSON and arrays, and its golden cases, answered by the agent itself."""
     import torch
 
@@ -299,36 +299,36 @@ def _prepared(source: Bundle, kind: type[Agent] | None) -> tuple[dict[str, Any],
     if kind is None and ".py:" in str(source.manifest["agent"]):
         raise ModelError(f"{source.path}: holds an agent of your own; publish it with Registry.publish(…, kind=its class)")
     agent = load(source.path, "cpu", kind)
-    rows, behaviours = agent.domain.catalog.rows, len(agent.domain.behaviours)
-    scorer, files = scorer_to_files(to_numpy(agent.ranks_by))
-    cases = golden_cases(rows, behaviours, agent.domain.users, agent.domain.history)
+    rows, behaviours = agent.domain.catalog.n_rows, len(agent.domain.behaviours)
+    scorer, files = scorer_to_arrays(to_numpy(agent.fitted_scorer))
+    cases = verification_cases(rows, behaviours, agent.domain.n_users, agent.domain.history)
     with torch.no_grad():
-        answers = golden_answers(agent.ranks_by, cases, torch.from_numpy)
+        answers = verification_scores(agent.fitted_scorer, cases, torch.from_numpy)
     try:
-        plain = scorer_from_files(scorer, files, rows, behaviours)
+        plain = scorer_from_arrays(scorer, files, rows, behaviours)
     except ModelError as error:
         raise ModelError(f"{source.path}: {error}; fit the model again") from error
-    difference = golden_difference(answers, golden_answers(plain, cases))
+    difference = score_difference(answers, verification_scores(plain, cases))
     if difference:
         raise ModelError(f"{source.path}: ranks otherwise without torch ({difference}), so it is not published")
     return scorer, {**files, "seen": agent.seen()}, {**cases, **{f"answers/{name}": said for name, said in answers.items()}}
 
 
-def _verified(opened: Bundle) -> Version:
+def _verified(opened: Artifact) -> Version:
     """The version in a folder; ModelError for what does not fit."""
     said, about = opened.manifest, opened.manifest["version"]
     for name in _MODEL:
-        VERSION.read(opened.path, said, name)
+        VERSION_KIND.read(opened.path, said, name)
     catalog, behaviours = opened.names, opened.behaviours
     files, golden = opened.arrays("scorer"), opened.arrays("golden")
     seen = files.pop("seen", None)
-    if seen is None or seen.dtype != bool or seen.shape != (catalog.rows,):
-        raise ModelError(f"scorer: 'seen' must hold {catalog.rows} truths, one an item row")
-    scorer = scorer_from_files(about["scorer"], files, catalog.rows, len(behaviours))
-    problem = golden_problem(golden, catalog.rows, len(behaviours))
+    if seen is None or seen.dtype != bool or seen.shape != (catalog.n_rows,):
+        raise ModelError(f"scorer: 'seen' must hold {catalog.n_rows} truths, one an item row")
+    scorer = scorer_from_arrays(about["scorer"], files, catalog.n_rows, len(behaviours))
+    problem = case_problem(golden, catalog.n_rows, len(behaviours))
     if not problem:
         wanted = {name.removeprefix("answers/"): array for name, array in golden.items() if name.startswith("answers/")}
-        problem = golden_difference(wanted, golden_answers(scorer, golden))
+        problem = score_difference(wanted, verification_scores(scorer, golden))
     if problem:
         raise ModelError(f"its golden cases do not come out: {problem}")
     return Version(
@@ -364,4 +364,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise output_error(str(path), error) from error
+        raise to_output_error(str(path), error) from error

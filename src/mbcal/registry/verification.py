@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.scoring.scorers import NOBODY, Scorer
-from mbcal.types import MASK, UNKNOWN
+from mbcal.scoring.scorers import UNKNOWN_USER, Scorer
+from mbcal.types import MASK_ROW, UNKNOWN_ROW
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -21,26 +21,28 @@ TOLERANCE = 1e-5
 _INPUTS = {"user": 1, "history_items": 2, "history_behaviours": 2, "history_length": 1, "items": 2, "behaviours": 2}
 
 
-def golden_cases(rows: int, behaviours: int, users: int, history: int) -> Arrays:
+def verification_cases(rows: int, behaviours: int, users: int, history: int) -> Arrays:
     """Sessions over a catalogue: histories from none to full, users known and unknown, items in and out of the catalogue."""
     draw = np.random.default_rng(0)
     length = np.linspace(0, history, SESSIONS).astype(np.int32)
     counts = np.arange(history) < length[:, None]
-    user = np.where(np.arange(SESSIONS) % 2, draw.integers(0, max(users, 1), SESSIONS), NOBODY)
-    candidates = draw.integers(UNKNOWN, rows, (SESSIONS, CANDIDATES))
-    candidates[:, 0] = UNKNOWN
+    user = np.where(np.arange(SESSIONS) % 2, draw.integers(0, max(users, 1), SESSIONS), UNKNOWN_USER)
+    candidates = draw.integers(UNKNOWN_ROW, rows, (SESSIONS, CANDIDATES))
+    candidates[:, 0] = UNKNOWN_ROW
     return {
         "user": user.astype(np.int32),
-        "history_items": np.where(counts, draw.integers(UNKNOWN, rows, counts.shape), MASK).astype(np.int32),
+        "history_items": np.where(counts, draw.integers(UNKNOWN_ROW, rows, counts.shape), MASK_ROW).astype(np.int32),
         "history_behaviours": np.where(counts, draw.integers(0, behaviours, counts.shape), 0).astype(np.uint8),
         "history_length": length,
-        "items": draw.integers(UNKNOWN, rows, (SESSIONS, STEPS)).astype(np.int32),
+        "items": draw.integers(UNKNOWN_ROW, rows, (SESSIONS, STEPS)).astype(np.int32),
         "behaviours": draw.integers(0, behaviours, (SESSIONS, STEPS)).astype(np.uint8),
         "candidates": candidates.astype(np.int32),
     }
 
 
-def golden_answers(scorer: Scorer, cases: Mapping[str, NDArray[Any]], given: Callable[[Any], Any] = np.asarray) -> Arrays:
+def verification_scores(
+    scorer: Scorer, cases: Mapping[str, NDArray[Any]], given: Callable[[Any], Any] = np.asarray
+) -> Arrays:
     """`score` and `parts/NAME` (B, steps + 1, C) of cases, before every step and after the last.
 
     `given` makes of an array what the scorer takes; what comes back is numpy.
@@ -49,7 +51,7 @@ def golden_answers(scorer: Scorer, cases: Mapping[str, NDArray[Any]], given: Cal
     candidates, steps = given(cases["candidates"]), cases["items"].shape[1]
     said: dict[str, list[NDArray[Any]]] = {}
     for step in range(steps + 1):
-        parts = {f"parts/{name}": part for name, part in scorer.parts(state, candidates).items()}
+        parts = {f"parts/{name}": part for name, part in scorer.score_parts(state, candidates).items()}
         for name, values in {"score": scorer.score(state, candidates), **parts}.items():
             said.setdefault(name, []).append(np.asarray(values))
         if step < steps:
@@ -58,7 +60,7 @@ def golden_answers(scorer: Scorer, cases: Mapping[str, NDArray[Any]], given: Cal
     return {name: np.stack(values, 1) for name, values in said.items()}
 
 
-def golden_difference(wanted: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str:
+def score_difference(wanted: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str:
     """Where two sets of answers differ, in words; empty where they do not."""
     if set(wanted) != set(got):
         return f"parts are {', '.join(sorted(got))} instead of {', '.join(sorted(wanted))}"
@@ -73,7 +75,7 @@ def golden_difference(wanted: Mapping[str, NDArray[Any]], got: Mapping[str, NDAr
     return ""
 
 
-def golden_problem(cases: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> str:
+def case_problem(cases: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> str:
     """What makes these no cases for a catalogue of this many rows, in words; empty if nothing does."""
     for name, axes in {**_INPUTS, "candidates": 2}.items():
         array = cases.get(name)

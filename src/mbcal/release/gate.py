@@ -11,7 +11,7 @@ from mbcal.decision_log.join import JoinCounts
 from mbcal.environments.rollout import rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.evaluation.ope.estimate import Nuisance, judge_offline
+from mbcal.evaluation.ope.estimate import Nuisance, estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.metrics import mean_interval
 from mbcal.progress import Progress
@@ -22,7 +22,7 @@ JUDGED_BY = "dr"
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateConfig:
     """When a candidate may go live."""
 
     sessions: int = 200
@@ -52,7 +52,7 @@ class Check:
 
     name: str
     passed: bool
-    said: str
+    detail: str
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Verdict:
     @property
     def reasons(self) -> list[str]:
         """Why not."""
-        return [f"{check.name}: {check.said}" for check in self.checks if not check.passed]
+        return [f"{check.name}: {check.detail}" for check in self.checks if not check.passed]
 
 
 def _judge_by_log(
@@ -77,14 +77,14 @@ def _judge_by_log(
     candidate: Agent,
     now: Agent,
     sessions: Sessions,
-    gate: Gate,
+    gate: GateConfig,
     epsilon: float,
     seed: int,
     others: bool,
     progress: Progress,
 ) -> None:
     """Where too few logged sessions speak for the candidate, their estimates decide nothing, and `others` must."""
-    found = judge_offline(
+    found = estimate_value(
         candidate, now, sessions, epsilon=epsilon, seed=seed, clip=gate.clip, values=gate.values, progress=progress
     )
     verdict.estimates = found
@@ -108,12 +108,12 @@ def _judge_by_simulator(
     now: Agent,
     users: Simulator,
     sessions: Sessions,
-    gate: Gate,
+    gate: GateConfig,
     seed: int,
     progress: Progress,
 ) -> None:
     """Both serve the same users in the same luck. Numbers of logged users are not those of the simulator's own."""
-    sessions.require_like(users.catalog, users.behaviours, "the simulator")
+    sessions.require_compatible(users.catalog, users.behaviours, "the simulator")
     earned = [
         rollout(policy, users, sessions, seed=seed, title=title, progress=progress).rewards.sum(1)
         for policy, title in ((candidate, "simulated users: candidate"), (now, "simulated users: live"))

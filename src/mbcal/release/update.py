@@ -24,18 +24,18 @@ from mbcal.agents import Agent, load
 from mbcal.agents.fit_job import FitJob, fit_by
 from mbcal.config import to_dict
 from mbcal.data.store_writer import write_sessions
-from mbcal.decision_log.join import join
-from mbcal.decision_log.reader import read
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Feedback, Record
-from mbcal.distributed.engines import ONE_CORE, Engine, Share
+from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import InputError
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Check, Gate, Verdict, _judge_by_log, _judge_by_simulator
-from mbcal.storage.atomic import write_whole
-from mbcal.training.config import Training
-from mbcal.training.holdout import split_users
+from mbcal.release.gate import Check, GateConfig, Verdict, _judge_by_log, _judge_by_simulator
+from mbcal.storage.atomic import write_atomic
+from mbcal.training.config import TrainingConfig
+from mbcal.training.holdout import split_held_out_users
 from mbcal.types import Sessions
 
 
@@ -47,12 +47,12 @@ def update(
     replay: int = 1,
     epochs: int = 1,
     epsilon: float = 0.1,
-    gate: Gate | None = None,
+    gate: GateConfig | None = None,
     seed: int = 0,
     device: str = "auto",
     candidate: Agent | None = None,
     engine: Engine | None = None,
-    share: Share = ONE_CORE,
+    resources: WorkerResources = ONE_CORE,
     progress: Progress = SILENT,
 ) -> Verdict:
     """Learn from what the live version (and `replay` - 1 before it) decided, and publish if the gate lets it through.
@@ -60,14 +60,14 @@ def update(
     `log` is one folder, or those of all servers. With a `candidate` nothing is learned: it is judged as it is. With an
     `engine` its workers learn, each with a `share` of a machine; else this process does.
     """
-    gate = gate or Gate()
+    gate = gate or GateConfig()
     live = registry.current()
     if live is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
     now = load(registry.open(live).path, device)
     domain, verdict = now.domain, Verdict(live)
-    taken = {*registry.before()[-(replay - 1) :], live} if replay > 1 else {live}
-    joined = join(
+    taken = {*registry.previous_versions()[-(replay - 1) :], live} if replay > 1 else {live}
+    joined = join_sessions(
         _of_versions(_records(log), taken), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history
     )
     verdict.counts, sessions = joined.counts, joined.sessions
@@ -75,16 +75,16 @@ def update(
     verdict.checks.append(Check("sessions", enough, f"{len(sessions)} logged, {gate.sessions} needed"))
     if not enough:
         return verdict
-    teach, judge = split_users(sessions.user, gate.judges, seed)
+    teach, judge = split_held_out_users(sessions.user, gate.judges, seed)
     if candidate is None:
         candidate = load(registry.open(live).path, device)
         how = replace(candidate.config.training, epochs=epochs, validation=0.0)
         if engine is None:
             candidate.fit(sessions[teach], training=how, progress=progress)
         else:
-            candidate = _learned(engine, share, registry, live, candidate, sessions[teach], how, device, progress)
+            candidate = _learned(engine, resources, registry, live, candidate, sessions[teach], how, device, progress)
     else:
-        candidate.domain.require(sessions, "the candidate")
+        candidate.domain.require_compatible(sessions, "the candidate")
     _judge_by_log(verdict, candidate, now, sessions[judge], gate, epsilon, seed, simulator is not None, progress)
     if simulator is not None:
         _judge_by_simulator(
@@ -97,12 +97,12 @@ def update(
 
 def _learned(
     engine: Engine,
-    share: Share,
+    resources: WorkerResources,
     registry: Registry,
     live: str,
     candidate: Agent,
     sessions: Sessions,
-    how: Training,
+    how: TrainingConfig,
     device: str,
     progress: Progress,
 ) -> Agent:
@@ -119,12 +119,12 @@ def _learned(
             training=how,
             device=device,
         )
-        fit_by(engine, job, share, progress)
+        fit_by(engine, job, resources, progress)
         return load(job.out, device)
 
 
 def _records(log: str | Path | Sequence[str | Path]) -> Iterator[Record]:
-    return read(log) if isinstance(log, str | Path) else chain.from_iterable(map(read, log))
+    return read_log(log) if isinstance(log, str | Path) else chain.from_iterable(map(read_log, log))
 
 
 def _of_versions(records: Iterable[Record], versions: set[str]) -> Iterator[Record]:
@@ -133,7 +133,7 @@ def _of_versions(records: Iterable[Record], versions: set[str]) -> Iterator[Reco
 
 def _publish(registry: Registry, candidate: Agent, verdict: Verdict, live: str) -> str:
     with tempfile.TemporaryDirectory(dir=registry.path, prefix=".candidate-") as folder:
-        path = candidate.save(Path(folder) / "model", about={"from": live})
+        path = candidate.save(Path(folder) / "model", provenance={"from": live})
         metrics = {"checks": [asdict(check) for check in verdict.checks]}
         return registry.publish(path, metrics=metrics, kind=type(candidate))
 
@@ -145,7 +145,7 @@ def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
     folder = Path(folder)
     number = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=0)
     said: dict[str, Any] = {**asdict(verdict), "reasons": verdict.reasons}
-    write_whole(folder / f"{number:06d}.json", (json.dumps(said, indent=2, allow_nan=False, default=float) + "\n").encode())
+    write_atomic(folder / f"{number:06d}.json", (json.dumps(said, indent=2, allow_nan=False, default=float) + "\n").encode())
     page = folder / f"{number:06d}.html"
-    write_whole(page, verdict_page(said).encode())
+    write_atomic(page, verdict_page(said).encode())
     return page

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mbcal.report.tables import Findings
+from mbcal.report.tables import RunSummary
 
 INK, SOFT = "#333333", "#bbbbbb"
 COLOURS = (
@@ -20,7 +20,7 @@ def colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
-def draw_figures(findings: Findings) -> dict[str, bytes]:
+def draw_figures(findings: RunSummary) -> dict[str, bytes]:
     """File name -> content."""
     made: dict[str, bytes] = {}
     for protocol in ("batch", "growing"):
@@ -49,7 +49,7 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
-def _bars(findings: Findings, protocol: str) -> Any:
+def _bars(findings: RunSummary, protocol: str) -> Any:
     judges = [judge for judge in findings.judges if findings.rewards(protocol, judge)]
     order = [agent for agent, _, _ in findings.ranked(protocol, judges[0])][::-1]
     figure = _figure(4.5 * len(judges) + 1.5, 0.32 * len(order) + 1.2)
@@ -65,7 +65,7 @@ def _bars(findings: Findings, protocol: str) -> Any:
     return figure
 
 
-def _curves(findings: Findings) -> Any:
+def _curves(findings: RunSummary) -> Any:
     figure, axes = line_figure(findings.curves())
     axes.set(xlabel="round", ylabel="reward per session", title=f"Growing Batch-RL, judged by {findings.judges[0]}")
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -11,26 +11,26 @@ from typing import Any
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.figures import colour, draw_figures
-from mbcal.report.tables import Findings, Table, shown
-from mbcal.storage.atomic import write_whole
+from mbcal.report.tables import RunSummary, Table, shown
+from mbcal.storage.atomic import write_atomic
 from mbcal.types import Behaviours
 
 
 def write_report(run: Run) -> Path:
     """Write everything and return the page's path."""
-    findings = Findings(run)
+    findings = RunSummary(run)
     tables = findings.tables()
     for table in tables:
-        write_whole(run.folder / "tables" / f"{table.name}.csv", table.csv().encode())
-    write_whole(run.folder / "tables" / "tables.md", "\n".join(table.markdown() for table in tables).encode())
+        write_atomic(run.folder / "tables" / f"{table.name}.csv", table.csv().encode())
+    write_atomic(run.folder / "tables" / "tables.md", "\n".join(table.markdown() for table in tables).encode())
     for name, content in draw_figures(findings).items():
-        write_whole(run.folder / "figures" / name, content)
+        write_atomic(run.folder / "figures" / name, content)
     page = run.folder / "report.html"
-    write_whole(page, render(findings, tables).encode())
+    write_atomic(page, render(findings, tables).encode())
     return page
 
 
-def render(findings: Findings, tables: list[Table]) -> str:
+def render(findings: RunSummary, tables: list[Table]) -> str:
     """One self-contained page: style, script and data inside, nothing from elsewhere."""
     run = findings.run
     parts = {
@@ -72,7 +72,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _data(findings: Findings) -> dict[str, Any]:
+def _data(findings: RunSummary) -> dict[str, Any]:
     """What the page draws."""
     run, curves = findings.run, findings.curves()
     agents = list(dict.fromkeys(result.cell.agent for result in findings.results))

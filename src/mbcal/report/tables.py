@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from mbcal.data.describe import describe
 from mbcal.environments.newsfeed import oracle_policy as oracle
 from mbcal.environments.report_card import ReportCard
-from mbcal.evaluation.experiment.run import Result, Run
-from mbcal.evaluation.significance import against, kendall_tau, rounds_to
+from mbcal.evaluation.experiment.run import CellRecord, Run
+from mbcal.evaluation.significance import compare_to, kendall_tau, rounds_to
 from mbcal.metrics import Mean, mean_interval
-from mbcal.storage.artifacts import SIMULATOR, Bundle
+from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact
 
 BASES = ("gru4rec", "mbcal")
 """Whom the others are tested against."""
@@ -66,7 +66,7 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-class Findings:
+class RunSummary:
     """Everything the report says, computed once from a run's results."""
 
     def __init__(self, run: Run) -> None:
@@ -79,9 +79,9 @@ class Findings:
         found: NDArray[np.int32] = self.run.test_sessions(self.run.store()).user
         return found
 
-    def of(self, protocol: str) -> dict[str, list[Result]]:
+    def of(self, protocol: str) -> dict[str, list[CellRecord]]:
         """Results by agent, seeds in order."""
-        by_agent: dict[str, list[Result]] = {}
+        by_agent: dict[str, list[CellRecord]] = {}
         for result in self.results:
             if result.cell.protocol == protocol:
                 by_agent.setdefault(result.cell.agent, []).append(result)
@@ -118,7 +118,7 @@ class Findings:
         said = f"{best} earns most: {mean.mean:.2f} per session [{mean.low:.2f}, {mean.high:.2f}] in {_PROTOCOL[protocol]}"
         base = "gru4rec" if best != "gru4rec" else "mbcal"
         if base in rewards:
-            gap = against(base, {name: rewards[name] for name in (base, best)}, self.users)[best].gap
+            gap = compare_to(base, {name: rewards[name] for name in (base, best)}, self.users)[best].gap
             earned = abs(self.mean(rewards[base]).mean) / 100
             percent, low, high = (value / earned for value in (gap.mean, gap.low, gap.high))
             said += f", {percent:+.1f}% against {base} [{low:+.1f}, {high:+.1f}]"
@@ -131,7 +131,7 @@ class Findings:
         said = []
         for judge in self.judges:
             if judge != "truth":
-                card = Bundle.open(self.run.folder / "simulators" / judge, SIMULATOR).manifest["report_card"]
+                card = Artifact.open(self.run.folder / "simulators" / judge, SIMULATOR_KIND).manifest["report_card"]
                 if card["nll"] >= card["baseline_nll"]:
                     said.append(
                         f"The {judge} simulator knows no more than how often each behaviour occurs (NLL {card['nll']:.3f} "
@@ -166,7 +166,7 @@ class Findings:
         rows: list[Cells] = []
         for judge in self.judges:
             if judge != "truth":
-                card = Bundle.open(self.run.folder / "simulators" / judge, SIMULATOR).manifest["report_card"]
+                card = Artifact.open(self.run.folder / "simulators" / judge, SIMULATOR_KIND).manifest["report_card"]
                 rows.append([judge, *(float(card[name]) for name in columns), ReportCard(**card).drift])
         note = "On test users the simulator never saw. The paper's Table 1 has macro-F1, weighted-F1 and RMSE."
         return Table("simulators", "Simulators", ("family", *columns, "drift"), rows, note)
@@ -175,7 +175,7 @@ class Findings:
         rows: list[Cells] = []
         earned = {judge: self.rewards(protocol, judge) for judge in self.judges}
         tests = {
-            (judge, base): against(base, {name: v for name, v in by_agent.items() if name != oracle.NAME}, self.users)
+            (judge, base): compare_to(base, {name: v for name, v in by_agent.items() if name != oracle.NAME}, self.users)
             for judge, by_agent in earned.items()
             for base in BASES
             if base in by_agent

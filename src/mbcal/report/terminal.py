@@ -7,14 +7,14 @@ from rich.table import Table as Grid
 
 from mbcal.evaluation.experiment.run import Run
 from mbcal.metrics import Mean
-from mbcal.report.tables import Findings
+from mbcal.report.tables import RunSummary
 
 WIDTH = 36
 
 
 def show(run: Run) -> None:
     """One table a protocol and judge, best first."""
-    findings = Findings(run)
+    findings = RunSummary(run)
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 140

@@ -12,7 +12,7 @@ def verdict_page(said: dict[str, Any]) -> str:
     """The checks, the estimates and the counts of one update."""
     style = files("mbcal.report").joinpath("page/page.css").read_text("utf-8")
     title = f"published as {said['published']}" if said["published"] else "refused"
-    checks = [["passed" if check["passed"] else "FAILED", check["name"], check["said"]] for check in said["checks"]]
+    checks = [["passed" if check["passed"] else "FAILED", check["name"], check["detail"]] for check in said["checks"]]
     estimates = [
         [
             one["of"],

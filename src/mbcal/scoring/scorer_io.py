@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import ModelError
-from mbcal.scoring.scorers import CONTEXT, ChanceScorer, ItemScorer, LinearScorer, NearestScorer, NetScorer, Scorer, Term
+from mbcal.scoring.scorers import (
+    N_CONTEXT,
+    ItemScorer,
+    LinUCBScorer,
+    NearestScorer,
+    NetScorer,
+    RandomScorer,
+    Scorer,
+    ScoreTerm,
+)
 from mbcal.scoring.tables import CellTables, Tables
 
 Arrays = dict[str, NDArray[Any]]
@@ -24,13 +33,13 @@ Arrays = dict[str, NDArray[Any]]
 KINDS: dict[type, str] = {
     NetScorer: "net",
     ItemScorer: "item",
-    ChanceScorer: "chance",
+    RandomScorer: "chance",
     NearestScorer: "nearest",
-    LinearScorer: "linear",
+    LinUCBScorer: "linear",
 }
 
 
-def scorer_to_files(scorer: Scorer) -> tuple[dict[str, Any], Arrays]:
+def scorer_to_arrays(scorer: Scorer) -> tuple[dict[str, Any], Arrays]:
     """What to write as JSON and as arrays, of a scorer made of numpy arrays."""
     if type(scorer) not in KINDS:  # one derived from a known kind may score otherwise
         rule = f"scorer: a {type(scorer).__name__} cannot be written; known are {', '.join(k.__name__ for k in KINDS)}"
@@ -47,18 +56,18 @@ def scorer_to_files(scorer: Scorer) -> tuple[dict[str, Any], Arrays]:
                     arrays[f"{name}/rewards"] = term.rewards
         case ItemScorer():
             arrays["values"] = scorer.values
-        case ChanceScorer():
+        case RandomScorer():
             said["seed"] = scorer.seed
         case NearestScorer():
             said |= {"start": scorer.start, "user": _user(scorer.actor)}
             arrays = {**_tables_to_arrays("actor", scorer.actor), "points": scorer.points}
-        case LinearScorer():
+        case LinUCBScorer():
             said["alpha"] = scorer.alpha
             arrays = {name: getattr(scorer, name) for name in ("values", "weights", "spread", "cross", "within", "rewards")}
     return said, arrays
 
 
-def scorer_from_files(said: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> Scorer:
+def scorer_from_arrays(said: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> Scorer:
     """The scorer for this many item rows and behaviours; arrays missing, misshapen or not finite are refused by name."""
     taken = _Arrays(arrays, rows, behaviours)
     try:
@@ -81,7 +90,7 @@ def _read(said: Mapping[str, Any], taken: _Arrays) -> Scorer:
         case "item":
             return ItemScorer(taken.take("values", rows))
         case "chance":
-            return ChanceScorer(_whole(said, "seed", 2**31))
+            return RandomScorer(_whole(said, "seed", 2**31))
         case "nearest":
             points = taken.take("points", rows, None)
             actor = taken.tables("actor", points.shape[1], said["user"])
@@ -90,12 +99,12 @@ def _read(said: Mapping[str, Any], taken: _Arrays) -> Scorer:
             alpha = said["alpha"]
             if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
                 raise ModelError(f"scorer: alpha must be a finite number, got {alpha!r}")
-            return LinearScorer(
+            return LinUCBScorer(
                 values=taken.take("values", rows),
-                weights=taken.take("weights", CONTEXT),
+                weights=taken.take("weights", N_CONTEXT),
                 spread=taken.take("spread", rows),
-                cross=taken.take("cross", rows, CONTEXT),
-                within=taken.take("within", CONTEXT, CONTEXT),
+                cross=taken.take("cross", rows, N_CONTEXT),
+                within=taken.take("within", N_CONTEXT, N_CONTEXT),
                 rewards=taken.take("rewards", behaviours),
                 alpha=float(alpha),
             )
@@ -159,10 +168,10 @@ class _Arrays:
         return Tables(cell, head, history, self.take(f"{path}/users", None, size) if user == "id" else None)
 
 
-def _term(said: Mapping[str, Any], taken: _Arrays) -> Term:
+def _term(said: Mapping[str, Any], taken: _Arrays) -> ScoreTerm:
     name = said["name"]
     rewards = taken.take(f"{name}/rewards", taken.behaviours) if said["rewards"] else None
-    return Term(taken.tables(name, 1 if rewards is None else taken.behaviours, said["user"]), rewards)
+    return ScoreTerm(taken.tables(name, 1 if rewards is None else taken.behaviours, said["user"]), rewards)
 
 
 def _tables_to_arrays(path: str, tables: Tables) -> Arrays:

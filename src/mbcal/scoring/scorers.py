@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 from mbcal.kernels import triton as fused
 from mbcal.scoring.backend import Array, as_float, as_index, exp, largest, sqrt, stack, tanh_, where
 from mbcal.scoring.tables import Tables
-from mbcal.types import MASK
+from mbcal.types import MASK_ROW
 
-NOBODY = 2**31 - 1
+UNKNOWN_USER = 2**31 - 1
 """A user never seen, for the encoder that goes by id."""
-CONTEXT = 3
+N_CONTEXT = 3
 """What LinUCB knows of a user: a constant, the mean reward so far, the last reward."""
 
 
@@ -27,7 +27,7 @@ class Scorer(Protocol):
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> Any:
         """The state before the first step of users (B,) with histories (B, H)."""
 
-    def parts(self, state: Any, candidates: Array) -> dict[str, Array]:
+    def score_parts(self, state: Any, candidates: Array) -> dict[str, Array]:
         """What the score of candidates (B, C) is the sum of, each (B, C)."""
 
     def score(self, state: Any, candidates: Array) -> Array:
@@ -38,7 +38,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class Term:
+class ScoreTerm:
     """One part of a score: a network of behaviours gives the reward it expects, a network of values its value."""
 
     tables: Tables
@@ -69,7 +69,7 @@ class ScorerState:
 class NetScorer:
     """What a trained agent ranks by: the sum of its terms, such as instant reward + future advantage."""
 
-    terms: Mapping[str, Term]
+    terms: Mapping[str, ScoreTerm]
     start: int
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> ScorerState:
@@ -77,14 +77,14 @@ class NetScorer:
         hidden = tuple(term.tables.begin(*known) for term in self.terms.values())
         return ScorerState(hidden, as_index(user) * 0 + self.start)
 
-    def parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
+    def score_parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
         return {
             name: term.score(hidden, state.previous, candidates)
             for (name, term), hidden in zip(self.terms.items(), state.hidden, strict=True)
         }
 
     def score(self, state: ScorerState, candidates: Array) -> Array:
-        first, *others = self.parts(state, candidates).values()
+        first, *others = self.score_parts(state, candidates).values()
         for other in others:
             first = first + other
         return first
@@ -106,7 +106,7 @@ class ItemScorer:
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> None:
         """Nothing to remember."""
 
-    def parts(self, state: None, candidates: Array) -> dict[str, Array]:
+    def score_parts(self, state: None, candidates: Array) -> dict[str, Array]:
         return {"instant": self.score(state, candidates)}
 
     def score(self, state: None, candidates: Array) -> Array:  # noqa: ARG002 - a scorer without state
@@ -117,7 +117,7 @@ class ItemScorer:
 
 
 @dataclass(frozen=True)
-class ChanceScorer:
+class RandomScorer:
     """Uniform chance as a function of what has been seen: the same session gets the same scores, in any batch."""
 
     seed: int
@@ -129,7 +129,7 @@ class ChanceScorer:
             state = where(history_length > step, moved, state)
         return state
 
-    def parts(self, state: Array, candidates: Array) -> dict[str, Array]:
+    def score_parts(self, state: Array, candidates: Array) -> dict[str, Array]:
         return {"instant": self.score(state, candidates)}
 
     def score(self, state: Array, candidates: Array) -> Array:
@@ -152,11 +152,11 @@ class NearestScorer:
         hidden = self.actor.begin(user, history_items, history_behaviours, history_length)
         return ScorerState((hidden,), as_index(user) * 0 + self.start)
 
-    def parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
+    def score_parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
         return {"nearness": self.score(state, candidates)}
 
     def score(self, state: ScorerState, candidates: Array) -> Array:
-        nothing = as_index(candidates[:, :1]) * 0 + MASK  # the actor is not told an item
+        nothing = as_index(candidates[:, :1]) * 0 + MASK_ROW  # the actor is not told an item
         point = tanh_(self.actor.score(state.hidden[0], state.previous, nothing))  # (B, 1, D)
         return -((self.points[candidates] - point) ** 2).sum(-1)
 
@@ -165,7 +165,7 @@ class NearestScorer:
         return ScorerState((hidden,), as_index(behaviour))
 
 
-class Record(NamedTuple):
+class RewardRecord(NamedTuple):
     """What LinUCB remembers of B users: rewards summed, counted, and the last."""
 
     total: Array
@@ -174,7 +174,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearScorer:
+class LinUCBScorer:
     """LinUCB: a linear guess and an upper confidence bound, x = [item's vector, context] taken apart into tables."""
 
     values: Array  # (rows,) theta_z z
@@ -185,33 +185,33 @@ class LinearScorer:
     rewards: Array  # (behaviours,)
     alpha: float
 
-    def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> Record:
+    def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> RewardRecord:
         nothing = as_float(as_index(user) * 0)
-        state = Record(nothing, nothing, nothing)
+        state = RewardRecord(nothing, nothing, nothing)
         for step in range(history_items.shape[1]):
             moved = self.observe(state, history_items[:, step], history_behaviours[:, step])
-            state = Record(*(where(history_length > step, a, b) for a, b in zip(moved, state, strict=True)))
+            state = RewardRecord(*(where(history_length > step, a, b) for a, b in zip(moved, state, strict=True)))
         return state
 
-    def context(self, state: Record) -> Array:
+    def context(self, state: RewardRecord) -> Array:
         """(B, 3)."""
         mean = state.total / state.count.clip(1, None)
         return stack([mean * 0 + 1, mean, state.last])
 
-    def parts(self, state: Record, candidates: Array) -> dict[str, Array]:
+    def score_parts(self, state: RewardRecord, candidates: Array) -> dict[str, Array]:
         known = self.context(state)
         guess = self.values[candidates] + (known @ self.weights)[:, None]
         within = ((known @ self.within) * known).sum(-1)[:, None]
         doubt = self.spread[candidates] + (self.cross[candidates] * known[:, None]).sum(-1) + within
         return {"instant": guess, "bonus": self.alpha * sqrt(doubt.clip(0, None))}
 
-    def score(self, state: Record, candidates: Array) -> Array:
-        parts = self.parts(state, candidates)
+    def score(self, state: RewardRecord, candidates: Array) -> Array:
+        parts = self.score_parts(state, candidates)
         return parts["instant"] + parts["bonus"]
 
-    def observe(self, state: Record, item: Array, behaviour: Array) -> Record:  # noqa: ARG002 - which item it was does not matter here
+    def observe(self, state: RewardRecord, item: Array, behaviour: Array) -> RewardRecord:  # noqa: ARG002 - which item it was does not matter here
         reward = self.rewards[as_index(behaviour)]
-        return Record(state.total + reward, state.count + 1, reward)
+        return RewardRecord(state.total + reward, state.count + 1, reward)
 
 
 def _scramble(x: Array) -> Array:

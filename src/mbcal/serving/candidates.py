@@ -20,11 +20,11 @@ from mbcal.types import Catalog
 _decoder = msgspec.json.Decoder(RankRequest)
 
 
-class Listed:
+class NameList:
     """Names as objects."""
 
     def __init__(self, names: Sequence[str], catalog: Catalog) -> None:
-        self._names, self.rows = names, catalog.row(names)
+        self._names, self.rows = names, catalog.rows_of(names)
 
     def at(self, places: Iterable[int]) -> list[str]:
         """The names at these places."""
@@ -35,7 +35,7 @@ class Listed:
         return list(self._names)
 
 
-class InJson:
+class JsonNames:
     """Names where they stand in the JSON; until the next are read."""
 
     def __init__(self, json: bytes, rows: NDArray[np.int32], finder: NameFinder) -> None:
@@ -49,7 +49,7 @@ class InJson:
         return msgspec.Raw(self._finder.packed())  # type: ignore[return-value]
 
 
-Candidates = Listed | InJson
+Candidates = NameList | JsonNames
 
 
 class JsonReader:
@@ -66,10 +66,10 @@ class JsonReader:
             text = bytes(json)
             count = 0 if self._finder is None else self._finder.find(text)
             if 0 < count <= most >= k >= 1 and self._finder is not None and self._rows is not None:
-                return InJson(text, self._rows[:count], self._finder)
+                return JsonNames(text, self._rows[:count], self._finder)
             json = _decoder.decode(b'{"candidates":' + text + b"}").candidates  # as part of a request, for what it may say
         require_askable(json, k, most)
-        return Listed(json, self._catalog)
+        return NameList(json, self._catalog)
 
 
 def require_askable(candidates: Sequence[str], k: int, most: int) -> None:

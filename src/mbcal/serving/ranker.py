@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError
-from mbcal.kernels.native.session import MOST, Ranked, TermArrays, session_ranker
+from mbcal.kernels.native.session import MOST, ChosenCandidates, TermArrays, session_ranker
 from mbcal.scoring.scorers import NetScorer, Scorer, ScorerState
-from mbcal.serving.candidates import Candidates, JsonReader, Listed
+from mbcal.serving.candidates import Candidates, JsonReader, NameList
 from mbcal.serving.messages import RankedItem
-from mbcal.types import UNKNOWN, Behaviours, Catalog
+from mbcal.types import UNKNOWN_ROW, Behaviours, Catalog
 
-NOBODY = 2**31 - 1
+UNKNOWN_USER = 2**31 - 1
 """The service knows users by what they did, not by number."""
 
 Pairs = Sequence[tuple[str, str]]
 """(item, behaviour), oldest first."""
 
 
-class Ranks(Protocol):
+class RankableVersion(Protocol):
     """What a version of a model must tell; `registry.Version` does."""
 
     @property
@@ -61,15 +61,15 @@ class _Standing(NamedTuple):
 class Ranker:
     """One version, ready to rank. Safe to use from one thread; keeps where the latest sessions stand."""
 
-    def __init__(self, version: Ranks, remembered: int = 50_000) -> None:
+    def __init__(self, version: RankableVersion, remembered: int = 50_000) -> None:
         self.version, self._remembered = version, remembered
         self._standing: OrderedDict[str, _Standing] = OrderedDict()
         names = version.behaviours.names
         self._label = {name: place for place, name in enumerate(names)}
-        self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN)).tobytes()
+        self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)).tobytes()
         self._all = np.ones(MOST, np.bool_)
-        self._gone = np.zeros(version.catalog.rows, np.bool_)  # all false but while it is looked at
-        self._parts = tuple(version.scorer.parts(self._begin(()), np.full((1, 1), UNKNOWN, np.int32)))
+        self._gone = np.zeros(version.catalog.n_rows, np.bool_)  # all false but while it is looked at
+        self._parts = tuple(version.scorer.score_parts(self._begin(()), np.full((1, 1), UNKNOWN_ROW, np.int32)))
         self._native = session_ranker(_terms(version.scorer))
         self.reader = JsonReader(version.catalog, None if self._native is None else self._native.rows)
 
@@ -87,8 +87,8 @@ class Ranker:
 
         What was shown in this session is not shown again before every candidate has been.
         """
-        asked = Listed(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
-        state, free = self.standing(history, shown, session), self._free(asked, shown)
+        asked = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
+        state, free = self.state_after(history, shown, session), self._free(asked, shown)
         k = min(k, int(np.count_nonzero(free)))
         given = (state, asked.rows, free, k, epsilon, uniform[:k])
         places, chances, scores, parts = self._in_c(*given) or self._in_numpy(*given)
@@ -104,8 +104,8 @@ class Ranker:
         if not shown and len(asked.rows) <= MOST:
             return self._all[: len(asked.rows)]
         gone = {item for item, _ in shown}
-        rows = self.version.catalog.row(gone)
-        if UNKNOWN in rows:  # items that share the row of the unknown are told apart by name
+        rows = self.version.catalog.rows_of(gone)
+        if UNKNOWN_ROW in rows:  # items that share the row of the unknown are told apart by name
             free = np.fromiter((name not in gone for name in asked.at(range(len(asked.rows)))), np.bool_, len(asked.rows))
         else:
             self._gone[rows] = True
@@ -115,22 +115,22 @@ class Ranker:
 
     def _in_c(
         self, state: Any, rows: NDArray[np.int32], free: NDArray[np.bool_], k: int, epsilon: float, uniform: NDArray[Any]
-    ) -> Ranked | None:
+    ) -> ChosenCandidates | None:
         if self._native is None or not isinstance(state, ScorerState):
             return None
         return self._native.rank(state.hidden, state.previous, rows, free, k, epsilon, uniform)
 
     def _in_numpy(
         self, state: Any, rows: NDArray[np.int32], free: NDArray[np.bool_], k: int, epsilon: float, uniform: NDArray[Any]
-    ) -> Ranked:
+    ) -> ChosenCandidates:
         """The twin."""
-        said = self.version.scorer.parts(state, rows[None])
+        said = self.version.scorer.score_parts(state, rows[None])
         parts = np.stack([said[name][0] for name in self._parts])  # (parts, C)
         scores = np.add.reduce(parts)
         places, chances = choose(scores, np.flatnonzero(free).tolist(), k, epsilon, uniform.tolist())
-        return Ranked(places, chances, scores[places].tolist(), parts[:, places].T.tolist())
+        return ChosenCandidates(places, chances, scores[places].tolist(), parts[:, places].T.tolist())
 
-    def standing(self, history: Pairs, shown: Pairs, session: str | None = None) -> Any:
+    def state_after(self, history: Pairs, shown: Pairs, session: str | None = None) -> Any:
         """The scorer's state after the history and what was shown; from memory where the session is known there."""
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
         known = self._standing.get(session) if session is not None else None
@@ -159,7 +159,7 @@ class Ranker:
 
     def _begin(self, history: Pairs) -> Any:
         items, behaviours = self._rows(history)
-        user, length = np.array([NOBODY], np.int32), np.array([len(items)], np.int32)
+        user, length = np.array([UNKNOWN_USER], np.int32), np.array([len(items)], np.int32)
         return self.version.scorer.begin(user, items[None], behaviours[None], length)
 
     def _rows(self, steps: Pairs) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -168,7 +168,7 @@ class Ranker:
             if label not in self._label:
                 known = ", ".join(self._label)
                 raise InputError(f"behaviour: {label!r} is unknown to version {self.version.name}; known are {known}")
-        items = self.version.catalog.row(item for item, _ in steps)
+        items = self.version.catalog.rows_of(item for item, _ in steps)
         return items, np.fromiter((self._label[label] for _, label in steps), np.uint8, len(steps))
 
 

@@ -93,8 +93,8 @@ class App:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Start and stop: the first version is opened before the first request is taken."""
         await receive()
-        await self.service.look()
-        self._follower = asyncio.create_task(self.service.follow())
+        await self.service.refresh_version()
+        self._follower = asyncio.create_task(self.service.follow_registry())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self._follower.cancel()
@@ -134,7 +134,7 @@ class App:
             status, content, kind = 400, _encode(Problem(f"the body is no JSON of ours: {error}")), JSON
         except MbcalError as error:
             status, content, kind = 500, _encode(Problem(str(error))), JSON
-            self.service.tell("failed", path=path, error=str(error))
+            self.service.on_event("failed", path=path, error=str(error))
         if status in (429, 503):
             headers.append((b"retry-after", b"1"))
         if status in (408, 413):
@@ -227,12 +227,12 @@ class App:
 
     async def _reload(self, _: bytes) -> Answer:
         self.service.refused.clear()
-        await self.service.look()
+        await self.service.refresh_version()
         return 200, _encode(self.service.model()), JSON
 
     async def _set_epsilon(self, body: bytes) -> Answer:
         self.service.epsilon = _epsilon.decode(body).epsilon
-        self.service.tell("epsilon", epsilon=self.service.epsilon)
+        self.service.on_event("epsilon", epsilon=self.service.epsilon)
         return 200, _encode({"epsilon": self.service.epsilon}), JSON
 
     # ---- numbers

@@ -31,14 +31,14 @@ from mbcal.serving.messages import (
     RankRequest,
 )
 from mbcal.serving.ranker import Ranker
-from mbcal.serving.state import Made, Session, SessionStore, Step
+from mbcal.serving.state import DecisionRef, Session, SessionStore, Step
 
 WATCH_EVERY = 0.4
 """Seconds between looks at the registry's pointer."""
 ANSWERED = 50_000
 """Decisions whose answers are kept, for clients that ask again and for feedback."""
 
-Tell = Callable[..., None]
+OnEvent = Callable[..., None]
 T = TypeVar("T")
 
 
@@ -58,7 +58,7 @@ class Limits:
 
 
 @dataclass
-class Tally:
+class VersionCounts:
     """What a version has done since the server began."""
 
     decisions: int = 0
@@ -76,13 +76,13 @@ class Service:
     log: DecisionLog | None
     epsilon: float
     limits: Limits = field(default_factory=Limits)
-    tell: Tell = lambda *_, **__: None
+    on_event: OnEvent = lambda *_, **__: None
     """Where events go: tell("swapped", version=…)."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None
         self.refused: dict[str, str] = {}
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, VersionCounts] = {}
         self.began = time.time()
         self._new_id = _Ids()
         self._random = np.random.default_rng(secrets.randbits(128))
@@ -91,24 +91,24 @@ class Service:
 
     # ---- versions
 
-    async def follow(self) -> None:
+    async def follow_registry(self) -> None:
         """Look at the registry for ever; what is wrong with a new version is told, and the old one serves on."""
         while True:
-            await self.look()
+            await self.refresh_version()
             await asyncio.sleep(WATCH_EVERY)
 
-    async def look(self) -> None:
+    async def refresh_version(self) -> None:
         """Take the registry's current version unless it is the one at work."""
         try:
             name = self.registry.current()
             if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
                 return
             self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name)))
-            self.tallies.setdefault(name, Tally())
-            self.tell("swapped", version=name)
+            self.tallies.setdefault(name, VersionCounts())
+            self.on_event("swapped", version=name)
         except MbcalError as error:
             self.refused[str(name)] = str(error)
-            self.tell("refused", version=name, error=str(error))
+            self.on_event("refused", version=name, error=str(error))
 
     @property
     def live(self) -> Ranker:
@@ -150,7 +150,7 @@ class Service:
                     propensities=[entry.propensity for entry in items],
                 )
             )
-        await self.sessions.note(decision, Made(request.session, now, names, version))
+        await self.sessions.remember_decision(decision, DecisionRef(request.session, now, names, version))
         tally = self.tallies[version]
         tally.decisions += 1
         tally.sessions += not shown
@@ -164,7 +164,7 @@ class Service:
 
     async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
         """Take what came of an item. The same again changes nothing."""
-        made = await self.sessions.noted(request.decision)
+        made = await self.sessions.recall_decision(request.decision)
         if made is None and request.item is None:
             raise InputError("item: this decision is not remembered any more; name the item the feedback is about")
         item = request.item if request.item is not None or made is None else made.items[0]
@@ -176,13 +176,15 @@ class Service:
             self._told, (request.decision, str(item)), lambda: self._feedback(request, str(item), made, reward)
         )
 
-    async def _feedback(self, request: FeedbackRequest, item: str, made: Made | None, reward: float) -> FeedbackAnswer:
+    async def _feedback(
+        self, request: FeedbackRequest, item: str, made: DecisionRef | None, reward: float
+    ) -> FeedbackAnswer:
         if self.log is not None:
             now = time.time_ns() // 1000
             await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, self._new_id()))
         if made is None:
             return FeedbackAnswer(request.decision, False)
-        tally = self.tallies.setdefault(made.version, Tally())
+        tally = self.tallies.setdefault(made.version, VersionCounts())
         tally.feedback += 1
         tally.reward += reward
         if made.session is None:

@@ -50,7 +50,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, steps=tuple(sorted((*self.steps, step)))[-LONGEST:])
 
 
-class Made(msgspec.Struct, frozen=True, array_like=True):
+class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     """A decision that feedback can refer to."""
 
     session: str | None
@@ -71,10 +71,10 @@ class SessionStore(Protocol):
     async def add(self, name: str, step: Step) -> Session | None:
         """Remember a step of a known session; None where the session is forgotten."""
 
-    async def note(self, decision: str, made: Made) -> None:
+    async def remember_decision(self, decision: str, made: DecisionRef) -> None:
         """Remember a decision."""
 
-    async def noted(self, decision: str) -> Made | None:
+    async def recall_decision(self, decision: str) -> DecisionRef | None:
         """A decision, if it is remembered."""
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class MemoryStore:
     ) -> None:
         self._lifetime, self._most, self._most_decisions, self._clock = lifetime, most, decisions, clock
         self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
-        self._decisions: OrderedDict[str, Made] = OrderedDict()
+        self._decisions: OrderedDict[str, DecisionRef] = OrderedDict()
 
     async def get(self, name: str) -> Session | None:
         return self._recall(name, self._clock())
@@ -121,12 +121,12 @@ class MemoryStore:
             self._sessions.popitem(last=False)
         return session
 
-    async def note(self, decision: str, made: Made) -> None:
+    async def remember_decision(self, decision: str, made: DecisionRef) -> None:
         self._decisions[decision] = made
         if len(self._decisions) > self._most_decisions:
             self._decisions.popitem(last=False)
 
-    async def noted(self, decision: str) -> Made | None:
+    async def recall_decision(self, decision: str) -> DecisionRef | None:
         return self._decisions.get(decision)
 
     async def close(self) -> None:
@@ -147,12 +147,12 @@ class RedisStore:
     async def get(self, name: str) -> Session | None:
         return _decoded(await self._redis.get(_key(name)))
 
-    async def note(self, decision: str, made: Made) -> None:
+    async def remember_decision(self, decision: str, made: DecisionRef) -> None:
         await self._redis.set(f"mbcal:decision:{decision}", msgspec.msgpack.encode(made), ex=self._lifetime)
 
-    async def noted(self, decision: str) -> Made | None:
+    async def recall_decision(self, decision: str) -> DecisionRef | None:
         value = await self._redis.get(f"mbcal:decision:{decision}")
-        return None if value is None else msgspec.msgpack.decode(value, type=Made)
+        return None if value is None else msgspec.msgpack.decode(value, type=DecisionRef)
 
     async def begin(self, name: str, session: Session) -> Session:
         made = await self._redis.set(_key(name), msgspec.msgpack.encode(session), ex=self._lifetime, nx=True)

@@ -20,24 +20,28 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mbcal.errors import ModelError
-from mbcal.storage.atomic import NewFolder
+from mbcal.storage.atomic import AtomicFolder
 from mbcal.storage.catalog_io import catalog_table, parquet_table, table_catalog
-from mbcal.storage.manifest import Kind, entry, write_manifest
+from mbcal.storage.manifest import ArtifactKind, file_entry, write_manifest
 from mbcal.types import Behaviours, Catalog
 from mbcal.version import __version__
 
 SCHEMA = 1
 
-AGENT = Kind("model", SCHEMA, "make a model with 'mbcal fit'", "fit the model again", ModelError)
-SIMULATOR = Kind("simulator", SCHEMA, "make a simulator with 'mbcal simulator'", "fit the simulator again", ModelError)
-CHECKPOINT = Kind("checkpoint", SCHEMA, "a fit writes checkpoints", "remove it and start the fit again", ModelError)
+MODEL_KIND = ArtifactKind("model", SCHEMA, "make a model with 'mbcal fit'", "fit the model again", ModelError)
+SIMULATOR_KIND = ArtifactKind(
+    "simulator", SCHEMA, "make a simulator with 'mbcal simulator'", "fit the simulator again", ModelError
+)
+CHECKPOINT_KIND = ArtifactKind(
+    "checkpoint", SCHEMA, "a fit writes checkpoints", "remove it and start the fit again", ModelError
+)
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def write_bundle(
+def write_artifact(
     out: str | Path,
-    kind: Kind,
+    kind: ArtifactKind,
     said: Mapping[str, Any],
     files: Mapping[str, Arrays],
     catalog: Catalog | None = None,
@@ -47,7 +51,7 @@ def write_bundle(
     """Write a folder of this kind; `files` maps names to the arrays within, `extra` to bytes as they are."""
     from safetensors.numpy import save
 
-    with NewFolder(Path(out), kind.noun, overwrite) as folder:
+    with AtomicFolder(Path(out), kind.noun, overwrite) as folder:
         for name, arrays in files.items():
             (folder.build / f"{name}.safetensors").write_bytes(
                 save({key: np.asarray(array, order="C") for key, array in arrays.items()})
@@ -56,20 +60,20 @@ def write_bundle(
             pq.write_table(catalog_table(catalog), folder.build / "items.parquet", compression="zstd")
         for name, data in (extra or {}).items():
             (folder.build / name).write_bytes(data)
-        listed = {file.name: entry(file) for file in sorted(folder.build.iterdir())}
+        listed = {file.name: file_entry(file) for file in sorted(folder.build.iterdir())}
         whole = {"kind": kind.noun, "schema": kind.schema, "mbcal": __version__, **said, "files": listed}
         write_manifest(folder.build, whole)
         return folder.publish()
 
 
-class Bundle:
+class Artifact:
     """Such a folder opened for reading; every file is checked against its hash when it is read."""
 
-    def __init__(self, path: Path, kind: Kind, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, kind: ArtifactKind, manifest: Mapping[str, Any]) -> None:
         self.path, self.kind, self.manifest = path, kind, manifest
 
     @classmethod
-    def open(cls, path: str | Path, kind: Kind) -> Self:
+    def open(cls, path: str | Path, kind: ArtifactKind) -> Self:
         return cls(Path(path), kind, kind.open(Path(path)))
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:

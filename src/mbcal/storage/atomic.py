@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Self
 
 from mbcal.errors import OutputError
-from mbcal.storage.manifest import files_listed
+from mbcal.storage.manifest import listed_files
 
 
-class NewFolder:
-    """`with NewFolder(out) as folder:` fill `folder.build`, then `folder.publish()`. Nothing is left of a failure."""
+class AtomicFolder:
+    """`with AtomicFolder(out) as folder:` fill `folder.build`, then `folder.publish()`. Nothing is left of a failure."""
 
     def __init__(self, out: Path, noun: str, overwrite: bool = False) -> None:
         self.given, self.out = str(out), out.resolve()
@@ -31,7 +31,7 @@ class NewFolder:
     def _refuse_to_replace(self) -> None:
         if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
             return
-        listed = files_listed(self.out, self.noun)  # nothing is replaced that holds anything else
+        listed = listed_files(self.out, self.noun)  # nothing is replaced that holds anything else
         ours = listed is not None and {file.name for file in self.out.iterdir()} <= listed
         if not (ours and self.overwrite):
             other = f"it is no {self.noun}, so it is not replaced; choose another --out"
@@ -44,7 +44,7 @@ class NewFolder:
             self._root = Path(tempfile.mkdtemp(prefix=f".{self.out.name}.partial-", dir=self.out.parent))
         except OSError as error:
             self._remove_parents()
-            raise output_error(self.given, error) from error
+            raise to_output_error(self.given, error) from error
         self.scratch, self.build = self._root / "scratch", self._root / "build"
         self.scratch.mkdir()
         self.build.mkdir()
@@ -61,7 +61,7 @@ class NewFolder:
 
     def translate(self, error: BaseException) -> BaseException:
         """What went wrong, in our words; a bug of ours stays as it is and is seen whole."""
-        return output_error(self.given, error) if isinstance(error, OSError) else error
+        return to_output_error(self.given, error) if isinstance(error, OSError) else error
 
     def _remove_parents(self) -> None:
         for folder in self._made:
@@ -71,8 +71,8 @@ class NewFolder:
     def publish(self) -> Path:
         """Flush every file and rename the build to its final name."""
         for file in sorted(self.build.rglob("*")):
-            flush(file)
-        flush(self.build)
+            fsync(file)
+        fsync(self.build)
         replaced = self._root / "replaced"
         if self.overwrite and self.out.exists():
             os.rename(self.out, replaced)
@@ -82,32 +82,32 @@ class NewFolder:
             if replaced.exists():
                 os.rename(replaced, self.out)
             raise
-        flush(self.out.parent)
+        fsync(self.out.parent)
         return self.out
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """One file, whole or not at all: a reader sees the old one or the new one, even if the power fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         temporary.write_bytes(content)
-        flush(temporary)
+        fsync(temporary)
         os.replace(temporary, path)
-        flush(path.parent)
+        fsync(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise output_error(str(path), error) from error
+        raise to_output_error(str(path), error) from error
 
 
-def output_error(out: str, error: OSError) -> OutputError:
+def to_output_error(out: str, error: OSError) -> OutputError:
     """Why something could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return OutputError(f"{out}: the disk is full; nothing was written, free some space and run again")
     return OutputError(f"{out}: cannot be written ({error.strerror or error}); check the folder and its permissions")
 
 
-def flush(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mbcal.types import SPECIAL, Catalog, Feature
+from mbcal.types import FIRST_ITEM_ROW, Catalog, Feature
 
 
 def parquet_table(data: bytes) -> pa.Table:
@@ -18,7 +18,7 @@ def parquet_table(data: bytes) -> pa.Table:
 
 def catalog_table(catalog: Catalog) -> pa.Table:
     """Items, titles and features as text, in catalogue order."""
-    rows = range(SPECIAL, catalog.rows)
+    rows = range(FIRST_ITEM_ROW, catalog.n_rows)
     columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
     if catalog.titles:
         columns["title"] = pa.array(catalog.titles, pa.string())

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import ModelError, TrainingError
-from mbcal.storage.artifacts import CHECKPOINT, Bundle, write_bundle
-from mbcal.storage.manifest import files_listed
+from mbcal.storage.artifacts import CHECKPOINT_KIND, Artifact, write_artifact
+from mbcal.storage.manifest import listed_files
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Checkpoints:
                 continue
 
     def _open(self, path: Path) -> None:
-        bundle = Bundle.open(path, CHECKPOINT)
+        bundle = Artifact.open(path, CHECKPOINT_KIND)
         if bundle.manifest["settings"] != self.settings:
             rule = f"{self.folder}: holds checkpoints of a fit with other settings or data"
             raise TrainingError(f"{rule}; give the same command as then to go on with it, or remove the folder")
@@ -83,14 +83,14 @@ class Checkpoints:
         said["best"] = None if np.isinf(position.best) else position.best
         self._said[name], self._files[name] = said, arrays
         path = self.folder / f"{self._next:06d}"
-        write_bundle(path, CHECKPOINT, {"settings": self.settings, "stages": self._said}, self._files)
+        write_artifact(path, CHECKPOINT_KIND, {"settings": self.settings, "stages": self._said}, self._files)
         self._remove_all_but(path)
         self.latest, self._next, self._saved = path, self._next + 1, time.monotonic()
 
     def _remove_all_but(self, kept: Path | None) -> None:
         """Our own folders alone: whatever else lies here is not ours to remove."""
         for old in self.folder.glob("[0-9]" * 6):
-            if old != kept and files_listed(old, CHECKPOINT.noun) is not None:
+            if old != kept and listed_files(old, CHECKPOINT_KIND.noun) is not None:
                 shutil.rmtree(old, ignore_errors=True)
         for torn in self.folder.glob(f".{'[0-9]' * 6}.partial-*"):  # what a kill in the middle of writing leaves
             shutil.rmtree(torn, ignore_errors=True)

@@ -19,14 +19,14 @@ def write_manifest(folder: Path, said: Mapping[str, Any]) -> None:
     (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
-def entry(path: Path) -> dict[str, Any]:
+def file_entry(path: Path) -> dict[str, Any]:
     """What a manifest says of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArtifactKind:
     """One kind of folder: what to call it, what to do about a bad one, and how to open it."""
 
     noun: str
@@ -78,7 +78,7 @@ class Kind:
         return data
 
 
-def files_listed(folder: Path, noun: str) -> set[str] | None:
+def listed_files(folder: Path, noun: str) -> set[str] | None:
     """The files that a folder of this kind says it has; None when it is no such folder."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())

@@ -12,7 +12,7 @@ from mbcal.errors import OptionError
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     """How long and how fast to learn."""
 
     epochs: int = 20
@@ -38,12 +38,12 @@ class Training:
         if not self.learning_rate > 0:
             raise OptionError(f"learning_rate: must be above 0, got {self.learning_rate}")
 
-    def steer(self, optimiser: torch.optim.Adam) -> None:
+    def apply_to(self, optimiser: torch.optim.Adam) -> None:
         """Give an existing Adam these rates; a group with a `share` of its own keeps it."""
         for group in optimiser.param_groups:
             group.update(lr=self.learning_rate * group.get("share", 1.0), betas=self.betas, eps=self.eps)
 
-    def optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
+    def create_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
         """A fresh Adam over those of the parameters that can be learned."""
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         recorded = any(parameter.is_cuda for parameter in parameters)

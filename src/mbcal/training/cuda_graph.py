@@ -15,7 +15,7 @@ _recording = threading.Lock()
 """One recording at a time: memory asked for by others must not end up in it."""
 
 
-class Recorded:
+class GraphedStep:
     """Call it again and again: on a GPU the first call runs the step as it is, the second records it, all others replay.
 
     Between calls nothing may change but the contents of tensors. Where there is nothing to record the step is simply called.

@@ -10,7 +10,7 @@ from mbcal.config import Device
 from mbcal.errors import OptionError, nearest
 
 
-def device_named(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """`auto` takes the GPU where there is one."""
     if name not in get_args(Device):
         raise OptionError(

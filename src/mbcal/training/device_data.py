@@ -8,7 +8,7 @@ from torch import Tensor
 from mbcal.types import Sessions, SessionTensors
 
 
-class Resident:
+class DeviceSessions:
     """Sessions within the network's reach: whole on its device where they fit, else sent there batch by batch."""
 
     def __init__(self, sessions: Sessions | SessionTensors, device: torch.device, candidates: bool = False) -> None:
@@ -20,7 +20,7 @@ class Resident:
         self.tensors = given.to(device) if fits else given
 
     @property
-    def whole(self) -> bool:
+    def is_on_device(self) -> bool:
         """Whether all of it lies where the network is."""
         return self.tensors.device.type == self.device.type
 
@@ -37,8 +37,7 @@ class Resident:
             rows = rows.to(self.tensors.items.device)
         return self.tensors[rows].to(self.device)
 
-
-def blocks(data: Resident) -> list[slice]:
-    """Sessions a look at a time: as many as a CPU's cache or a GPU's memory likes."""
-    size = 512 if data.device.type == "cpu" else 16_384
-    return [slice(begin, begin + size) for begin in range(0, len(data), size)]
+    def blocks(self) -> list[slice]:
+        """Sessions a look at a time: as many as a CPU's cache or a GPU's memory likes."""
+        size = 512 if self.device.type == "cpu" else 16_384
+        return [slice(begin, begin + size) for begin in range(0, len(self), size)]

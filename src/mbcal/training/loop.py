@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mbcal.distributed.group import ALONE, Group
-from mbcal.distributed.worker_slice import add_gradients
+from mbcal.distributed.group import SINGLE_WORKER, Group
+from mbcal.distributed.worker_slice import all_reduce_gradients
 from mbcal.errors import TrainingError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints, Position
-from mbcal.training.config import Training
-from mbcal.training.cuda_graph import Recorded
-from mbcal.training.random import Key, Noise, seed_of, shuffled
-from mbcal.training.state import _unprefixed, put_state, state_arrays
+from mbcal.training.config import TrainingConfig
+from mbcal.training.cuda_graph import GraphedStep
+from mbcal.training.random import Key, Noise, derive_seed, permutation
+from mbcal.training.state import _unprefixed, load_state_arrays, state_to_arrays
 
-CHECK_EVERY = 100
+LOSS_CHECK_INTERVAL = 100
 """Losses are looked at this often: a look makes a GPU wait."""
 
 Objective = Callable[[Tensor, Noise], tuple[Tensor, Tensor]]
@@ -40,7 +40,7 @@ def train(
     objective: Objective,
     rows: NDArray[np.int64],
     held: NDArray[np.int64],
-    how: Training,
+    how: TrainingConfig,
     *,
     name: str,
     seed: int,
@@ -50,13 +50,13 @@ def train(
     unit: float = 1.0,
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
-    group: Group = ALONE,
+    group: Group = SINGLE_WORKER,
     places: Tensor | None = None,
 ) -> list[dict[str, float]]:
     """Fit `net` on rows, stopping by the loss on the rows held out (if any); `before` is called before every update.
 
     On a GPU updates are recorded and replayed, unless told not to because the data does not lie there.
-    In a group all workers are given the same rows, and `places` says where each row lies here (`Portion.places`); the first
+    In a group all workers are given the same rows, and `places` says where each row lies here (`WorkerSlice.places`); the first
     worker keeps the checkpoints.
     Returns the curve, an entry an epoch, in multiples of `unit`: what one of the objective's loss is worth to people.
     """
@@ -71,7 +71,7 @@ class _Run:
         self,
         net: nn.Module,
         objective: Objective,
-        how: Training,
+        how: TrainingConfig,
         name: str,
         seed: int,
         optimiser: torch.optim.Adam,
@@ -96,12 +96,12 @@ class _Run:
         if said is None:
             return
         self.at = Position(**{**said, "best": float("inf") if said["best"] is None else said["best"]})
-        put_state(self.net, self.optimiser, _unprefixed(arrays, "now/"))
+        load_state_arrays(self.net, self.optimiser, _unprefixed(arrays, "now/"))
         self.best = _unprefixed(arrays, "best/")
 
     def _save(self) -> None:
         if self.checkpoints and self.group.rank == 0:
-            now = {f"now/{key}": value for key, value in state_arrays(self.net, self.optimiser).items()}
+            now = {f"now/{key}": value for key, value in state_to_arrays(self.net, self.optimiser).items()}
             best = {f"best/{key}": value for key, value in self.best.items()}
             self.checkpoints.save(self.name, self.at, {**now, **best})
 
@@ -115,7 +115,7 @@ class _Run:
     @torch.enable_grad()
     def _epoch(self, rows: Tensor) -> None:
         at, size = self.at, self.how.batch
-        order = rows[shuffled(seed_of(self.seed, self.name, "order", at.epoch), len(rows), self.device)]
+        order = rows[permutation(derive_seed(self.seed, self.name, "order", at.epoch), len(rows), self.device)]
         known = f", held-out loss {at.curve[-1]['held_out']:.4f}" if at.curve and "held_out" in at.curve[-1] else ""
         self.progress.phase(f"{self.name}: epoch {at.epoch + 1} of at most {self.how.epochs}{known}", len(rows))
         self.progress.advance(at.batch * size)
@@ -129,7 +129,7 @@ class _Run:
     def _run_all(self, updates: _Updates) -> None:
         at, size = self.at, self.how.batch
         while at.batch < updates.count:
-            begin, end = at.batch, min(at.batch + CHECK_EVERY, updates.count)
+            begin, end = at.batch, min(at.batch + LOSS_CHECK_INTERVAL, updates.count)
             for number in range(begin, end):
                 if self.before:
                     self.before()
@@ -142,7 +142,7 @@ class _Run:
 
     def seeds(self, count: int, *purpose: Key) -> Tensor:
         """One for the noise of each batch."""
-        made = [seed_of(self.seed, self.name, *purpose, number) for number in range(count)]
+        made = [derive_seed(self.seed, self.name, *purpose, number) for number in range(count)]
         return torch.tensor(made, device=self.device)
 
     def here(self, rows: Tensor, seed: Tensor) -> tuple[Tensor, Noise]:
@@ -183,12 +183,12 @@ class _Run:
             at.waited += 1
             if entry["held_out"] < at.best:
                 at.best, at.waited = entry["held_out"], 0
-                self.best = state_arrays(self.net, self.optimiser)
+                self.best = state_to_arrays(self.net, self.optimiser)
         at.curve.append({name: value * self.unit for name, value in entry.items()})
         at.epoch, at.batch, at.total, at.count = at.epoch + 1, 0, 0.0, 0.0
         at.done = at.epoch >= self.how.epochs or at.waited >= self.how.patience
         if at.done and self.best:
-            put_state(self.net, self.optimiser, self.best)
+            load_state_arrays(self.net, self.optimiser, self.best)
             self.best = {}
 
     @torch.no_grad()
@@ -201,7 +201,7 @@ class _Run:
             if len(rows):
                 total, count = self.objective(rows, noise)
                 sums += torch.stack([total.double(), count.double()])
-        self.group.add(sums)
+        self.group.all_reduce_sum(sums)
         return float(sums[0] / sums[1].clamp(min=1))
 
 
@@ -217,7 +217,7 @@ class _Updates:
         self._next = torch.full((1,), run.at.batch, device=run.device)
         self.losses = torch.zeros(self.count, 2, device=run.device)
         self._update = self._update_alone if run.group.size == 1 else self._update_together
-        self._step = Recorded(self._full_batch, run.record and run.device.type == "cuda" and run.group.size == 1)
+        self._step = GraphedStep(self._full_batch, run.record and run.device.type == "cuda" and run.group.size == 1)
 
     @property
     def sessions(self) -> int:
@@ -264,6 +264,8 @@ class _Updates:
             total, count = run.objective(mine, noise)
             torch.autograd.backward(total)
             sums = torch.stack([total.detach(), count.to(total.dtype)])
-        sums = add_gradients([each for group in run.optimiser.param_groups for each in group["params"]], sums, run.group)
+        sums = all_reduce_gradients(
+            [each for group in run.optimiser.param_groups for each in group["params"]], sums, run.group
+        )
         run.optimiser.step()
         return sums

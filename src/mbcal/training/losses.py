@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mbcal.nn.base import Net
+from mbcal.nn.base import SessionNet
 from mbcal.nn.recurrent import ValueNet
-from mbcal.training.device_data import Resident
+from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.types import MASK
+from mbcal.types import MASK_ROW
 
 
-def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Objective:
+def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0) -> Objective:
     """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
 
     Behaviours are never masked, so the model learns what a step is like whose item is not told.
@@ -22,7 +22,7 @@ def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Ob
         batch = data[rows]
         items, counted = batch.items, batch.mask
         if mask_rate:
-            items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK)
+            items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK_ROW)
         logits = net(net.begin(*batch.history), items, batch.behaviours)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
         return (nll * counted.flatten()).sum(), counted.sum()
@@ -30,7 +30,7 @@ def behaviour_likelihood(net: Net, data: Resident, mask_rate: float = 0.0) -> Ob
     return objective
 
 
-def value_error(net: ValueNet, data: Resident, labels: Tensor, told: bool = True) -> Objective:
+def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, told: bool = True) -> Objective:
     """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. CFAApproximator.
 
     Labels (N, T) belong to the rows of `data`. Where the step's item is not `told`, the network learns what labels are on
@@ -40,8 +40,8 @@ def value_error(net: ValueNet, data: Resident, labels: Tensor, told: bool = True
     def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         counted = batch.mask
-        outputs = net.run(batch) if told else net.unseen(batch)
-        error = outputs.squeeze(-1) - net.unit.inward(labels[rows])
+        outputs = net.forward_batch(batch) if told else net.forward_masked(batch)
+        error = outputs.squeeze(-1) - net.label_scaler.normalize(labels[rows])
         return (error.square() * counted).sum(), counted.sum()
 
     return objective

@@ -18,7 +18,7 @@ Key = int | str
 _weights = threading.Lock()
 
 
-def seed_of(*key: Key) -> int:
+def derive_seed(*key: Key) -> int:
     """A seed from a name: the same key gives the same number everywhere, another key an unrelated one."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=7).digest(), "little")
 
@@ -50,12 +50,12 @@ class Noise:
         return _fractions(self.seed, places).view(*shape)
 
 
-def integers(seed: int | Tensor, places: Tensor, below: int) -> Tensor:
+def random_integers(seed: int | Tensor, places: Tensor, below: int) -> Tensor:
     """A number in 0 … below - 1 for each place (int64) of the sequence that the seed names."""
     return (_scattered(seed, places) & 0x3FFFFFFFFFFFFFFF).remainder_(below)
 
 
-def shuffled(seed: int, count: int, device: str | torch.device = "cpu") -> Tensor:
+def permutation(seed: int, count: int, device: str | torch.device = "cpu") -> Tensor:
     """0 … count - 1 in the order that the seed names, the same on every device."""
     return _scattered(seed, torch.arange(count, device=device)).argsort(stable=True)
 
@@ -86,20 +86,20 @@ def _signed(number: int) -> int:
 
 
 @contextlib.contextmanager
-def initial_weights(*key: Key) -> Iterator[None]:
+def seeded_weights(*key: Key) -> Iterator[None]:
     """Within, networks are made with weights drawn for this purpose, on the CPU; nobody else's luck is touched."""
     with _weights:  # torch draws weights from one generator for all threads
         before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(seed_of(*key))
+        torch.default_generator.manual_seed(derive_seed(*key))
         try:
             yield
         finally:
             torch.default_generator.set_state(before)
 
 
-def hashed_order(numbers: NDArray[np.int32], *key: Key) -> NDArray[np.int64]:
+def hash_order(numbers: NDArray[np.int32], *key: Key) -> NDArray[np.int64]:
     """Places of the numbers in an order drawn from the key: where a number stands depends on itself alone."""
-    mixed = numbers.astype(np.uint64) ^ np.uint64(seed_of(*key))
+    mixed = numbers.astype(np.uint64) ^ np.uint64(derive_seed(*key))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)  # wraps round, as it should
     return np.lexsort((numbers, mixed ^ (mixed >> np.uint64(31))))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
-def state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str, NDArray[Any]]:
+def state_to_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str, NDArray[Any]]:
     """Weights, and where Adam stands, as arrays by name."""
     arrays = {f"weight/{name}": value for name, value in net.state_dict().items()}
     if optimiser is not None:
@@ -21,8 +21,8 @@ def state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None) -> dict[str
     return {name: np.array(value.detach().cpu().numpy()) for name, value in arrays.items()}
 
 
-def put_state(net: nn.Module, optimiser: torch.optim.Adam | None, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """The reverse of `state_arrays`; shapes must fit."""
+def load_state_arrays(net: nn.Module, optimiser: torch.optim.Adam | None, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """The reverse of `state_to_arrays`; shapes must fit."""
     weights = {name: torch.from_numpy(array) for name, array in _unprefixed(arrays, "weight/").items()}
     net.load_state_dict(weights)
     if optimiser is None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mbcal.kernels import triton as fused
 from mbcal.nn.base import State, expected_reward
-from mbcal.nn.recurrent import SequenceNet
-from mbcal.types import MASK, SessionTensors
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.types import MASK_ROW, SessionTensors
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def simulated_future_reward(predicted: Tensor, mask: Tensor, gamma: float) -> Te
 
 
 @torch.no_grad()
-def counterfactual_future_advantage(net: SequenceNet, rewards: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
+def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
     """A_future(o, t) = R_future(o, t) - R_future(M(o, {t}, a_M), t)  # Eq. couterfactual_future_advantage.
 
     Both futures keep the logged items and behaviours; only the item at t is replaced by the masking item. A masked session
@@ -64,19 +64,19 @@ def counterfactual_future_advantage(net: SequenceNet, rewards: Tensor, batch: Se
     size, horizon = batch.items.shape
     state = net.begin(*batch.history)
     if net.config.cell == "gru" and fused.runs_on(rewards):
-        made: Tensor | None = fused.advantage(net.tables(), rewards, state[0], batch, gamma)
+        made: Tensor | None = fused.advantage(net.scoring_tables(), rewards, state[0], batch, gamma)
         if made is not None:
             return made
     mask, previous = batch.mask, net.previous(batch.behaviours)
     logged = net.gates(batch.items, previous)  # (B, T, G)
-    masked = net.gates(torch.full_like(batch.items, MASK), previous)
+    masked = net.gates(torch.full_like(batch.items, MASK_ROW), previous)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)
     advantage = logged.new_zeros(size, horizon)
     for step in range(horizon):
-        opened = net.step(masked[:, step], state)
-        state = net.step(logged[:, step], state)
+        opened = net.cell_step(masked[:, step], state)
+        state = net.cell_step(logged[:, step], state)
         if step:
-            branched = net.step(logged[:, step : step + 1], tuple(part[:, :step] for part in branches))
+            branched = net.cell_step(logged[:, step : step + 1], tuple(part[:, :step] for part in branches))
             _store(branches, slice(0, step), branched)
             gain = _reward(net, state, rewards).unsqueeze(1) - _reward(net, branched, rewards)  # (B, step)
             age = torch.arange(step, 0, -1, device=gain.device)
@@ -96,7 +96,7 @@ def mixed_advantage(advantage: Tensor, masked_future: Tensor, expected: Tensor, 
     return advantage + mix * (masked_future - expected)
 
 
-def _reward(net: SequenceNet, state: State, rewards: Tensor) -> Tensor:
+def _reward(net: RecurrentNet, state: State, rewards: Tensor) -> Tensor:
     return expected_reward(net.head(state[0]), rewards)
 
 

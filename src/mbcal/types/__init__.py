@@ -4,13 +4,13 @@ Arrays are numpy here, so that reading logs and serving never import torch; `Ses
 torch tensors. Padding sits at the end of a row, holds zeros and is told by the length; nothing may depend on it.
 """
 
-from mbcal.types.catalog import MASK, SPECIAL, UNKNOWN, Behaviours, Catalog, Feature
+from mbcal.types.catalog import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Behaviours, Catalog, Feature
 from mbcal.types.sessions import History, Index, Sessions, SessionTensors
 
 __all__ = [
-    "MASK",
-    "SPECIAL",
-    "UNKNOWN",
+    "MASK_ROW",
+    "FIRST_ITEM_ROW",
+    "UNKNOWN_ROW",
     "Behaviours",
     "Catalog",
     "Feature",

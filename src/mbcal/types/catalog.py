@@ -17,11 +17,11 @@ from mbcal.errors import InputError, OptionError, nearest
 if TYPE_CHECKING:
     import torch
 
-MASK = 0
+MASK_ROW = 0
 """Row of the masking item a_M (and, in every feature, of its masking value). Padding holds it too."""
-UNKNOWN = 1
+UNKNOWN_ROW = 1
 """Row of the out-of-vocabulary item (and value): what was never seen, or has no value."""
-SPECIAL = 2
+FIRST_ITEM_ROW = 2
 """How many special rows come before the first real one. They come first so that a growing catalogue never moves them."""
 
 
@@ -104,7 +104,7 @@ class Feature:
 
     Single-valued: `codes[row]`. Multi-valued: `codes[offsets[row] : offsets[row + 1]]`, possibly none::
 
-        items   MASK  UNKNOWN  "Heat"           "Alien"
+        items   MASK_ROW  UNKNOWN_ROW  "Heat"           "Alien"
         codes  [0,    1,       4, 7,            2, 4, 9]
         offsets[0,    1,       2,               4,       7]
     """
@@ -119,7 +119,7 @@ class Feature:
         """From one value an item (None: unknown)."""
         listed = list(values)
         vocabulary, code_of = _vocabulary(value for value in listed if value is not None)
-        codes = [MASK, UNKNOWN, *(UNKNOWN if value is None else code_of[value] for value in listed)]
+        codes = [MASK_ROW, UNKNOWN_ROW, *(UNKNOWN_ROW if value is None else code_of[value] for value in listed)]
         return cls(name, vocabulary, np.asarray(codes, np.int32))
 
     @classmethod
@@ -127,7 +127,7 @@ class Feature:
         """From any number of values an item."""
         listed = list(values)
         vocabulary, code_of = _vocabulary(value for row in listed for value in row)
-        codes = [MASK, UNKNOWN, *(code_of[value] for row in listed for value in row)]
+        codes = [MASK_ROW, UNKNOWN_ROW, *(code_of[value] for row in listed for value in row)]
         sizes = [0, 1, 1, *(len(row) for row in listed)]
         return cls(name, vocabulary, np.asarray(codes, np.int32), np.cumsum(sizes, dtype=np.int64))
 
@@ -140,23 +140,23 @@ class Feature:
     @property
     def cardinality(self) -> int:
         """Rows an embedding table of this feature needs."""
-        return len(self.vocabulary) + SPECIAL
+        return len(self.vocabulary) + FIRST_ITEM_ROW
 
     @property
-    def rows(self) -> int:
+    def n_rows(self) -> int:
         """Item rows described, the special ones included."""
         return len(self.codes) if self.offsets is None else len(self.offsets) - 1
 
     def values(self, row: int) -> tuple[str, ...]:
         """The known values of one item row, as text."""
         codes = self.codes[row : row + 1] if self.offsets is None else self.codes[slice(*self.offsets[row : row + 2])]
-        return tuple(self.vocabulary[code - SPECIAL] for code in codes if code >= SPECIAL)
+        return tuple(self.vocabulary[code - FIRST_ITEM_ROW] for code in codes if code >= FIRST_ITEM_ROW)
 
 
 def _vocabulary(values: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]:
     """Distinct values, shortest first (so numbers come in their order), and the code of each."""
     vocabulary = tuple(sorted(set(values), key=lambda value: (len(value), value)))
-    return vocabulary, {value: code for code, value in enumerate(vocabulary, SPECIAL)}
+    return vocabulary, {value: code for code, value in enumerate(vocabulary, FIRST_ITEM_ROW)}
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ class Catalog:
 
     def __post_init__(self) -> None:
         for name, feature in self.features.items():
-            if feature.rows != self.rows:
-                raise InputError(f"feature {name!r} describes {feature.rows} rows, the catalogue has {self.rows}")
+            if feature.n_rows != self.n_rows:
+                raise InputError(f"feature {name!r} describes {feature.n_rows} rows, the catalogue has {self.n_rows}")
         if self.titles and len(self.titles) != len(self.items):
             raise InputError(f"catalogue: {len(self.items)} items but {len(self.titles)} titles; give one each or none")
         if len(self._row_of) != len(self.items):
@@ -183,22 +183,22 @@ class Catalog:
         return len(self.items)
 
     @property
-    def rows(self) -> int:
+    def n_rows(self) -> int:
         """Rows an item embedding table needs."""
-        return len(self.items) + SPECIAL
+        return len(self.items) + FIRST_ITEM_ROW
 
     @cached_property
     def _row_of(self) -> dict[str, int]:
-        return {name: row for row, name in enumerate(self.items, SPECIAL)}
+        return {name: row for row, name in enumerate(self.items, FIRST_ITEM_ROW)}
 
-    def row(self, names: Iterable[str]) -> NDArray[np.int32]:
+    def rows_of(self, names: Iterable[str]) -> NDArray[np.int32]:
         """Rows of items by name; a name never seen gets the out-of-vocabulary row."""
-        return np.asarray([self._row_of.get(name, UNKNOWN) for name in names], np.int32)
+        return np.asarray([self._row_of.get(name, UNKNOWN_ROW) for name in names], np.int32)
 
-    def name(self, row: int) -> str:
+    def name_of(self, row: int) -> str:
         """An item's name; the special rows answer in angle brackets."""
-        return ("<mask>", "<unknown>")[row] if row < SPECIAL else self.items[row - SPECIAL]
+        return ("<mask>", "<unknown>")[row] if row < FIRST_ITEM_ROW else self.items[row - FIRST_ITEM_ROW]
 
-    def title(self, row: int) -> str:
+    def title_of(self, row: int) -> str:
         """An item's title, or its name where it has none."""
-        return (self.titles[row - SPECIAL] if self.titles and row >= SPECIAL else None) or self.name(row)
+        return (self.titles[row - FIRST_ITEM_ROW] if self.titles and row >= FIRST_ITEM_ROW else None) or self.name_of(row)

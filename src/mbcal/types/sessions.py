@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, ModelError
-from mbcal.types.catalog import MASK, UNKNOWN, Behaviours, Catalog
+from mbcal.types.catalog import MASK_ROW, UNKNOWN_ROW, Behaviours, Catalog
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class _Rows:
     catalog: Catalog
     behaviour_set: Behaviours
 
-    def require_like(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
+    def require_compatible(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
         """Refuse these sessions where their rows would mean something else to a model of this catalogue and behaviours."""
         if self.behaviour_set != behaviours:
             mine, theirs = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
@@ -91,7 +91,7 @@ class Sessions(_Rows):
         if len(self) and int(self.user.min()) < 0:
             raise InputError("sessions: user must be 0 or more")
         if self.candidates is not None:
-            _require_range("candidates", self.candidates, self.catalog.rows)
+            _require_range("candidates", self.candidates, self.catalog.n_rows)
         if self.propensities is not None:
             chosen = self.propensities[self.mask]
             if not (np.all(chosen > 0) and np.all(chosen <= 1)):
@@ -121,10 +121,10 @@ class Sessions(_Rows):
         rows, labels = getattr(self, items), getattr(self, behaviours)
         if len(length) and not 0 <= int(length.min()) <= int(length.max()) <= rows.shape[1]:
             raise InputError(f"sessions: lengths of {items} must lie in 0..{rows.shape[1]}")
-        _require_range(items, rows, self.catalog.rows)
+        _require_range(items, rows, self.catalog.n_rows)
         _require_range(behaviours, labels, len(self.behaviour_set))
-        if np.any((rows == MASK) & mask):
-            raise InputError(f"sessions: {items} holds the masking item inside a session; use the unknown row {UNKNOWN}")
+        if np.any((rows == MASK_ROW) & mask):
+            raise InputError(f"sessions: {items} holds the masking item inside a session; use the unknown row {UNKNOWN_ROW}")
         if np.any(rows[~mask]) or np.any(labels[~mask]):
             raise InputError(f"sessions: {items} and {behaviours} must be 0 after the end of a row")
 
@@ -281,8 +281,7 @@ class SessionTensors(_Rows):
     def history(self) -> History:
         return History(self.user, self.history_items, self.history_behaviours, self.history_length)
 
-    @property
-    def offered(self) -> torch.Tensor:
+    def require_candidates(self) -> torch.Tensor:
         """(B, C): the candidates, for whom they cannot be missing."""
         if self.candidates is None:
             raise InputError("sessions: these have no candidates; draw them first")

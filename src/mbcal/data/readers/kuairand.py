@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.source import KEY, Log, Piece, Quantiles
-from mbcal.data.sql import csv_sql, name
+from mbcal.data.source import ITEM_KEY, LogDescription, LogFile, Quantiles
+from mbcal.data.sql import csv_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -46,18 +46,20 @@ class KuaiRand:
 
     paths: Paths
 
-    def read(self, work: Workspace) -> Log:
+    def read(self, work: Workspace) -> LogDescription:
         """Describe it for ingestion."""
-        paths = files.listed(self.paths)
-        found = files.gather(paths, PATTERNS, work.scratch)
+        paths = files.as_paths(self.paths)
+        found = files.find_files(paths, PATTERNS, work.scratch)
         picked = 'user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour'
-        logs = files.require(found, "log", paths, PATTERNS)
+        logs = files.require_files(found, "log", paths, PATTERNS)
         described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
-        columns = ", ".join(f"{sql} AS {name(feature)}" for feature, sql in FEATURES.items())
-        features = " UNION ALL ".join(f"SELECT video_id AS {name(KEY)}, {columns} FROM ({scan})" for scan in described)
-        return Log(
+        columns = ", ".join(f"{sql} AS {sql_identifier(feature)}" for feature, sql in FEATURES.items())
+        features = " UNION ALL ".join(
+            f"SELECT video_id AS {sql_identifier(ITEM_KEY)}, {columns} FROM ({scan})" for scan in described
+        )
+        return LogDescription(
             layout="kuairand",
-            pieces=tuple(Piece(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
+            pieces=tuple(LogFile(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
             rule=Quantiles(LEVELS),
             features=features or None,
             time_unit="ms",
@@ -66,7 +68,7 @@ class KuaiRand:
 
 
 def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
-    text = files.text(path, work.scratch)
+    text = files.inspect_text(path, work.scratch)
     header = text.header(",")
     files.require_columns(path, header, needed)
     return csv_sql(text, header, needed, rejects=rejects)

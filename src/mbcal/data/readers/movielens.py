@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.source import KEY, Labels, Log, Piece
-from mbcal.data.sql import csv_sql, name
+from mbcal.data.source import ITEM_KEY, Labels, LogDescription, LogFile
+from mbcal.data.sql import csv_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -38,24 +38,26 @@ class MovieLens:
     paths: Paths
     tags: Paths = ()
 
-    def read(self, work: Workspace) -> Log:
+    def read(self, work: Workspace) -> LogDescription:
         """Describe it for ingestion."""
-        paths, tags = files.listed(self.paths), files.listed(self.tags)
-        found = files.gather(paths, PATTERNS, work.scratch)
-        ratings = files.require(found, "ratings", paths, PATTERNS)
+        paths, tags = files.as_paths(self.paths), files.as_paths(self.tags)
+        found = files.find_files(paths, PATTERNS, work.scratch)
+        ratings = files.require_files(found, "ratings", paths, PATTERNS)
         tag_files = found["tags"]
         if tags:
-            tag_files = files.require(files.gather(tags, {"tags": PATTERNS["tags"]}, work.scratch), "tags", tags, PATTERNS)
+            tag_files = files.require_files(
+                files.find_files(tags, {"tags": PATTERNS["tags"]}, work.scratch), "tags", tags, PATTERNS
+            )
         whole = "CASE WHEN try_cast(rating AS DOUBLE) BETWEEN 0 AND 5 THEN floor(rating::DOUBLE)::VARCHAR ELSE rating END"
         rated = [_Release(path, ["userId", "movieId", "rating", "timestamp"], work, "log") for path in ratings]
         picked = f'userId AS "user", movieId AS item, timestamp AS "time", {whole} AS behaviour'
         movies = [_Release(path, ["movieId", "title", "genres"], work, "item") for path in found["movies"]]
-        return Log(
+        return LogDescription(
             layout="movielens",
-            pieces=tuple(Piece(release.text.path, picked, f"({_scan(release)})") for release in rated),
+            pieces=tuple(LogFile(release.text.path, picked, f"({_scan(release)})") for release in rated),
             rule=RULE,
             features=_features(movies, tag_files, work),
-            titles=_union(f"SELECT movieId AS {name(KEY)}, title", movies),
+            titles=_union(f"SELECT movieId AS {sql_identifier(ITEM_KEY)}, title", movies),
             time_unit="s",
             options={"features": ["genres"] * bool(movies) + ["tags"] * bool(tag_files)},
         )
@@ -65,7 +67,7 @@ class _Release:
     """One file and the columns wanted of it: `.dat` files have a fixed order and no header."""
 
     def __init__(self, path: Path, wanted: list[str], work: Workspace, rejects: str) -> None:
-        self.text = files.text(path, work.scratch)
+        self.text = files.inspect_text(path, work.scratch)
         self.dat = path.suffix.lower() == ".dat"
         self.header = wanted if self.dat else self.text.header(",")
         files.require_columns(path, self.header, wanted)
@@ -89,7 +91,7 @@ def _union(select: str, releases: Sequence[_Release]) -> str | None:
 
 
 def _features(movies: Sequence[_Release], tags: Sequence[Path], work: Workspace) -> str | None:
-    queries, key = [], name(KEY)
+    queries, key = [], sql_identifier(ITEM_KEY)
     if movies:
         scans = _union(f"SELECT movieId AS {key}, genres", movies)
         genres = "list_filter(string_split(genres, '|'), lambda g: g <> '(no genres listed)')"
@@ -113,7 +115,7 @@ def _tags(path: Path, work: Workspace) -> str:
     if path.suffix.lower() == ".dat":
         release = _Release(path, ["userId", "movieId", "tag", "timestamp"], work, "item")
     else:
-        counts = ["count"] if "count" in files.text(path, work.scratch).header(",") else []
+        counts = ["count"] if "count" in files.inspect_text(path, work.scratch).header(",") else []
         release = _Release(path, ["movieId", "tag", *counts], work, "item")
     counted = "try_cast(count AS BIGINT)" if "count" in release.wanted else "1"
-    return f"SELECT movieId AS {name(KEY)}, tag, {counted} AS n FROM ({_scan(release)})"
+    return f"SELECT movieId AS {sql_identifier(ITEM_KEY)}, tag, {counted} AS n FROM ({_scan(release)})"

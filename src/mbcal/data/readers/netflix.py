@@ -2,7 +2,7 @@
 
 The text layouts name a movie once (`1234:`) above its ratings (`user,rating,date`); they are flattened into lines that
 name it each time, chunk by chunk, and DuckDB reads those. Labels 0..5, reward = label. Time is by day: the order within a
-day is a seeded shuffle (see `Cut.seed`).
+day is a seeded shuffle (see `SessionConfig.seed`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow as pa
 from mbcal.data import files
 from mbcal.data.files import Paths
 from mbcal.data.readers.movielens import RULE
-from mbcal.data.source import KEY, Log, Piece
-from mbcal.data.sql import csv_sql, name, parquet_sql
+from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
+from mbcal.data.sql import csv_sql, parquet_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
 
@@ -44,22 +44,22 @@ class Netflix:
 
     paths: Paths
 
-    def read(self, work: Workspace) -> Log:
+    def read(self, work: Workspace) -> LogDescription:
         """Describe it for ingestion."""
-        paths = files.listed(self.paths)
-        found = files.gather(paths, PATTERNS, work.scratch)
-        ratings = files.require(found, "ratings", paths, PATTERNS)
+        paths = files.as_paths(self.paths)
+        found = files.find_files(paths, PATTERNS, work.scratch)
+        ratings = files.require_files(found, "ratings", paths, PATTERNS)
         tables: list[Path] = []
         texts: list[Path] = []
         for path in ratings:
             (tables if files.is_parquet(path) else texts).append(path)
         kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
         ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
-        picked = ", ".join(f"{theirs}{kind} AS {name(our)}" for theirs, our in ours)
+        picked = ", ".join(f"{theirs}{kind} AS {sql_identifier(our)}" for theirs, our in ours)
         pieces = []
         for path in tables:
             files.require_columns(path, files.parquet_columns(path), COLUMNS)
-            pieces.append(Piece(path, picked, parquet_sql(path), parquet=True))
+            pieces.append(LogFile(path, picked, parquet_sql(path), parquet=True))
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:
@@ -67,21 +67,21 @@ class Netflix:
                     with path.open("rb") as file:
                         flatten(file, out, path)
             header = ["movie_id", "customer_id", "rating", "date"]
-            scan = csv_sql(files.text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False)
-            pieces.append(Piece(flat, picked, f"({scan})"))
+            scan = csv_sql(files.inspect_text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False)
+            pieces.append(LogFile(flat, picked, f"({scan})"))
         titles = None
         if found["titles"]:
             work.connection.register("movie_titles", read_titles(found["titles"], work.scratch))
             titles = "SELECT * FROM movie_titles"
-        return Log(layout="netflix", pieces=tuple(pieces), rule=RULE, titles=titles)
+        return LogDescription(layout="netflix", pieces=tuple(pieces), rule=RULE, titles=titles)
 
 
 def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:
     """`id,year,title`, the title unquoted and free to hold commas."""
-    texts = [path.read_text(files.text(path, scratch).encoding) for path in paths]
+    texts = [path.read_text(files.inspect_text(path, scratch).encoding) for path in paths]
     split = [line.split(",", 2) for text in texts for line in text.split("\n")]  # other line breaks may stand in a title
     whole = [parts for parts in split if len(parts) == 3]
-    return pa.table({KEY: [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
+    return pa.table({ITEM_KEY: [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
 
 
 def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.files import Paths
-from mbcal.data.source import KEY, Labels, Levels, Log, Piece
-from mbcal.data.sql import TimeUnit, csv_sql, name, name_sql, parquet_sql, quote
+from mbcal.data.source import ITEM_KEY, Labels, Levels, LogDescription, LogFile
+from mbcal.data.sql import TimeUnit, csv_sql, entity_name_sql, parquet_sql, sql_identifier, sql_string
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 
@@ -23,7 +23,7 @@ DELIMITERS = (",", "\t", ";", "|")
 
 
 @dataclass(frozen=True)
-class Items:
+class ItemTable:
     """The item-feature table: where it is, its key (the log's item column unless named) and the columns to take.
 
     `title` is the column that names an item to people. A list column of a Parquet is multi-valued, and so is a text column
@@ -39,7 +39,7 @@ class Items:
     def __post_init__(self) -> None:
         lowered = [feature.lower() for feature in self.features]  # names that differ only in case are one to DuckDB
         for feature in self.features:
-            if feature in ("", KEY, TITLE) or lowered.count(feature.lower()) > 1:
+            if feature in ("", ITEM_KEY, TITLE) or lowered.count(feature.lower()) > 1:
                 raise OptionError(f"features: {feature!r} is empty, reserved or named twice; write each column once")
 
 
@@ -67,7 +67,7 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableLog:
     """A log and which of its columns is what."""
 
     paths: Paths
@@ -78,13 +78,13 @@ class Table:
     rule: Labels | Levels
     session: str | None = None
     propensity: str | None = None
-    items: Items | None = None
+    items: ItemTable | None = None
     time_unit: TimeUnit = "auto"
     time_format: str | None = None
 
-    def read(self, work: Workspace) -> Log:
+    def read(self, work: Workspace) -> LogDescription:
         """Describe it for ingestion."""
-        paths, items = files.listed(self.paths), self.items
+        paths, items = files.as_paths(self.paths), self.items
         named = {our: getattr(self, our) for our in ("user", "item", "time", "behaviour", "session", "propensity")}
         wanted = {our: theirs for our, theirs in named.items() if theirs is not None}
         if self.user == self.item:
@@ -94,15 +94,15 @@ class Table:
             raise OptionError(f"columns {', '.join(sorted(distinct))}: two differ only in case; rename one in the log")
         if self.time_format is not None:
             _check_format(self.time_format, work)
-        found = files.require(files.gather(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
+        found = files.require_files(files.find_files(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
         if items is not None:
             _load_items(items, self.item, work)
-        return Log(
+        return LogDescription(
             layout="table",
             pieces=_pieces(found, wanted, work),
             rule=self.rule,
             features=_features(items, work) if items is not None and items.features else None,
-            titles=f"SELECT {name(KEY)}, {name(TITLE)} AS title FROM item_table"
+            titles=f"SELECT {sql_identifier(ITEM_KEY)}, {sql_identifier(TITLE)} AS title FROM item_table"
             if items is not None and items.title
             else None,
             time_unit=self.time_unit,
@@ -126,7 +126,7 @@ def _check_format(form: str, work: Workspace) -> None:
         raise OptionError(f"time-format: {form!r} is no strptime format ({why})") from error
 
 
-def _pieces(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> tuple[Piece, ...]:
+def _pieces(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> tuple[LogFile, ...]:
     """Every file. Where their types differ, or Parquet and text meet, all is compared as text."""
     needed = list(dict.fromkeys(wanted.values()))
     sources = [_source(path, needed, work, "log") for path in paths]
@@ -137,17 +137,18 @@ def _pieces(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -
     alike = all(kind == kinds[0] for kind in kinds)
 
     def picked(kind: Mapping[str, str], our: str, theirs: str) -> str:
-        return f"{name(theirs) if alike else f'({name_sql(name(theirs), kind[theirs])})::VARCHAR'} AS {name(our)}"
+        return f"{sql_identifier(theirs) if alike else f'({entity_name_sql(sql_identifier(theirs), kind[theirs])})::VARCHAR'} AS {sql_identifier(our)}"
 
     selects = [", ".join(picked(kind, our, theirs) for our, theirs in wanted.items()) for kind in kinds]
     return tuple(
-        Piece(path, select, source, _is_parquet(path)) for path, select, source in zip(paths, selects, sources, strict=True)
+        LogFile(path, select, source, _is_parquet(path))
+        for path, select, source in zip(paths, selects, sources, strict=True)
     )
 
 
 def _kinds(columns: Sequence[str], source: str, work: Workspace) -> dict[str, str]:
     """Column -> DuckDB's name of its type."""
-    query = f"DESCRIBE SELECT {', '.join(map(name, columns))} FROM {source}"
+    query = f"DESCRIBE SELECT {', '.join(map(sql_identifier, columns))} FROM {source}"
     return {column: kind for column, kind, *_ in work.connection.execute(query).fetchall()}
 
 
@@ -164,7 +165,7 @@ def _source(path: Path, needed: Sequence[str], work: Workspace, rejects: str) ->
         if twins := [column for column in needed if lowered.count(column.lower()) > 1]:
             raise InputError(f"{path}: two columns are called {twins[0]!r} but for upper and lower case; rename one")
         return parquet_sql(path)
-    text = files.text(path, work.scratch)
+    text = files.inspect_text(path, work.scratch)
     headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
     fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
     delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
@@ -172,10 +173,10 @@ def _source(path: Path, needed: Sequence[str], work: Workspace, rejects: str) ->
     return f"({csv_sql(text, headers[delimiter], needed, delimiter=delimiter, rejects=rejects)})"
 
 
-def _load_items(items: Items, item_column: str, work: Workspace) -> None:
-    """The item table, read once: `item_table` holds KEY, the features as text or lists of text, and TITLE."""
-    given, key = files.listed(items.paths), items.key or item_column
-    paths = files.require(files.gather(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
+def _load_items(items: ItemTable, item_column: str, work: Workspace) -> None:
+    """The item table, read once: `item_table` holds ITEM_KEY, the features as text or lists of text, and TITLE."""
+    given, key = files.as_paths(items.paths), items.key or item_column
+    paths = files.require_files(files.find_files(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
     columns = list(dict.fromkeys([key, *items.features, *([items.title] if items.title else [])]))
     if len({column.lower() for column in columns}) < len(columns):
         raise OptionError(f"items: of the columns {', '.join(columns)} two differ only in case; rename one")
@@ -184,21 +185,24 @@ def _load_items(items: Items, item_column: str, work: Workspace) -> None:
     lists = [feature for feature in items.features if any(kind[feature].endswith("[]") for kind in kinds)]
 
     def picked(kind: Mapping[str, str]) -> str:
-        sql = {column: f"({name_sql(name(column), kind[column])})::VARCHAR" for column in columns}
+        sql = {column: f"({entity_name_sql(sql_identifier(column), kind[column])})::VARCHAR" for column in columns}
         for feature in lists:  # what is a list in one file becomes one in all
-            split = f"string_split({sql[feature]}, {quote(items.separator)})"
-            sql[feature] = f"{name(feature)}::VARCHAR[]" if kind[feature].endswith("[]") else split
-        named = [f"{sql[key]} AS {name(KEY)}", *(f"{sql[feature]} AS {name(feature)}" for feature in items.features)]
-        return ", ".join([*named, f"{sql[items.title] if items.title else 'NULL::VARCHAR'} AS {name(TITLE)}"])
+            split = f"string_split({sql[feature]}, {sql_string(items.separator)})"
+            sql[feature] = f"{sql_identifier(feature)}::VARCHAR[]" if kind[feature].endswith("[]") else split
+        named = [
+            f"{sql[key]} AS {sql_identifier(ITEM_KEY)}",
+            *(f"{sql[feature]} AS {sql_identifier(feature)}" for feature in items.features),
+        ]
+        return ", ".join([*named, f"{sql[items.title] if items.title else 'NULL::VARCHAR'} AS {sql_identifier(TITLE)}"])
 
     table = " UNION ALL ".join(f"SELECT {picked(kind)} FROM {source}" for source, kind in zip(sources, kinds, strict=True))
     work.connection.execute(f"CREATE TEMP TABLE item_table AS {table}")
 
 
-def _features(items: Items, work: Workspace) -> str:
-    kinds, columns = _kinds(items.features, "item_table", work), [name(KEY)]
+def _features(items: ItemTable, work: Workspace) -> str:
+    kinds, columns = _kinds(items.features, "item_table", work), [sql_identifier(ITEM_KEY)]
     for feature in items.features:
-        column, separator = name(feature), quote(items.separator)
+        column, separator = sql_identifier(feature), sql_string(items.separator)
         if not kinds[feature].endswith("[]") and items.separator and _holds(work, column, separator):
             columns.append(f"list_transform(string_split({column}, {separator}), lambda v: trim(v)) AS {column}")
         else:

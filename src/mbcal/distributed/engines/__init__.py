@@ -1,7 +1,7 @@
 """Where jobs run: on this machine, or on a Ray cluster.
 
-An engine has two verbs. `each` does many independent tasks, on whatever worker is free: cells of an experiment, parts of a
-log, blocks of sessions. `together` does one job on several workers at a time that add up their tensors as they go: a fit.
+An engine has two verbs. `map_unordered` does many independent tasks, on whatever worker is free: cells of an experiment, parts of a
+log, blocks of sessions. `run_spmd` does one job on several workers at a time that add up their tensors as they go: a fit.
 A job is a function of a module and its tasks are plain data, so that they can travel; what is large lies in folders every
 worker can read, and only the folder's name travels. The library knows these verbs and no engine; engines know no job.
 """
@@ -18,24 +18,24 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from mbcal.distributed.group import Group
 from mbcal.errors import OptionError, nearest
 
-Name = Literal["local", "ray"]
+EngineName = Literal["local", "ray"]
 """The engines there are."""
 
 Task = TypeVar("Task")
-Made = TypeVar("Made")
-Hear = Callable[[int, Any], None]
-"""Told what tasks `say` as they go: a task's number, and what it said."""
+Result = TypeVar("Result")
+OnMessage = Callable[[int, Any], None]
+"""Told what tasks `emit` as they go: a task's number, and what it said."""
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerResources:
     """What of a machine one worker takes."""
 
     cpus: float = 1.0
     gpus: float = 0.0
 
 
-ONE_CORE = Share()
+ONE_CORE = WorkerResources()
 
 
 class Engine(Protocol):
@@ -44,31 +44,38 @@ class Engine(Protocol):
     workers: int
     """Tasks at a time, at most."""
 
-    def each(
-        self, job: Callable[[Task], Made], tasks: Sequence[Task], share: Share = ONE_CORE, hear: Hear | None = None
-    ) -> Iterator[tuple[int, Made]]:
+    def map_unordered(
+        self,
+        job: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        resources: WorkerResources = ONE_CORE,
+        on_message: OnMessage | None = None,
+    ) -> Iterator[tuple[int, Result]]:
         """Every task once: its number and what was made of it, as soon as it is done. Where a worker is lost, its task is
         done again; what a job raises is raised here, and nothing is left running."""
 
-    def together(
-        self, job: Callable[[Group], Made], share: Share = ONE_CORE, hear: Callable[[Any], None] | None = None
-    ) -> Made:
+    def run_spmd(
+        self,
+        job: Callable[[Group], Result],
+        resources: WorkerResources = ONE_CORE,
+        on_message: Callable[[Any], None] | None = None,
+    ) -> Result:
         """The same job on all workers at a time, each told its place in the group; returns what the first one made, and
         passes on what that one says. Where a worker is lost all begin again, so the job keeps checkpoints where every
         worker can read them."""
 
-    def require_shared(self, file: Path) -> None:
+    def require_shared_file(self, file: Path) -> None:
         """Refuse a file that some worker does not see as we do: the manifest of a store, say, for the store."""
 
 
-def engine_named(
+def create_engine(
     name: str, workers: int | None = None, address: str | None = None
 ) -> contextlib.AbstractContextManager[Engine]:
-    """`with engine_named("ray", 4) as engine:` and nothing of it is left afterwards. `workers` is as many as there are cores
+    """`with create_engine("ray", 4) as engine:` and nothing of it is left afterwards. `workers` is as many as there are cores
     unless told, `address` a cluster that is there already."""
-    if name not in get_args(Name):
+    if name not in get_args(EngineName):
         raise OptionError(
-            f"engine: {name!r} is unknown; known are {', '.join(get_args(Name))}.{nearest(name, get_args(Name))}"
+            f"engine: {name!r} is unknown; known are {', '.join(get_args(EngineName))}.{nearest(name, get_args(EngineName))}"
         )
     if name == "ray":
         from mbcal.distributed.engines.ray import RayEngine
@@ -84,7 +91,7 @@ def engine_named(
 _listener: ContextVar[Callable[[Any], None] | None] = ContextVar("listener", default=None)
 
 
-def say(what: Any) -> None:
+def emit(what: Any) -> None:
     """From within a job, to whoever listens to it: how it gets on, in plain data. Nobody may, and some of it may be lost."""
     listener = _listener.get()
     if listener is not None:
@@ -92,7 +99,7 @@ def say(what: Any) -> None:
 
 
 @contextlib.contextmanager
-def heard_by(listener: Callable[[Any], None] | None) -> Iterator[None]:
+def messages_to(listener: Callable[[Any], None] | None) -> Iterator[None]:
     """Within, jobs speak to this listener."""
     before = _listener.set(listener)
     try:

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mbcal.distributed.engines import ONE_CORE, Hear, Made, Share, Task, heard_by
-from mbcal.distributed.group import ALONE, Group
+from mbcal.distributed.engines import ONE_CORE, OnMessage, Result, Task, WorkerResources, messages_to
+from mbcal.distributed.group import SINGLE_WORKER, Group
 
 
 class LocalEngine:
@@ -16,28 +16,28 @@ class LocalEngine:
 
     workers = 1
 
-    def each(
+    def map_unordered(
         self,
-        job: Callable[[Task], Made],
+        job: Callable[[Task], Result],
         tasks: Sequence[Task],
-        share: Share = ONE_CORE,  # noqa: ARG002
-        hear: Hear | None = None,
-    ) -> Iterator[tuple[int, Made]]:
+        resources: WorkerResources = ONE_CORE,  # noqa: ARG002
+        on_message: OnMessage | None = None,
+    ) -> Iterator[tuple[int, Result]]:
         """See `Engine`."""
         for number, task in enumerate(tasks):
-            with heard_by(hear and partial(hear, number)):
+            with messages_to(on_message and partial(on_message, number)):
                 made = job(task)
             yield number, made
 
-    def together(
+    def run_spmd(
         self,
-        job: Callable[[Group], Made],
-        share: Share = ONE_CORE,  # noqa: ARG002
-        hear: Callable[[Any], None] | None = None,
-    ) -> Made:
+        job: Callable[[Group], Result],
+        resources: WorkerResources = ONE_CORE,  # noqa: ARG002
+        on_message: Callable[[Any], None] | None = None,
+    ) -> Result:
         """See `Engine`."""
-        with heard_by(hear):
-            return job(ALONE)
+        with messages_to(on_message):
+            return job(SINGLE_WORKER)
 
-    def require_shared(self, file: Path) -> None:
+    def require_shared_file(self, file: Path) -> None:
         """See `Engine`: we see what we see."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from mbcal.distributed.engines import ONE_CORE, Hear, Made, Share, Task, heard_by
+from mbcal.distributed.engines import ONE_CORE, OnMessage, Result, Task, WorkerResources, messages_to
 from mbcal.distributed.group import Group
 from mbcal.errors import EngineError, OptionError
 from mbcal.version import __version__
@@ -109,7 +109,7 @@ class RayEngine:
                 rule = f"node {node} has mbcal {found}, this machine {__version__}"
                 raise EngineError(f"ray: {rule}; install the same version on every node")
 
-    def require_shared(self, file: Path) -> None:
+    def require_shared_file(self, file: Path) -> None:
         """See `Engine`: its first bytes must be seen from every node."""
         if self._address is None:
             return
@@ -137,13 +137,17 @@ class RayEngine:
                 rule = f"node {node['NodeManagerAddress']} cannot run mbcal ({first_line(error)})"
                 raise EngineError(f"ray: {rule}; install mbcal {__version__} and Ray {ray.__version__} there") from error
 
-    def each(
-        self, job: Callable[[Task], Made], tasks: Sequence[Task], share: Share = ONE_CORE, hear: Hear | None = None
-    ) -> Iterator[tuple[int, Made]]:
+    def map_unordered(
+        self,
+        job: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        resources: WorkerResources = ONE_CORE,
+        on_message: OnMessage | None = None,
+    ) -> Iterator[tuple[int, Result]]:
         """See `Engine`."""
         ray, call = ray_module(), next(self._calls)
         mail = self._mail = self._mail or ray.remote(num_cpus=0)(_Mail).remote()
-        remote = ray.remote(_do).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=0)
+        remote = ray.remote(_do).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)
         waiting, lost = list(enumerate(tasks))[::-1], [0] * len(tasks)
         running: dict[Any, int] = {}
         begun: set[int] = set()
@@ -157,8 +161,8 @@ class RayEngine:
                 for number, what in ray.get(mail.take.remote(call), timeout=self.patience):
                     if number in running.values():
                         begun.add(number)
-                        if hear is not None and what is not None:
-                            hear(number, what)
+                        if on_message is not None and what is not None:
+                            on_message(number, what)
                 for task_of in done:
                     number = running.pop(task_of)
                     begun.discard(number)
@@ -174,7 +178,7 @@ class RayEngine:
                 if done or begun or not running:
                     alive = time.monotonic()
                 elif time.monotonic() - alive > self.patience:
-                    raise EngineError(_nobody(share, self.patience, ray.cluster_resources()))
+                    raise EngineError(_nobody(resources, self.patience, ray.cluster_resources()))
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, Exception) and not isinstance(cause, ray.exceptions.RayError):
@@ -183,13 +187,16 @@ class RayEngine:
         finally:
             _cancel(list(running))
 
-    def together(
-        self, job: Callable[[Group], Made], share: Share = ONE_CORE, hear: Callable[[Any], None] | None = None
-    ) -> Made:
+    def run_spmd(
+        self,
+        job: Callable[[Group], Result],
+        resources: WorkerResources = ONE_CORE,
+        on_message: Callable[[Any], None] | None = None,
+    ) -> Result:
         """See `Engine`."""
-        from mbcal.distributed.engines.ray_train import together
+        from mbcal.distributed.engines.ray_train import run_spmd
 
-        return together(job, self.workers, share, self.patience, hear)
+        return run_spmd(job, self.workers, resources, self.patience, on_message)
 
 
 class _Mail:
@@ -210,7 +217,7 @@ def _do(job: Callable[[Any], Any], task: Any, mail: Any, call: int, number: int,
     with contextlib.suppress(OSError):
         os.chdir(place)
     mail.put.remote(call, number, None)  # begun
-    with heard_by(lambda what: mail.put.remote(call, number, what)):
+    with messages_to(lambda what: mail.put.remote(call, number, what)):
         return job(task)
 
 
@@ -249,8 +256,8 @@ def _given_up(number: int, retries: int, error: Exception) -> str:
     return f"{rule}; it may want more memory than a worker has: take fewer workers, or larger ones, and start again"
 
 
-def _nobody(share: Share, seconds: float, there: dict[str, float]) -> str:
-    wanted = f"{share.cpus:g} CPU and {share.gpus:g} GPU"
+def _nobody(resources: WorkerResources, seconds: float, there: dict[str, float]) -> str:
+    wanted = f"{resources.cpus:g} CPU and {resources.gpus:g} GPU"
     found = f"{there.get('CPU', 0):g} CPU and {there.get('GPU', 0):g} GPU, busy or not"
     rule = f"ray: no worker could be had in {seconds:g} seconds for a task of {wanted}; the cluster has {found}"
     return f"{rule}; ask for less, add nodes, or start again when it is free"

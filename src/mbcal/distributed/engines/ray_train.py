@@ -1,4 +1,4 @@
-"""One job on several workers of a Ray cluster at a time, by Ray Train: `together` of the Ray engine.
+"""One job on several workers of a Ray cluster at a time, by Ray Train: `run_spmd` of the Ray engine.
 
 Ray Train places the workers, connects them (gloo on CPUs, NCCL on GPUs) and begins again with all of them where one is lost.
 What is left to do here: hand over the job, bring back what it made or why it refused, and an end in bounded time.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-from mbcal.distributed.engines import Made, Share, heard_by
+from mbcal.distributed.engines import Result, WorkerResources, messages_to
 from mbcal.distributed.engines.ray import POLL, RETRIES, cluster_failed, first_line, ray_module
 from mbcal.distributed.group import Group
 from mbcal.errors import EngineError, MbcalError, OptionError
@@ -42,19 +42,19 @@ class TorchGroup:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._all_reduce = distributed.all_reduce
 
-    def add(self, *tensors: Tensor) -> None:
+    def all_reduce_sum(self, *tensors: Tensor) -> None:
         """See `Group`."""
         for tensor in tensors:
             self._all_reduce(tensor)
 
 
-def together(
-    job: Callable[[Group], Made],
+def run_spmd(
+    job: Callable[[Group], Result],
     workers: int,
-    share: Share,
+    resources: WorkerResources,
     patience: float,
-    hear: Callable[[Any], None] | None = None,
-) -> Made:
+    on_message: Callable[[Any], None] | None = None,
+) -> Result:
     """See `Engine`. A lost worker costs what came after the last checkpoint; all begin again, up to `RETRIES` times."""
     ray, train = ray_module(), _ray_train()
     board = ray.remote(num_cpus=0)(_Board).remote()
@@ -62,11 +62,11 @@ def together(
         trainer = train.torch.TorchTrainer(
             _work,
             train_loop_config={"job": job, "board": board, "place": os.getcwd()},
-            torch_config=train.torch.TorchConfig("cpu:gloo,cuda:nccl" if share.gpus else "gloo", timeout_s=SILENCE),
+            torch_config=train.torch.TorchConfig("cpu:gloo,cuda:nccl" if resources.gpus else "gloo", timeout_s=SILENCE),
             scaling_config=train.ScalingConfig(
                 num_workers=workers,
-                use_gpu=bool(share.gpus),
-                resources_per_worker={"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})},
+                use_gpu=bool(resources.gpus),
+                resources_per_worker={"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})},
             ),
             run_config=train.RunConfig(
                 storage_path=notes,  # Ray Train's own notes; checkpoints are the job's, in a folder all workers share
@@ -75,15 +75,15 @@ def together(
             ),
         )
         try:
-            _wait(trainer.fit, lambda: _pass_on(board, hear))
+            _wait(trainer.fit, lambda: _pass_on(board, on_message))
         except train.ControllerError as error:
-            raise EngineError(_nobody(workers, share, patience, error)) from error
+            raise EngineError(_nobody(workers, resources, patience, error)) from error
         except train.TrainingFailedError as error:
             refused = ray.get(board.verdict.remote(), timeout=SILENCE)[0]
             raise refused or EngineError(_given_up(error)) from error
         except ray.exceptions.RayError as error:
             raise cluster_failed(error) from error
-        _pass_on(board, hear)
+        _pass_on(board, on_message)
         refused, made = ray.get(board.verdict.remote(), timeout=SILENCE)
     if refused:
         raise refused
@@ -97,7 +97,7 @@ class _Board:
         self._said: list[Any] = []
         self._verdict: tuple[MbcalError | None, Any] = None, None
 
-    def say(self, what: Any) -> None:
+    def emit(self, what: Any) -> None:
         self._said.append(what)
 
     def take(self) -> list[Any]:
@@ -120,7 +120,7 @@ def _work(given: dict[str, Any]) -> None:
         os.chdir(given["place"])
     group = TorchGroup()
     try:
-        with heard_by(board.say.remote if group.rank == 0 else None):
+        with messages_to(board.say.remote if group.rank == 0 else None):
             made = given["job"](group)
     except MbcalError as error:
         ray.get(board.end.remote(error))
@@ -145,10 +145,10 @@ def _wait(call: Callable[[], Any], meanwhile: Callable[[], None]) -> None:
     done.result()
 
 
-def _pass_on(board: Any, hear: Callable[[Any], None] | None) -> None:
+def _pass_on(board: Any, on_message: Callable[[Any], None] | None) -> None:
     for what in ray_module().get(board.take.remote(), timeout=SILENCE):
-        if hear is not None:
-            hear(what)
+        if on_message is not None:
+            on_message(what)
 
 
 @contextlib.contextmanager
@@ -165,9 +165,9 @@ def _environment(patience: float) -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
-def _nobody(workers: int, share: Share, patience: float, error: Exception) -> str:
+def _nobody(workers: int, resources: WorkerResources, patience: float, error: Exception) -> str:
     there = ray_module().cluster_resources()
-    wanted = f"{workers} workers of {share.cpus:g} CPU and {share.gpus:g} GPU"
+    wanted = f"{workers} workers of {resources.cpus:g} CPU and {resources.gpus:g} GPU"
     found = f"{there.get('CPU', 0):g} CPU and {there.get('GPU', 0):g} GPU, all its users' together"
     rule = f"ray: {wanted} could not be started in {patience:g} seconds; the cluster has {found}"
     why = first_line(getattr(error, "controller_failure", error))

@@ -45,7 +45,7 @@ class Articles:
     weights: Tensor  # (items,), how often each is offered
 
 
-def write_articles(count: int, topics: int, draw: torch.Generator) -> Articles:
+def generate_articles(count: int, topics: int, draw: torch.Generator) -> Articles:
     """Draw all items."""
 
     def uniform(*size: int) -> Tensor:
@@ -54,25 +54,25 @@ def write_articles(count: int, topics: int, draw: torch.Generator) -> Articles:
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=draw)
 
-    def pick(size: int, *shape: int) -> Tensor:
+    def distributed_gather(size: int, *shape: int) -> Tensor:
         return torch.randint(size, shape, generator=draw)
 
-    category = pick(topics // 2, count)
-    own = 2 * category.unsqueeze(1) + pick(2, count, 3)  # of the category's pair
-    anywhere = pick(topics, count, 3)
+    category = distributed_gather(topics // 2, count)
+    own = 2 * category.unsqueeze(1) + distributed_gather(2, count, 3)  # of the category's pair
+    anywhere = distributed_gather(topics, count, 3)
     listed = torch.where(uniform(count, 3) < 0.3, anywhere, own)
     listed[:, 0] = own[:, 0]
     present = torch.zeros(count, topics).scatter_(1, listed[:, :1], 1.0)
-    for k, size in ((1, pick(3, count) >= 1), (2, pick(3, count) >= 2)):
+    for k, size in ((1, distributed_gather(3, count) >= 1), (2, distributed_gather(3, count) >= 2)):
         present[size, listed[size, k]] = 1.0
-    kind, source = pick(len(TYPES), count), pick(SOURCES, count)
+    kind, source = distributed_gather(len(TYPES), count), distributed_gather(SOURCES, count)
     source_bait, source_appeal = uniform(SOURCES) * 1.2 - 0.6, normal(SOURCES) * 0.5
     bait = torch.tensor(list(TYPES.values()))[kind] + source_bait[source] + BAIT_SPREAD * normal(count)
     bait = bait.clamp(-1, 1)
     appeal = (source_appeal[source] + normal(count)) / 1.25**0.5
     weights = (torch.randperm(count, generator=draw) + 1.0) ** -POPULARITY
     width = len(str(count - 1))
-    titles = _titles(present, bait, pick(5, count) + 4, draw)
+    titles = _titles(present, bait, distributed_gather(5, count) + 4, draw)
     grades = torch.bucketize(appeal, torch.tensor([-0.67, 0.0, 0.67]))
     features = (
         Feature.single("category", [f"category-{c:02d}" for c in category.tolist()]),

@@ -16,8 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from mbcal.data.cutting import Cut, key
-from mbcal.data.shards import Plan
+from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.shards import ShardPlan
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Shard
 from mbcal.data.store_writer import StoreWriter
@@ -25,7 +25,7 @@ from mbcal.data.workspace import Workspace
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.errors import OptionError
 from mbcal.progress import SILENT, Progress
-from mbcal.types import SPECIAL, Sessions
+from mbcal.types import FIRST_ITEM_ROW, Sessions
 
 SESSIONS_PER_USER = 4
 USERS_AT_A_TIME = 2048
@@ -37,7 +37,7 @@ DAY = 86_400 * SECOND
 
 
 @dataclass(frozen=True)
-class NewsfeedLog:
+class NewsfeedConfig:
     """How much of it to generate. Each session chooses from its own candidates, twice as many as it has steps."""
 
     sessions: int = 20_000
@@ -54,56 +54,58 @@ class NewsfeedLog:
 
 def prepare_newsfeed(
     out: str | Path,
-    log: NewsfeedLog | None = None,
-    how: Cut | None = None,
+    log: NewsfeedConfig | None = None,
+    config: SessionConfig | None = None,
     *,
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Store:
-    """Generate the embedded newsfeed: `prepare_newsfeed("feed", NewsfeedLog(sessions=100_000))`."""
-    log, how = log or NewsfeedLog(), how or Cut()
-    if how.gap is not None or how.min_length > 1:
+    """Generate the embedded newsfeed: `prepare_newsfeed("feed", NewsfeedConfig(sessions=100_000))`."""
+    log, config = log or NewsfeedConfig(), config or SessionConfig()
+    if config.gap is not None or config.min_length > 1:
         raise OptionError("newsfeed: its sessions are generated whole; --gap and --min-length do not apply")
-    if 2 * how.horizon > log.items:
-        raise OptionError(f"horizon: {how.horizon} steps need {2 * how.horizon} candidates, the feed has {log.items} items")
+    if 2 * config.horizon > log.items:
+        raise OptionError(
+            f"horizon: {config.horizon} steps need {2 * config.horizon} candidates, the feed has {log.items} items"
+        )
     with Workspace(Path(out), overwrite=overwrite) as work:
-        _write(log, how, StoreWriter(work.build), progress)
+        _write(log, config, StoreWriter(work.build), progress)
         work.publish()
     return Store.open(out)
 
 
-def _write(log: NewsfeedLog, how: Cut, writer: StoreWriter, progress: Progress) -> None:
-    world = Newsfeed(log.users, log.items, how.seed)
+def _write(log: NewsfeedConfig, config: SessionConfig, writer: StoreWriter, progress: Progress) -> None:
+    world = Newsfeed(log.users, log.items, config.seed)
     width = len(str(log.users - 1))
-    keys = {name: key(name, how.seed, "part") for name in (f"user-{user:0{width}d}" for user in range(log.users))}
-    names = sorted(keys, key=lambda name: (how.part(keys[name]), keys[name], name))
-    part = np.asarray([how.part(keys[name]) for name in names], np.uint8)
+    keys = {name: stable_hash(name, config.seed, "part") for name in (f"user-{user:0{width}d}" for user in range(log.users))}
+    names = sorted(keys, key=lambda name: (config.part(keys[name]), keys[name], name))
+    part = np.asarray([config.part(keys[name]) for name in names], np.uint8)
     writer.table("users.parquet", pa.table({"user": names, "part": [PARTS[p] for p in part]}))
     writer.catalog(world.catalog)
     nothing = pa.schema([(column, pa.string()) for column in ("user", "item", "time", "behaviour", "reason")])
     writer.table("rejected.parquet", nothing.empty_table())
-    plan = Plan.of(part, np.full(log.users, SESSIONS_PER_USER * how.horizon))
-    generator = torch.Generator().manual_seed(how.seed + 1)  # the world itself was drawn from the seed
+    plan = ShardPlan.from_users(part, np.full(log.users, SESSIONS_PER_USER * config.horizon))
+    generator = torch.Generator().manual_seed(config.seed + 1)  # the world itself was drawn from the seed
     progress.phase("generating sessions", log.sessions)
     labels = np.zeros(len(world.behaviours), np.int64)
     parts = {p: {"users": int(np.sum(part == k)), "sessions": 0, "steps": 0} for k, p in enumerate(PARTS)}
-    for (name, number), (begin, end) in zip(plan.places, pairwise(plan.borders.tolist()), strict=True):
+    for (name, number), (begin, end) in zip(plan.locations, pairwise(plan.user_bounds.tolist()), strict=True):
         users = np.arange(begin, end)
         blocks = [
-            generate(world, torch.from_numpy(block), how, generator)
+            generate(world, torch.from_numpy(block), config, generator)
             for block in np.array_split(users, -(-len(users) // USERS_AT_A_TIME))
         ]
-        shard = _trim(_shard(blocks, users, how), log.sessions - SESSIONS_PER_USER * int(users[0]))
+        shard = _trim(_shard(blocks, users, config), log.sessions - SESSIONS_PER_USER * int(users[0]))
         writer.shard(name, number, shard)
         labels += np.bincount(shard.behaviours, minlength=len(labels))
         parts[name]["sessions"] += len(shard.start)
         parts[name]["steps"] += len(shard.items)
         progress.advance(len(shard.start))
-    steps = log.sessions * how.horizon
+    steps = log.sessions * config.horizon
     writer.finish(
         world.behaviours,
         source="newsfeed",
-        options={**how.record(), **world.options(), "features": list(world.catalog.features)},
+        options={**config.record(), **world.options(), "features": list(world.catalog.features)},
         source_hashes={"items": writer.digest("items.parquet")},
         rejected={},
         counts={
@@ -121,28 +123,28 @@ def _write(log: NewsfeedLog, how: Cut, writer: StoreWriter, progress: Progress) 
     )
 
 
-def generate_sessions(world: Newsfeed, how: Cut, seed: int = 0) -> Sessions:
+def generate_sessions(world: Newsfeed, config: SessionConfig, seed: int = 0) -> Sessions:
     """The log of a world in memory, without a store: every user's sessions under the logging policy."""
     users = np.arange(world.users)
     generator = torch.Generator().manual_seed(seed + 1)
     blocks = [
-        generate(world, torch.from_numpy(block), how, generator)
+        generate(world, torch.from_numpy(block), config, generator)
         for block in np.array_split(users, -(-len(users) // USERS_AT_A_TIME))
     ]
-    return _shard(blocks, users, how).dense(world.catalog, world.behaviours, how.horizon, how.history)
+    return _shard(blocks, users, config).to_sessions(world.catalog, world.behaviours, config.horizon, config.history)
 
 
-def generate(world: Newsfeed, users: Tensor, how: Cut, generator: torch.Generator) -> dict[str, Tensor]:
+def generate(world: Newsfeed, users: Tensor, config: SessionConfig, generator: torch.Generator) -> dict[str, Tensor]:
     """Every session of some users (B,), one after another: arrays (B, sessions, …)."""
     made: list[dict[str, Tensor]] = []
     items, behaviours = torch.zeros(len(users), 0, dtype=torch.int64), torch.zeros(len(users), 0, dtype=torch.uint8)
     clock = FIRST_DAY + torch.randint(30 * DAY, (len(users),), generator=generator)
     for _ in range(SESSIONS_PER_USER):
-        recent = max(0, items.shape[1] - how.history)
+        recent = max(0, items.shape[1] - config.history)
         length = torch.full((len(users),), items.shape[1] - recent)
         state = world.begin(users, items[:, recent:], behaviours[:, recent:], length)
-        candidates = offer(world.weights, len(users), 2 * how.horizon, generator)
-        session = _serve(world, state, candidates, how.horizon, generator)
+        candidates = offer(world.weights, len(users), 2 * config.horizon, generator)
+        session = _serve(world, state, candidates, config.horizon, generator)
         spent = (3 + 8 * session["behaviours"].to(torch.int64)) * SECOND  # a glance, and eight seconds a level
         session["timestamps"] = clock.unsqueeze(1) + torch.cumsum(spent, 1) - spent
         clock = session["timestamps"][:, -1] + DAY // 2 + torch.randint(DAY, (len(users),), generator=generator)
@@ -166,7 +168,7 @@ def offer(weights: Tensor, rows: int, count: int, generator: torch.Generator) ->
         twice[:, 1:] = drawn[:, 1:] == drawn[:, :-1]
         missing = int(twice.sum())
         if missing == 0:
-            return drawn + SPECIAL
+            return drawn + FIRST_ITEM_ROW
         drawn[twice] = draw(missing)
 
 
@@ -181,7 +183,7 @@ def _serve(world: Newsfeed, state: Any, candidates: Tensor, horizon: int, genera
         uniform = torch.rand(len(candidates), 1, generator=generator) * reach[:, -1:]
         chosen = (reach <= uniform).sum(1, keepdim=True).clamp_(max=candidates.shape[1] - 1)
         item = candidates.gather(1, chosen).squeeze(1)
-        behaviour, state = world.respond(state, item, generator)
+        behaviour, state = world.respond(state, item, torch.rand(len(item), generator=generator))
         available.scatter_(1, chosen, False)
         items.append(item)
         behaviours.append(behaviour)
@@ -194,20 +196,20 @@ def _serve(world: Newsfeed, state: Any, candidates: Tensor, horizon: int, genera
     }
 
 
-def _shard(blocks: list[dict[str, Tensor]], users: np.ndarray[Any, Any], how: Cut) -> Shard:
+def _shard(blocks: list[dict[str, Tensor]], users: np.ndarray[Any, Any], config: SessionConfig) -> Shard:
     """Blocks of whole users as steps and the sessions that point into them."""
     made = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     sessions = len(users) * SESSIONS_PER_USER
-    passed = np.tile(np.arange(SESSIONS_PER_USER) * how.horizon, len(users))  # steps of the user before each session
+    passed = np.tile(np.arange(SESSIONS_PER_USER) * config.horizon, len(users))  # steps of the user before each session
     return Shard(
         items=made["items"].to(torch.int32).flatten().numpy(),
         behaviours=made["behaviours"].flatten().numpy(),
         timestamps=made["timestamps"].flatten().numpy(),
         propensities=made["propensities"].flatten().numpy(),
         user=np.repeat(users, SESSIONS_PER_USER).astype(np.int32),
-        start=np.arange(sessions, dtype=np.int64) * how.horizon,
-        length=np.full(sessions, how.horizon, np.int32),
-        history_length=np.minimum(passed, how.history).astype(np.int32),
+        start=np.arange(sessions, dtype=np.int64) * config.horizon,
+        length=np.full(sessions, config.horizon, np.int32),
+        history_length=np.minimum(passed, config.history).astype(np.int32),
         candidates=made["candidates"].to(torch.int32).flatten(0, 1).numpy(),
     )
 

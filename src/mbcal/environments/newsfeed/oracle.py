@@ -57,7 +57,7 @@ class Oracle:
             earned = torch.where(value.isneginf(), -torch.inf, earned.gather(1, plan) + got)
             plans = plans[(rows.unsqueeze(1) * width + plan).flatten()]
             item = candidates.gather(1, action).flatten()
-            plans = self.world.move(plans, item, (got.flatten() - 1) / (LEVELS - 1))
+            plans = self.world.update_state(plans, item, (got.flatten() - 1) / (LEVELS - 1))
             open_to = open_to.gather(1, plan.unsqueeze(2).expand(-1, -1, count)).scatter(2, action.unsqueeze(2), False)
             width = keep
         raise AssertionError("unreachable: the loop returns at its last step")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mbcal.environments.newsfeed.oracle import Oracle
 from mbcal.environments.newsfeed.world import Newsfeed, UserState
-from mbcal.types import MASK
+from mbcal.types import MASK_ROW
 
 NAME = "oracle"
 
@@ -31,10 +31,10 @@ class OraclePolicy:
         return _Standing(state, history_items.new_zeros(len(user), 0))
 
     def score(self, state: _Standing, candidates: Tensor) -> Tensor:
-        gone = (candidates.unsqueeze(2) == state.shown.unsqueeze(1)).any(2) | (candidates == MASK)
+        gone = (candidates.unsqueeze(2) == state.shown.unsqueeze(1)).any(2) | (candidates == MASK_ROW)
         chosen = self._oracle.choose(state.user, candidates, ~gone, self.horizon - state.shown.shape[1])
         return torch.nn.functional.one_hot(chosen, candidates.shape[1]).float()
 
     def observe(self, state: _Standing, item: Tensor, behaviour: Tensor) -> _Standing:
         shown = torch.cat([state.shown, item.unsqueeze(1).to(state.shown.dtype)], 1)
-        return _Standing(self.world.advance(state.user, item, behaviour), shown)
+        return _Standing(self.world.observe(state.user, item, behaviour), shown)

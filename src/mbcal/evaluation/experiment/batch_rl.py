@@ -8,8 +8,8 @@ from typing import cast
 from mbcal.environments.newsfeed import oracle_policy as oracle
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.context import Bench, Played, summary
-from mbcal.evaluation.variance import analyse
+from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, summary
+from mbcal.evaluation.variance import analyse_variance
 from mbcal.evaluation.xray import xray
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints
@@ -19,31 +19,31 @@ TEST_SEED = 1_000_003
 
 
 def batch_rl(
-    bench: Bench, name: str, seed: int, progress: Progress = SILENT, checkpoints: Checkpoints | None = None
-) -> Played:
+    context: ExperimentContext, name: str, seed: int, progress: Progress = SILENT, checkpoints: Checkpoints | None = None
+) -> CellResult:
     """One cell."""
-    settings = bench.settings
+    settings = context.settings
     if name == oracle.NAME:
-        return _oracle(bench, progress)
-    agent = bench.agent(name, seed, settings.training(settings.epochs, settings.validation))
-    agent.fit(bench.train, progress=progress, checkpoints=checkpoints)
+        return _oracle(context, progress)
+    agent = context.agent(name, seed, settings.training(settings.epochs, settings.validation))
+    agent.fit(context.train, progress=progress, checkpoints=checkpoints)
     judged, rewards = {}, {}
     regression: dict[str, float] | None = None
-    for place, (judge, environment) in enumerate(bench.judges.items()):
-        outcome = evaluate(agent, environment, bench.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+    for place, (judge, environment) in enumerate(context.judges.items()):
+        outcome = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
         judged[judge], rewards[judge] = summary(outcome), outcome.rewards
         if place == 0:
-            found = analyse(agent, environment, outcome.served, settings.futures, settings.future_states, TEST_SEED)
+            found = analyse_variance(agent, environment, outcome.served, settings.futures, settings.future_states, TEST_SEED)
             regression = None if found is None else {**asdict(found), "explained": found.explained}
             seen = xray(agent, outcome.served[: settings.xray]) if seed == 0 else None
     record = {"judges": judged, "regression": regression, "curves": agent.curves, "xray": seen}
-    return Played(record, rewards, agent)
+    return CellResult(record, rewards, agent)
 
 
-def _oracle(bench: Bench, progress: Progress) -> Played:
+def _oracle(context: ExperimentContext, progress: Progress) -> CellResult:
     """The most that is known to be had, in the world whose truth is known."""
-    world = bench.judges["truth"]
-    policy = oracle.OraclePolicy(cast(Newsfeed, world), bench.test.horizon)
-    outcome = evaluate(policy, world, bench.test, seed=TEST_SEED, title="the oracle", progress=progress)
+    world = context.judges["truth"]
+    policy = oracle.OraclePolicy(cast(Newsfeed, world), context.test.horizon)
+    outcome = evaluate(policy, world, context.test, seed=TEST_SEED, title="the oracle", progress=progress)
     record = {"judges": {"truth": summary(outcome)}, "regression": None, "curves": {}, "xray": None}
-    return Played(record, {"truth": outcome.rewards}, None)
+    return CellResult(record, {"truth": outcome.rewards}, None)

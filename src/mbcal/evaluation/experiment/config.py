@@ -11,7 +11,7 @@ from mbcal.config import dotted_names, from_dict
 from mbcal.environments.simulator import SimulatorConfig
 from mbcal.errors import OptionError, nearest
 from mbcal.nn.config import NetConfig
-from mbcal.training.config import Training
+from mbcal.training.config import TrainingConfig
 
 Protocol = Literal["batch", "growing"]
 Judge = Literal["lstm", "transformer", "truth"]
@@ -19,7 +19,7 @@ Judge = Literal["lstm", "transformer", "truth"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExperimentConfig:
     """One experiment: data, methods, protocols, sizes."""
 
     data: str = "newsfeed"
@@ -88,9 +88,9 @@ class Settings:
         NetConfig(hidden=self.hidden, embedding=self.embedding)
         self.training(1, self.validation)
 
-    def training(self, epochs: int, validation: float = 0.0) -> Training:
+    def training(self, epochs: int, validation: float = 0.0) -> TrainingConfig:
         """So many passes; nobody held out unless told, so that every method gets the same data and the same budget."""
-        return Training(epochs, self.batch, self.learning_rate, validation=validation)
+        return TrainingConfig(epochs, self.batch, self.learning_rate, validation=validation)
 
     def net(self, usual: tuple[str, ...]) -> NetConfig:
         """The network of every agent."""
@@ -125,14 +125,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """What differs from the defaults: `quick` for minutes on a CPU, `laptop` for an hour, `paper` for the sizes of the paper."""
 
 
-def settings_from(values: Mapping[str, Any], preset: str = "quick") -> Settings:
+def experiment_config(values: Mapping[str, Any], preset: str = "quick") -> ExperimentConfig:
     """A preset, changed by the values given (a TOML file's, say); unknown names are refused with the nearest."""
     if preset not in PRESETS:
         raise OptionError(f"preset: {preset!r} is unknown; known are {', '.join(PRESETS)}.{nearest(preset, PRESETS)}")
-    return from_dict(Settings, {**PRESETS[preset], **values})
+    return from_dict(ExperimentConfig, {**PRESETS[preset], **values})
 
 
-def parse_override(text: str, kind: type = Settings, where: str = "set: ") -> tuple[list[str], Any]:
+def parse_override(text: str, kind: type = ExperimentConfig, where: str = "set: ") -> tuple[list[str], Any]:
     """`rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn` -> where and what; the value as TOML, or plain text.
 
     `kind` is the dataclass whose settings these are, `where` what a complaint begins with.
@@ -155,7 +155,7 @@ def parse_override(text: str, kind: type = Settings, where: str = "set: ") -> tu
 
 
 def apply_overrides(
-    values: dict[str, Any], overrides: Sequence[str], kind: type = Settings, where: str = "set: "
+    values: dict[str, Any], overrides: Sequence[str], kind: type = ExperimentConfig, where: str = "set: "
 ) -> dict[str, Any]:
     """The values with every override put in its place."""
     for text in overrides:

@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.agents import Agent, AgentConfig, agent_named
+from mbcal.agents import Agent, AgentConfig, agent_class
 from mbcal.config import from_dict, to_dict
 from mbcal.environments.base import Environment
 from mbcal.errors import OptionError
-from mbcal.evaluation.evaluator import Outcome
-from mbcal.evaluation.experiment.config import Settings, apply_overrides
+from mbcal.evaluation.evaluator import EvaluationResult
+from mbcal.evaluation.experiment.config import ExperimentConfig, apply_overrides
 from mbcal.metrics import Mean, coverage, gini
-from mbcal.training.config import Training
-from mbcal.training.device import device_named
-from mbcal.types import SPECIAL, Sessions, SessionTensors
+from mbcal.training.config import TrainingConfig
+from mbcal.training.device import resolve_device
+from mbcal.types import FIRST_ITEM_ROW, Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
-class Bench:
+class ExperimentContext:
     """Train users to learn from, test users to serve, and who answers."""
 
-    settings: Settings
+    settings: ExperimentConfig
     train: Sessions
     test: Sessions
     judges: dict[str, Environment]
@@ -35,33 +35,33 @@ class Bench:
     @cached_property
     def train_tensors(self) -> SessionTensors:
         """The train sessions where the agents are: rounds are drawn from them without leaving the device."""
-        return self.train.tensors(device_named(self.device), without=("propensities", "timestamps"))
+        return self.train.tensors(resolve_device(self.device), without=("propensities", "timestamps"))
 
     @cached_property
     def test_tensors(self) -> SessionTensors:
         """The test sessions, likewise."""
-        return self.test.tensors(device_named(self.device), without=("propensities", "timestamps"))
+        return self.test.tensors(resolve_device(self.device), without=("propensities", "timestamps"))
 
     @cached_property
     def users(self) -> Environment:
         """Who answers when agents collect: the first judge."""
         return next(iter(self.judges.values()))
 
-    def agent(self, name: str, seed: int, training: Training) -> Agent:
+    def agent(self, name: str, seed: int, training: TrainingConfig) -> Agent:
         """A fresh agent of the experiment's settings, changed by the options in its name."""
-        kind, config = configured(name, self.settings, self.features, seed, training)
+        kind, config = agent_config(name, self.settings, self.features, seed, training)
         return kind(config, self.device)
 
 
-def configured(
-    name: str, settings: Settings, features: tuple[str, ...], seed: int, training: Training
+def agent_config(
+    name: str, settings: ExperimentConfig, features: tuple[str, ...], seed: int, training: TrainingConfig
 ) -> tuple[type[Agent], AgentConfig]:
     """A method and its config: of the experiment's settings what the method knows, then the options in its name.
 
     `mbcal+gamma=0.9+net.hidden=64` is MBCAL with two settings of its own.
     """
     base, options = split_name(name)
-    kind = agent_named(base)
+    kind = agent_class(base)
     own: dict[str, Any] = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
     known = {field.name for field in fields(kind.Config)}
     config = kind.Config(
@@ -86,7 +86,7 @@ def split_name(name: str) -> tuple[str, list[str]]:
     return base, options
 
 
-class Played(NamedTuple):
+class CellResult(NamedTuple):
     """What came of a cell: the record, the reward of every test session by judge, and the agent as it was tested."""
 
     record: dict[str, Any]
@@ -94,11 +94,11 @@ class Played(NamedTuple):
     agent: Agent | None
 
 
-def summary(outcome: Outcome) -> dict[str, float]:
+def summary(outcome: EvaluationResult) -> dict[str, float]:
     """What a policy earned and how it spread its choices."""
     served, mean = outcome.served, outcome.mean
     shown = served.items[served.mask]
-    counts = np.bincount(shown, minlength=served.catalog.rows)[SPECIAL:]
+    counts = np.bincount(shown, minlength=served.catalog.n_rows)[FIRST_ITEM_ROW:]
     return {
         **mean_record(mean),
         "coverage": coverage(shown, len(served.catalog)),
@@ -109,7 +109,7 @@ def summary(outcome: Outcome) -> dict[str, float]:
 
 def mean_record(mean: Mean) -> dict[str, float]:
     """A mean as plain numbers."""
-    return {"mean": mean.mean, "low": mean.low, "high": mean.high, "error": mean.error, "sessions": mean.count}
+    return {"mean": mean.mean, "low": mean.low, "high": mean.high, "error": mean.stderr, "sessions": mean.count}
 
 
 def _variety(served: Sessions) -> dict[str, float]:

@@ -15,68 +15,70 @@ from typing import Any
 import torch
 
 from mbcal.agents import Agent
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.rollout import rollout
 from mbcal.errors import ModelError
 from mbcal.evaluation.evaluator import evaluate, session_rewards
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED
-from mbcal.evaluation.experiment.context import Bench, Played, mean_record, summary
+from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, mean_record, summary
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
-from mbcal.scoring.scorers import ChanceScorer
+from mbcal.scoring.scorers import RandomScorer
 from mbcal.storage import artifacts as bundle
-from mbcal.training.random import integers, seed_of
+from mbcal.training.random import derive_seed, random_integers
 from mbcal.types import SessionTensors
 
 KEEP_EVERY = 15.0
 
 
-def growing_batch(bench: Bench, name: str, seed: int, kept: Path | None = None, progress: Progress = SILENT) -> Played:
+def growing_batch(
+    context: ExperimentContext, name: str, seed: int, kept: Path | None = None, progress: Progress = SILENT
+) -> CellResult:
     """One cell: the curve, and the reward of every test session after the last round, by judge.
 
     With a folder `kept`, the state is put there after a round, every `KEEP_EVERY` seconds at most; a run that was killed
     goes on from the last.
     """
-    settings = bench.settings
-    agent = bench.agent(name, seed, settings.training(settings.round_epochs))
+    settings = context.settings
+    agent = context.agent(name, seed, settings.training(settings.round_epochs))
     rounds: list[dict[str, Any]] = []
     memory: list[SessionTensors] = []
     if kept is not None:
-        agent, rounds, memory = _resume(kept, bench, agent)
+        agent, rounds, memory = _resume(kept, context, agent)
     saved = time.monotonic()
     while len(rounds) < settings.rounds:
         number = len(rounds) + 1
-        fresh = collect(bench, agent, seed, number, progress)
+        fresh = collect(context, agent, seed, number, progress)
         memory = [*memory, fresh.without("propensities")][-settings.replay :]
         agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), progress=progress)
-        title, test = f"round {number}: test", bench.test_tensors
-        served = rollout(agent, bench.users, test, seed=TEST_SEED, title=title, progress=progress)
-        earned = mean_interval(session_rewards(served), bench.test.user)
+        title, test = f"round {number}: test", context.test_tensors
+        served = rollout(agent, context.users, test, seed=TEST_SEED, title=title, progress=progress)
+        earned = mean_interval(session_rewards(served), context.test.user)
         rounds.append({"round": number, "collected": float(session_rewards(fresh).mean()), **mean_record(earned)})
         if kept is not None and time.monotonic() - saved >= KEEP_EVERY:
             _keep(kept, agent, rounds, memory if settings.replay > 1 else [])
             saved = time.monotonic()
     judged, rewards = {}, {}
-    for judge, environment in bench.judges.items():
-        outcome = evaluate(agent, environment, bench.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+    for judge, environment in context.judges.items():
+        outcome = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
         judged[judge], rewards[judge] = summary(outcome), outcome.rewards
-    return Played({"judges": judged, "rounds": rounds}, rewards, agent)
+    return CellResult({"judges": judged, "rounds": rounds}, rewards, agent)
 
 
-def collect(bench: Bench, agent: Agent, seed: int, number: int, progress: Progress = SILENT) -> SessionTensors:
+def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, progress: Progress = SILENT) -> SessionTensors:
     """The sessions of a round: train users drawn anew, served by the present policy, answered by the first judge."""
-    settings, train = bench.settings, bench.train_tensors
+    settings, train = context.settings, context.train_tensors
     places = torch.arange(settings.round_sessions, device=train.device)
-    begin = train[integers(seed_of(seed, "users of round", number), places, len(train))]
-    luck = seed_of(seed, "luck of round", number)
+    begin = train[random_integers(derive_seed(seed, "users of round", number), places, len(train))]
+    luck = derive_seed(seed, "luck of round", number)
     progress.phase(f"round {number}: candidates", None)
-    offered = candidates_of(begin, luck, others_from=train)
-    known = agent.fits > 0
-    policy: Any = agent if known else ChanceScorer(seed_of(seed, agent.name) & 0x7FFFFFFF)
+    offered = session_candidates(begin, luck, others_from=train)
+    known = agent.n_fits > 0
+    policy: Any = agent if known else RandomScorer(derive_seed(seed, agent.name) & 0x7FFFFFFF)
     epsilon = 1.0 if not known else settings.epsilon if agent.explores else 0.0
     title = f"round {number}: collect"
     return rollout(
-        policy, bench.users, begin, epsilon=epsilon, seed=luck, candidates=offered, title=title, progress=progress
+        policy, context.users, begin, epsilon=epsilon, seed=luck, candidates=offered, title=title, progress=progress
     )
 
 
@@ -88,27 +90,29 @@ def _keep(kept: Path, agent: Agent, rounds: list[dict[str, Any]], memory: list[S
             f"round-{place}": {name: tensor.cpu().numpy() for name, tensor in sessions.tensors()}
             for place, sessions in enumerate(memory)
         }
-        bundle.write_bundle(kept / f"memory-{number:04d}", bundle.CHECKPOINT, {}, files, overwrite=True)
-    agent.save(kept / f"agent-{number:04d}", overwrite=True, about={"rounds": rounds})
+        bundle.write_artifact(kept / f"memory-{number:04d}", bundle.CHECKPOINT_KIND, {}, files, overwrite=True)
+    agent.save(kept / f"agent-{number:04d}", overwrite=True, provenance={"rounds": rounds})
     for old in (*kept.glob("agent-*"), *kept.glob("memory-*")):
         if not old.name.endswith(f"{number:04d}"):
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _resume(kept: Path, bench: Bench, fresh: Agent) -> tuple[Agent, list[dict[str, Any]], list[SessionTensors]]:
+def _resume(
+    kept: Path, context: ExperimentContext, fresh: Agent
+) -> tuple[Agent, list[dict[str, Any]], list[SessionTensors]]:
     for path in sorted(kept.glob("agent-*"), reverse=True):
         try:
-            opened = bundle.Bundle.open(path, bundle.AGENT)
-            agent = type(fresh).read(opened, bench.device)
+            opened = bundle.Artifact.open(path, bundle.MODEL_KIND)
+            agent = type(fresh).read(opened, context.device)
         except ModelError:  # torn when the machine died; the round before is whole
             continue
-        agent.adopt(bench.train.catalog)
+        agent.share_catalog(context.train.catalog)
         memory: list[SessionTensors] = []
-        if bench.settings.replay > 1:
+        if context.settings.replay > 1:
             number = path.name.removeprefix("agent-")
-            said = bundle.Bundle.open(kept / f"memory-{number}", bundle.CHECKPOINT)
+            said = bundle.Artifact.open(kept / f"memory-{number}", bundle.CHECKPOINT_KIND)
             for name in sorted(said.manifest["files"]):
                 arrays = said.arrays(name.removesuffix(".safetensors"))
-                memory.append(bench.train.like(arrays).tensors(agent.device))
+                memory.append(context.train.like(arrays).tensors(agent.device))
         return agent, list(opened.manifest["about"]["rounds"]), memory
     return fresh, [], []

@@ -5,8 +5,8 @@
     RUN/settings.json                     everything it was told, resolved
     RUN/run.json                          versions, device, the data's hash (other data is refused when resuming)
     RUN/data, RUN/simulators/FAMILY       what had to be made first
-    RUN/cells/PROTOCOL/AGENT/seed-S       one result: a manifest with the record, rewards of every test session
-    RUN/models/PROTOCOL/AGENT/seed-S      its agent as it was tested: for `mbcal rank`, `mbcal evaluate`, a warm start
+    RUN/cells/PROTOCOL/MODEL_KIND/seed-S       one result: a manifest with the record, rewards of every test session
+    RUN/models/PROTOCOL/MODEL_KIND/seed-S      its agent as it was tested: for `mbcal rank`, `mbcal evaluate`, a warm start
     RUN/partial/…                         checkpoints of cells under way
     RUN/metrics.jsonl                     a line a test: protocol, agent, seed, round, judge, reward
     RUN/tables, RUN/figures, report.html  made by `mbcal report`
@@ -32,33 +32,33 @@ from numpy.typing import NDArray
 
 from mbcal.agents import AGENTS
 from mbcal.config import from_dict, to_dict
-from mbcal.data.cutting import Cut
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import candidates_of
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed import oracle_policy as oracle
-from mbcal.environments.newsfeed.log import NewsfeedLog, prepare_newsfeed
+from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ModelError, OptionError, OutputError, StoreError
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
-from mbcal.evaluation.experiment.config import Judge, Settings
-from mbcal.evaluation.experiment.context import Bench, configured
+from mbcal.evaluation.experiment.config import ExperimentConfig, Judge
+from mbcal.evaluation.experiment.context import ExperimentContext, agent_config
 from mbcal.evaluation.experiment.growing_batch import growing_batch
 from mbcal.nn.embeddings import require_features
 from mbcal.progress import SILENT, Progress
 from mbcal.storage import artifacts as bundle
-from mbcal.storage.atomic import write_whole
+from mbcal.storage.atomic import write_atomic
 from mbcal.storage.checkpoints import Checkpoints
-from mbcal.storage.manifest import Kind
-from mbcal.training.device import device_named
+from mbcal.storage.manifest import ArtifactKind
+from mbcal.training.device import resolve_device
 from mbcal.types import Sessions
 from mbcal.version import __version__
 
 SCHEMA = 1
 LONGEST_NAME = 120
 """Letters of an agent's name that a folder takes from it."""
-CELL = Kind("cell", SCHEMA, "an experiment writes cells", "remove it and resume the run", ModelError)
+CELL_KIND = ArtifactKind("cell", SCHEMA, "an experiment writes cells", "remove it and resume the run", ModelError)
 
 
 class Cell(NamedTuple):
@@ -73,7 +73,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class CellRecord:
     """What came of a cell."""
 
     cell: Cell
@@ -85,15 +85,15 @@ class Result:
 class Run:
     """`Run.create(folder, settings)` or `Run.open(folder)`; then `prepare`, `execute` what is `missing`, read `results`."""
 
-    def __init__(self, folder: Path, settings: Settings, device: str) -> None:
+    def __init__(self, folder: Path, settings: ExperimentConfig, device: str) -> None:
         self.folder, self.settings, self.device = folder, settings, device
 
     @classmethod
-    def create(cls, folder: str | Path, settings: Settings, device: str = "auto") -> Self:
+    def create(cls, folder: str | Path, settings: ExperimentConfig, device: str = "auto") -> Self:
         """A new run; the folder must be empty or absent."""
         folder = Path(folder)
-        seen = [configured(name, settings, (), 0, settings.training(1))[1].net.features for name in _agents(settings)]
-        place = str(device_named(device))
+        seen = [agent_config(name, settings, (), 0, settings.training(1))[1].net.features for name in _agents(settings)]
+        place = str(resolve_device(device))
         given = None if settings.data == "newsfeed" else Store.open(settings.data)
         catalog = Newsfeed(1, 100).catalog if given is None else given.catalog
         for features in (*seen, settings.features, settings.simulator.features):
@@ -121,7 +121,7 @@ class Run:
             raise StoreError(f"{folder}: damaged ({error}); start the run again") from error
         if said.get("schema") != SCHEMA:
             raise StoreError(f"{folder}: schema {said.get('schema')}, this mbcal reads schema {SCHEMA}; start the run again")
-        return cls(folder, from_dict(Settings, told), str(device_named(device)))
+        return cls(folder, from_dict(ExperimentConfig, told), str(resolve_device(device)))
 
     @property
     def cells(self) -> list[Cell]:
@@ -167,8 +167,8 @@ class Run:
             fitted = Simulator.fit(
                 store.sessions("simulator"), config, device=self.device, progress=progress, checkpoints=kept
             )
-            fitted.about = {"data": store.manifest["content_hash"]}
-            fitted.save(path, card=fitted.judge(self.test_sessions(store), progress=progress))
+            fitted.provenance = {"data": store.manifest["content_hash"]}
+            fitted.save(path, card=fitted.evaluate(self.test_sessions(store), progress=progress))
             kept.remove()
 
     def _require_data(self, store: Store) -> None:
@@ -186,8 +186,8 @@ class Run:
             return Store.open(self.settings.data)
         path = self.folder / "data"
         if not (path / "manifest.json").is_file():
-            log = NewsfeedLog(self.settings.log_sessions, self.settings.items)
-            prepare_newsfeed(path, log, Cut(), progress=progress)
+            log = NewsfeedConfig(self.settings.log_sessions, self.settings.items)
+            prepare_newsfeed(path, log, SessionConfig(), progress=progress)
         return Store.open(path)
 
     @property
@@ -199,11 +199,11 @@ class Run:
     def test_sessions(self, store: Store) -> Sessions:
         """The same sessions with the same candidates for every cell, however many are served."""
         test = store.sessions("test")
-        return replace(test, candidates=candidates_of(test, TEST_SEED))[: self.settings.test_sessions]
+        return replace(test, candidates=session_candidates(test, TEST_SEED))[: self.settings.test_sessions]
 
     @cached_property
-    def bench(self) -> Bench:
-        """Everything cells share, in memory once a process."""
+    def context(self) -> ExperimentContext:
+        """Everything cells resources, in memory once a process."""
         store = self.store()
         train = store.sessions("train")
         if self.settings.data != "newsfeed" and self.settings.log_sessions:
@@ -215,33 +215,33 @@ class Run:
                 judges[name] = Newsfeed.from_options(dict(store.manifest["options"]), self.device)
             else:
                 simulator = Simulator.load(self.folder / "simulators" / name, self.device)
-                simulator.require_strangers(test)
-                simulator.require_strangers(train[:1])
+                simulator.require_unseen_users(test)
+                simulator.require_unseen_users(train[:1])
                 judges[name] = simulator
-        return Bench(self.settings, train, test, judges, store.agent_features, self.device)
+        return ExperimentContext(self.settings, train, test, judges, store.agent_features, self.device)
 
     def execute(self, cell: Cell, progress: Progress = SILENT) -> None:
         """Run one cell to its end, going on from where it was left, and put its result on disk."""
         under_way = self.folder / "partial" / f"{cell.protocol}-{_file_name(cell.agent)}-{cell.seed}"
         if cell.protocol == "batch":
             kept = Checkpoints(under_way, {"cell": list(cell)})
-            played = batch_rl(self.bench, cell.agent, cell.seed, progress, kept)
+            played = batch_rl(self.context, cell.agent, cell.seed, progress, kept)
         else:
             under_way.mkdir(parents=True, exist_ok=True)
-            played = growing_batch(self.bench, cell.agent, cell.seed, under_way, progress)
+            played = growing_batch(self.context, cell.agent, cell.seed, under_way, progress)
         if played.agent is not None:
-            about = {"data": self.bench.train.origin, "part": "train", "cell": list(cell)}
-            played.agent.save(self.path(cell, "models"), overwrite=True, about=about)
+            about = {"data": self.context.train.origin, "part": "train", "cell": list(cell)}
+            played.agent.save(self.path(cell, "models"), overwrite=True, provenance=about)
         said = {"cell": list(cell), "record": played.record}
-        bundle.write_bundle(self.path(cell), CELL, said, {"rewards": played.rewards}, overwrite=True)
+        bundle.write_artifact(self.path(cell), CELL_KIND, said, {"rewards": played.rewards}, overwrite=True)
         shutil.rmtree(under_way, ignore_errors=True)
 
-    def results(self) -> Iterator[Result]:
+    def results(self) -> Iterator[CellRecord]:
         """Of the cells that are done, in order."""
         for cell in self.cells:
             if (self.path(cell) / "manifest.json").is_file():
-                opened = bundle.Bundle.open(self.path(cell), CELL)
-                yield Result(cell, opened.manifest["record"], opened.arrays("rewards"))
+                opened = bundle.Artifact.open(self.path(cell), CELL_KIND)
+                yield CellRecord(cell, opened.manifest["record"], opened.arrays("rewards"))
 
     def write_metrics(self) -> None:
         """metrics.jsonl, whole, from what is done."""
@@ -250,10 +250,10 @@ class Run:
             said = {"protocol": result.cell.protocol, "agent": result.cell.agent, "seed": result.cell.seed}
             lines += [json.dumps({**said, **entry}) for entry in result.record.get("rounds", [])]
             lines += [json.dumps({**said, "judge": judge, **values}) for judge, values in result.record["judges"].items()]
-        write_whole(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines).encode())
+        write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
-def _agents(settings: Settings) -> list[str]:
+def _agents(settings: ExperimentConfig) -> list[str]:
     return [name for given in settings.agents for name in (AGENTS if given == "all" else [given])]
 
 
@@ -273,4 +273,4 @@ def _version(name: str) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode())

@@ -4,7 +4,7 @@ Here, on a CPU in several processes: each has its own interpreter, one thread, a
 threads of one process, each with its own stream: the kernels of a small network leave most of a GPU idle, and those of
 different streams run at the same time, while processes would take turns; sessions and simulators lie there once for all.
 
-On an engine a cell is a task: it finds everything in the run's folder, which all workers share, and leaves its result there.
+On an engine a cell is a task: it finds everything in the run's folder, which all workers resources, and leaves its result there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any, Protocol
 
 import torch
 
-from mbcal.distributed.engines import ONE_CORE, Engine, Share, say
+from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources, emit
 from mbcal.errors import MbcalError, TrainingError
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.progress import SILENT, Progress
 
 
-class Watch(Protocol):
+class RunObserver(Protocol):
     """Who is told how cells get on."""
 
     def phase(self, cell: Cell, title: str, total: int | None) -> None:
@@ -71,41 +71,45 @@ class _Said:
 
     def phase(self, title: str, total: int | None = None) -> None:
         self._steps = 0
-        say(("phase", title, total))
+        emit(("phase", title, total))
 
     def advance(self, amount: int) -> None:
         self._steps += amount
         if time.monotonic() - self._last > SAY_EVERY:
-            say(("advance", self._steps))
+            emit(("advance", self._steps))
             self._steps, self._last = 0, time.monotonic()
 
 
-def prepare_on(engine: Engine, run: Run, share: Share = ONE_CORE, progress: Progress = SILENT) -> None:
+def prepare_on(engine: Engine, run: Run, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT) -> None:
     """`run.prepare()` as a task of the engine's; every worker must see the run's folder and its data."""
-    engine.require_shared(run.folder / "settings.json")
+    engine.require_shared_file(run.folder / "settings.json")
     if run.settings.data != "newsfeed":
-        engine.require_shared(Path(run.settings.data) / "manifest.json")
+        engine.require_shared_file(Path(run.settings.data) / "manifest.json")
 
-    def hear(_: int, event: tuple[Any, ...]) -> None:
+    def on_message(_: int, event: tuple[Any, ...]) -> None:
         getattr(progress, event[0])(*event[1:])
 
-    list(engine.each(_prepare, [_place(run, share)], share, hear))
+    list(engine.map_unordered(_prepare, [_place(run, resources)], resources, on_message))
 
 
-def execute_on(engine: Engine, run: Run, cells: list[Cell], watch: Watch, share: Share = ONE_CORE) -> None:
+def execute_on(
+    engine: Engine, run: Run, cells: list[Cell], watch: RunObserver, resources: WorkerResources = ONE_CORE
+) -> None:
     """Every cell as a task of the engine's. Where a worker is lost, its cell goes on from its own checkpoint."""
 
-    def hear(number: int, event: tuple[Any, ...]) -> None:
+    def on_message(number: int, event: tuple[Any, ...]) -> None:
         getattr(watch, event[0])(cells[number], *event[1:])
 
-    for number, _ in engine.each(_execute, [(_place(run, share), cell) for cell in cells], share, hear):
+    for number, _ in engine.map_unordered(
+        _execute, [(_place(run, resources), cell) for cell in cells], resources, on_message
+    ):
         watch.done(cells[number])
     run.sweep()
 
 
-def _place(run: Run, share: Share) -> tuple[str, str]:
+def _place(run: Run, resources: WorkerResources) -> tuple[str, str]:
     """The run's folder, and the device on which a worker with this share computes."""
-    return str(run.folder.resolve()), "cuda" if share.gpus else "cpu"
+    return str(run.folder.resolve()), "cuda" if resources.gpus else "cpu"
 
 
 def _prepare(place: tuple[str, str]) -> None:
@@ -123,7 +127,7 @@ def _opened(folder: str, device: str, _: int) -> Run:
     return Run.open(folder, device)
 
 
-def execute_all(run: Run, cells: list[Cell], workers: int, watch: Watch) -> None:
+def execute_all(run: Run, cells: list[Cell], workers: int, watch: RunObserver) -> None:
     """Every cell; in this process when one worker is asked for."""
 
     def tell(event: tuple[Any, ...]) -> None:
@@ -145,8 +149,8 @@ class _StoppedError(Exception):
 
 
 def _in_threads(run: Run, cells: list[Cell], workers: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
-    bench = run.bench
-    bench.train_tensors, bench.test_tensors  # noqa: B018 - made once, before threads share them
+    context = run.context
+    context.train_tensors, context.test_tensors  # noqa: B018 - made once, before threads share them
     waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
     events: queue.Queue[tuple[Any, ...]] = queue.Queue()
     stop = threading.Event()
@@ -165,7 +169,7 @@ def _in_threads(run: Run, cells: list[Cell], workers: int, tell: Callable[[tuple
                 while True:
                     cell = waiting.get_nowait()
                     run.execute(cell, _Told(cell, say))
-                    say(("done", cell))
+                    emit(("done", cell))
         except _StoppedError:
             pass
         except MbcalError as error:

@@ -16,16 +16,16 @@ from mbcal.evaluation.ope.estimators import (
     BOUNDED,
     ESTIMATORS,
     NEED_VALUES,
-    Evidence,
     Floats,
+    LoggedData,
     contribution_range,
     logged_return,
     overlap,
     step_means,
 )
-from mbcal.evaluation.ope.fitted import deal_users, fit_values
+from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
 from mbcal.evaluation.ope.intervals import RESAMPLES, Estimate, Method, bootstrap_all, empirical_bernstein
-from mbcal.evaluation.ope.propensity import Choices, choices_along
+from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
@@ -33,7 +33,7 @@ Nuisance = Literal["fitted", "means", "none"]
 """Where q and v come from: fitted Q evaluation, the mean reward-to-go of each step, or nowhere."""
 
 
-def judge_offline(
+def estimate_value(
     policy: Policy,
     baseline: Policy | None,
     sessions: Sessions,
@@ -47,7 +47,7 @@ def judge_offline(
     config: DQNConfig | None = None,
     level: float = 0.95,
     resamples: int = RESAMPLES,
-    choices: tuple[Choices, Choices | None] | None = None,
+    choices: tuple[PolicyChoices, PolicyChoices | None] | None = None,
     progress: Progress = SILENT,
 ) -> list[Estimate]:
     """Values per session of the epsilon-greedy policy, of the baseline served likewise, of the log, and the difference.
@@ -63,7 +63,7 @@ def judge_offline(
     for name, each, chosen in (("policy", policy, known[0]), ("baseline", baseline, known[1])):
         if each is not None:
             # one seed for both: the same folds and first weights, so that their luck cancels in the difference
-            evidence = gather_evidence(
+            evidence = logged_data(
                 each,
                 sessions,
                 epsilon=epsilon,
@@ -81,7 +81,7 @@ def judge_offline(
     return [estimate for name, each in judged.items() for estimate in how.of(name, each, baseline is None)]
 
 
-def gather_evidence(
+def logged_data(
     policy: Policy,
     sessions: Sessions,
     *,
@@ -91,20 +91,20 @@ def gather_evidence(
     folds: int = 2,
     gamma: float = 1.0,
     config: DQNConfig | None = None,
-    choices: Choices | None = None,
+    choices: PolicyChoices | None = None,
     progress: Progress = SILENT,
-) -> Evidence:
+) -> LoggedData:
     """Logged sessions as a policy sees them: its propensities of what was shown, and a model's values where asked for."""
     if sessions.propensities is None:
         raise InputError(
             "sessions: these have no propensities, so they say nothing about another policy; "
             "log the probability of every choice, or judge by a simulator"
         )
-    choices = choices or choices_along(policy, sessions, progress=progress)
+    choices = choices or policy_choices(policy, sessions, progress=progress)
     q = v = None
     if values == "fitted":
         device = getattr(policy, "device", None)
-        fitted = fit_values(
+        fitted = fit_q_values(
             sessions,
             policy,
             epsilon=epsilon,
@@ -119,11 +119,11 @@ def gather_evidence(
         q, v = fitted.q, fitted.v
     target = choices.propensities(epsilon)
     rewards, logged = sessions.rewards.astype(np.float64), sessions.propensities.astype(np.float64)
-    evidence = Evidence(rewards, sessions.mask, logged, target, sessions.user, q, v)
+    evidence = LoggedData(rewards, sessions.mask, logged, target, sessions.user, q, v)
     if values != "means":
         return evidence
-    q, v = step_means(evidence, deal_users(sessions.user, folds, seed), gamma)
-    return Evidence(rewards, sessions.mask, logged, target, sessions.user, q, v)
+    q, v = step_means(evidence, assign_folds(sessions.user, folds, seed), gamma)
+    return LoggedData(rewards, sessions.mask, logged, target, sessions.user, q, v)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class _Judged:
         return _Judged(paired, min(self.ess, other.ess), weight, max(self.clipped, other.clipped))
 
 
-def _judge(evidence: Evidence, gamma: float, clip: float | None, values: Nuisance) -> _Judged:
+def _judge(evidence: LoggedData, gamma: float, clip: float | None, values: Nuisance) -> _Judged:
     without = {"fitted": frozenset[str](), "means": {"direct"}, "none": NEED_VALUES}[values]
     made = {name: estimator(evidence, gamma, clip) for name, estimator in ESTIMATORS.items() if name not in without}
     seen = overlap(evidence, clip)
@@ -197,4 +197,4 @@ def _require(policy: Policy, baseline: Policy | None, sessions: Sessions, values
         raise InputError("off-policy: there are no sessions to judge by")
     for each in (policy, baseline):
         if isinstance(each, Agent):
-            each.domain.require(sessions, f"the {each.name} agent")
+            each.domain.require_compatible(sessions, f"the {each.name} agent")

@@ -26,7 +26,7 @@ Estimator = Callable[..., Floats]
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class LoggedData:
     """N logged sessions of up to T steps, as seen by a target policy. Checked; what lies in the padding is forgotten."""
 
     rewards: Floats  # (N, T)
@@ -73,7 +73,7 @@ class Evidence:
         return self.q, self.v
 
 
-def weights(evidence: Evidence, clip: float | None = None) -> Floats:
+def weights(evidence: LoggedData, clip: float | None = None) -> Floats:
     """w_t = min(rho_1 … rho_t, clip), (N, T)."""
     if clip is not None and not clip >= 1:
         raise OptionError(f"clip: must be at least 1, got {clip}")
@@ -81,37 +81,37 @@ def weights(evidence: Evidence, clip: float | None = None) -> Floats:
     return unclipped if clip is None else np.minimum(unclipped, clip)
 
 
-def logged_return(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - no weights to clip
+def logged_return(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - no weights to clip
     """G = sum_t gamma^t r_t: what the logging policy did earn."""
     return _discounted(evidence.rewards, gamma)
 
 
-def trajectory_ips(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:
+def trajectory_ips(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
     """w_T G. Unbiased; its variance grows with the horizon as no other's."""
     return weights(evidence, clip)[:, -1] * logged_return(evidence, gamma)
 
 
-def self_normalised_ips(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:
+def self_normalised_ips(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
     """V = sum w_T G / sum w_T. Consistent, biased by O(1/N), never outside the returns that were logged."""
     return _normalised(weights(evidence, clip)[:, -1:], logged_return(evidence, gamma)[:, None])[:, 0]
 
 
-def per_decision(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:
+def per_decision(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
     """sum_t gamma^t w_t r_t. Unbiased; a reward is weighted by the choices before it alone (Precup et al., 2000)."""
     return _discounted(weights(evidence, clip) * evidence.rewards, gamma)
 
 
-def weighted_per_decision(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:
+def weighted_per_decision(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
     """sum_t gamma^t (sum w_t r_t / sum w_t), normalised at every step over all sessions. Consistent."""
     return _discounted(_normalised(weights(evidence, clip), evidence.rewards), gamma)
 
 
-def direct(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - no weights, no sum
+def direct(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - no weights, no sum
     """v_1: what the model says, as right as the model is."""
     return evidence.values[1][:, 0]
 
 
-def doubly_robust(evidence: Evidence, gamma: float = 1.0, clip: float | None = None) -> Floats:
+def doubly_robust(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
     """D_t = v_t + rho_t (r_t + gamma D_{t+1} - q_t), the contribution is D_1 (Jiang and Li, 2016).
 
     Written as the sum it is, v_1 + sum_t gamma^t w_t (r_t + gamma v_{t+1} - q_t), where weights can be clipped.
@@ -165,7 +165,7 @@ class Overlap:
     """Share of sessions of which a weight was cut off."""
 
 
-def overlap(evidence: Evidence, clip: float | None = None) -> Overlap:
+def overlap(evidence: LoggedData, clip: float | None = None) -> Overlap:
     """Of all sessions."""
     plain, used = weights(evidence), weights(evidence, clip)
     reached = [used[evidence.mask[:, step], step] for step in range(used.shape[1])]
@@ -185,7 +185,7 @@ def effective_size(weight: Floats) -> float:
     return float(weight.sum()) ** 2 / total if total else 0.0
 
 
-def step_means(evidence: Evidence, fold: NDArray[np.int64], gamma: float = 1.0) -> tuple[Floats, Floats]:
+def step_means(evidence: LoggedData, fold: NDArray[np.int64], gamma: float = 1.0) -> tuple[Floats, Floats]:
     """q = v = the mean reward-to-go at each step, over the sessions of all other folds: the cheapest model there is.
 
     It knows neither items nor the target policy: `doubly_robust` by it loses only the noise that all sessions share, and

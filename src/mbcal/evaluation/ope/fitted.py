@@ -16,35 +16,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mbcal.agents.base import Domain, value_term
-from mbcal.agents.dqn import NOBODY, DQNConfig, QNetwork, candidate_values
+from mbcal.agents.dqn import NO_ROWS, DQNConfig, QNetwork, candidate_values
 from mbcal.agents.mcpe import session_returns
 from mbcal.environments.rollout import Policy
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.ope.estimators import Floats
-from mbcal.evaluation.ope.propensity import Choices, choices_along, open_steps
-from mbcal.nn.embeddings import meet_items, settle_items
+from mbcal.evaluation.ope.propensity import PolicyChoices, available_by_step, policy_choices
+from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
 from mbcal.progress import SILENT, Progress
-from mbcal.training.config import Training
-from mbcal.training.device import device_named
-from mbcal.training.device_data import Resident, blocks
+from mbcal.training.config import TrainingConfig
+from mbcal.training.device import resolve_device
+from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective, train
-from mbcal.training.random import Noise, hashed_order, initial_weights, seed_of
+from mbcal.training.random import Noise, derive_seed, hash_order, seeded_weights
 from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import Sessions, SessionTensors
 
-HOW = DQNConfig(training=Training(epochs=12, batch=128, learning_rate=3e-3))
+HOW = DQNConfig(training=TrainingConfig(epochs=12, batch=128, learning_rate=3e-3))
 """Faster than agents learn: nothing stops these fits early, and a few slow passes leave them at the log's own mean."""
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class FittedValues:
     """What the target policy is expected to earn from each logged step on; 0 in the padding."""
 
     q: Floats  # (N, T) with the logged item shown first
     v: Floats  # (N, T) with the policy's own choice
 
 
-def fit_values(
+def fit_q_values(
     sessions: Sessions,
     policy: Policy,
     *,
@@ -54,9 +54,9 @@ def fit_values(
     config: DQNConfig | None = None,
     seed: int = 0,
     device: str = "auto",
-    choices: Choices | None = None,
+    choices: PolicyChoices | None = None,
     progress: Progress = SILENT,
-) -> Values:
+) -> FittedValues:
     """Cross-fitted over folds of users. `config` says what the networks are like and how long they learn.
 
     `choices` are the policy's along these sessions, where somebody has them already.
@@ -66,25 +66,25 @@ def fit_values(
     config = replace(config or HOW, gamma=gamma)
     if config.net.user == "id":
         raise OptionError("net.user: fitted values judge users they have not met; use 'history' or 'none'")
-    fold = deal_users(sessions.user, folds, seed)
-    chosen = choices or choices_along(policy, sessions, progress=progress)
-    given = Resident(sessions, device_named(device), candidates=True)
+    fold = assign_folds(sessions.user, folds, seed)
+    chosen = choices or policy_choices(policy, sessions, progress=progress)
+    given = DeviceSessions(sessions, resolve_device(device), candidates=True)
     fit = _Fit(given, torch.from_numpy(chosen.best), torch.from_numpy(chosen.logged), epsilon, config, seed, progress)
     q, v = (np.zeros(sessions.items.shape) for _ in range(2))
     for each in range(folds):
         net = fit.network(np.flatnonzero(fold != each), each)
         own = np.flatnonzero(fold == each)
         q[own], v[own] = fit.values(net, own)
-    return Values(q * sessions.mask, v * sessions.mask)
+    return FittedValues(q * sessions.mask, v * sessions.mask)
 
 
-def deal_users(user: NDArray[np.int32], folds: int, seed: int) -> NDArray[np.int64]:
+def assign_folds(user: NDArray[np.int32], folds: int, seed: int) -> NDArray[np.int64]:
     """(N,) the fold of each session: users in hashed order, dealt one by one."""
     users, place = np.unique(user, return_inverse=True)
     if not 2 <= folds <= len(users):
         raise InputError(f"folds: must be from 2 to the number of users, {len(users)}, got {folds}")
     fold = np.empty(len(users), np.int64)
-    fold[hashed_order(users.astype(np.int32), seed, "folds")] = np.arange(len(users)) % folds
+    fold[hash_order(users.astype(np.int32), seed, "folds")] = np.arange(len(users)) % folds
     return fold[place]
 
 
@@ -92,7 +92,7 @@ def deal_users(user: NDArray[np.int32], folds: int, seed: int) -> NDArray[np.int
 class _Fit:
     """What the networks of all folds share."""
 
-    data: Resident
+    data: DeviceSessions
     best: Tensor  # (N, T)
     logged: Tensor  # (N, T)
     epsilon: float
@@ -103,26 +103,26 @@ class _Fit:
     def network(self, rows: NDArray[np.int64], fold: int) -> QNetwork:
         """Fitted on these rows."""
         data, how = self.data, self.config.training
-        with initial_weights(self.seed, "fitted values", fold):
-            net = QNetwork(Domain.of(data.tensors), self.config).to(data.device)
+        with seeded_weights(self.seed, "fitted values", fold):
+            net = QNetwork(Domain.from_sessions(data.tensors), self.config).to(data.device)
         mine = torch.from_numpy(rows).to(data.device)
-        meet_items(net, data[mine], True)
-        net.online.unit.fit(session_returns(data, self.config.gamma)[mine], data.mask[mine])
+        mark_seen_items(net, data[mine], True)
+        net.online.label_scaler.fit(session_returns(data, self.config.gamma)[mine], data.mask[mine])
         train(
             net,
             self._objective(net),
             rows,
-            NOBODY,
+            NO_ROWS,
             how,
             name=f"values, fold {fold + 1}",
-            seed=seed_of(self.seed, "fitted values", fold),
-            optimiser=how.optimiser(net.parameters()),
+            seed=derive_seed(self.seed, "fitted values", fold),
+            optimiser=how.create_optimiser(net.parameters()),
             before=net.begin_update,
             record=False,  # choices may lie elsewhere than the network
-            unit=float(net.online.unit.scale) ** 2,
+            unit=float(net.online.label_scaler.scale) ** 2,
             progress=self.progress,
         )
-        settle_items(net)
+        fill_unknown_items(net)
         return net.eval()
 
     def _objective(self, net: QNetwork) -> Objective:
@@ -130,7 +130,7 @@ class _Fit:
             batch = self.data[rows]
             expected = self._expected(candidate_values(net.target, net.judge(), batch), batch, rows)
             target = temporal_difference_targets(batch.rewards, expected, batch.mask, self.config.gamma)
-            error = net.online.run(batch).squeeze(-1) - net.online.unit.inward(target)
+            error = net.online.forward_batch(batch).squeeze(-1) - net.online.label_scaler.normalize(target)
             return (error.square() * batch.mask).sum(), batch.mask.sum()
 
         return objective
@@ -138,7 +138,7 @@ class _Fit:
     @torch.no_grad()
     def _expected(self, values: Tensor, batch: SessionTensors, rows: Tensor) -> Tensor:
         """sum_a pi(a | s_t) Q(s_t, a): (B, T, C) -> (B, T)."""
-        available = torch.stack(open_steps(batch.offered, batch.items), 1)
+        available = torch.stack(available_by_step(batch.require_candidates(), batch.items), 1)
         values = self._possible(values, batch)
         best = values.gather(2, self._at(self.best, rows)).squeeze(2)
         average = (values * available).sum(2) / available.sum(2)
@@ -159,7 +159,7 @@ class _Fit:
     def values(self, net: QNetwork, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """q and v (rows, T)."""
         term, found = value_term(net.online), []
-        for part in blocks(self.data):
+        for part in self.data.blocks():
             mine = torch.from_numpy(rows[part]).to(self.data.device)
             if not len(mine):
                 break

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.ope.estimators import Floats
-from mbcal.training.random import seed_of
+from mbcal.training.random import derive_seed
 
 Method = Literal["bca", "percentile", "empirical bernstein"]
 AT_ONCE = 1 << 16
@@ -93,7 +93,7 @@ def bootstrap_all(
     sums, counts = np.stack([each for each, _ in by_user]), by_user[0][1]
     if len(counts) < 2:
         return np.tile([-np.inf, np.inf], (len(contributions), 1))
-    means = _resampled(sums, counts, resamples, np.random.default_rng(seed_of(seed, "bootstrap")))
+    means = _resampled(sums, counts, resamples, np.random.default_rng(derive_seed(seed, "bootstrap")))
     tails = np.array([0.5 - level / 2, 0.5 + level / 2])
     made = np.empty((len(sums), 2))
     for place, each in enumerate(means):

@@ -13,11 +13,11 @@ from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.backend import Array, as_float, as_index, to_numpy, where
 from mbcal.scoring.choice import greedy
-from mbcal.types import MASK, Sessions, SessionTensors
+from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
 
 @dataclass(frozen=True, eq=False)
-class Choices:
+class PolicyChoices:
     """Where the policy's best candidate stands at every logged step, where the logged one, and among how many."""
 
     best: NDArray[np.int64]  # (N, T)
@@ -45,11 +45,11 @@ def target_propensities(
 
     `in_numpy` is for scorers that hold arrays instead of tensors.
     """
-    choices = choices_along(policy, sessions, in_numpy=in_numpy, block=block, progress=progress)
+    choices = policy_choices(policy, sessions, in_numpy=in_numpy, block=block, progress=progress)
     return np.where(to_numpy(sessions.mask), choices.propensities(epsilon), 1.0)
 
 
-def choices_along(
+def policy_choices(
     policy: Policy,
     sessions: Sessions | SessionTensors,
     *,
@@ -57,7 +57,7 @@ def choices_along(
     block: int = CPU_BLOCK,
     first: int = 0,
     progress: Progress = SILENT,
-) -> Choices:
+) -> PolicyChoices:
     """What the policy would have chosen at every step of sessions that went as they were logged, a block at a time.
     `first` is the number of the first of these sessions, for errors to name them by."""
     if sessions.candidates is None:
@@ -77,7 +77,7 @@ def choices_along(
         parts.append(_walk(policy, batch, first + begin))
         progress.advance(len(taken))
     best, logged, count = (np.concatenate(found) for found in zip(*parts, strict=True))
-    return Choices(best, logged, count)
+    return PolicyChoices(best, logged, count)
 
 
 @torch.no_grad()
@@ -85,7 +85,7 @@ def _walk(policy: Policy, batch: Sessions | SessionTensors, begin: int) -> tuple
     """Of one block: best, logged, count, each (B, T)."""
     state, mask = policy.begin(*batch.history), batch.mask
     steps = []
-    for step, available in enumerate(open_steps(batch.candidates, batch.items)):
+    for step, available in enumerate(available_by_step(batch.candidates, batch.items)):
         item, candidates = batch.items[:, step], candidates_at(batch.candidates, step)
         here = (candidates == item[:, None]) & available
         missing = to_numpy(mask[:, step] & ~here.any(1))
@@ -98,13 +98,13 @@ def _walk(policy: Policy, batch: Sessions | SessionTensors, begin: int) -> tuple
     return tuple(np.stack(found, 1) for found in zip(*steps, strict=True))
 
 
-def open_steps(candidates: Array, items: Array) -> list[Array]:
+def available_by_step(candidates: Array, items: Array) -> list[Array]:
     """T times (B, C): which candidates could be shown at each step, given the items (B, T) shown.
 
     Of one set a session, (B, C), what was shown is gone until all have been, as in roll-outs. Sets of each step's own,
     (B, T, C), are taken as they are. At a step of the padding, where nothing is offered, anything is open.
     """
-    real = candidates != MASK
+    real = candidates != MASK_ROW
     if candidates.ndim == 3:
         return [real[:, step] | ~real[:, step].any(1)[:, None] for step in range(items.shape[1])]
     steps, available = [], real

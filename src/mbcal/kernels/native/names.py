@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mbcal.kernels import native
 
-SPECIAL = 2
+FIRST_ITEM_ROW = 2
 """Rows of a catalogue before its first item, as in types/catalog.py."""
 LONGEST = 1 << 20
 """Bytes of JSON; more are the twin's."""
@@ -49,7 +49,7 @@ class NameFinder:
         self._names = _Names(text, native.address(self._ends), native.address(self._slots), len(names), len(self._slots))
         _build()(ctypes.byref(self._names))
         self._spans, self._packed = np.empty((len(rows), 2), np.int32), np.empty(LONGEST + 3, np.uint8)
-        self._work = (rows, self._spans, self._packed, np.zeros(len(names) + SPECIAL, np.int32))
+        self._work = (rows, self._spans, self._packed, np.zeros(len(names) + FIRST_ITEM_ROW, np.int32))
         self._found = _Found(*map(native.address, self._work), len(rows))
         self._arguments = (ctypes.byref(self._names), ctypes.byref(self._found))
 

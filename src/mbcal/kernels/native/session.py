@@ -24,7 +24,7 @@ class TermArrays(NamedTuple):
     rewards: NDArray[np.float32] | None
 
 
-class Ranked(NamedTuple):
+class ChosenCandidates(NamedTuple):
     """The candidates chosen, in order."""
 
     places: list[int]
@@ -99,7 +99,7 @@ class SessionRanker:
         k: int,
         epsilon: float,
         uniform: NDArray[np.float64],
-    ) -> Ranked | None:
+    ) -> ChosenCandidates | None:
         """Epsilon-greedy k times among the candidates that are free, after hidden states (1, H), one a term.
 
         Candidates are rows (C,) of the catalogue (those already in `self.rows` are not copied), `uniform` is (k, 2), and k
@@ -122,7 +122,9 @@ class SessionRanker:
             return None
         places: list[int] = self._places[:k].tolist()
         scores = self._scores.data  # not indexed by the list: numpy would let another thread in
-        return Ranked(places, self._chances[:k].tolist(), [scores[place] for place in places], self._parts[:k].tolist())
+        return ChosenCandidates(
+            places, self._chances[:k].tolist(), [scores[place] for place in places], self._parts[:k].tolist()
+        )
 
 
 def session_ranker(terms: Sequence[TermArrays]) -> SessionRanker | None:

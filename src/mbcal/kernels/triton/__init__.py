@@ -7,7 +7,7 @@ torch or Triton before a tensor on a GPU has come.
 ============================  =========================================
 fused                         its twin
 ============================  =========================================
-`score`                       `scorers.Term.value(Tables.score)`
+`score`                       `scorers.ScoreTerm.value(Tables.score)`
 `read`                        `scoring.CellTables.observe`, step by step
 `epsilon_greedy`              `scoring.epsilon_greedy`
 `answer`                      `environment.ModelEnvironment.answer`
@@ -65,13 +65,13 @@ def epsilon_greedy(scores: Array, available: Array, epsilon: float, uniform: Arr
     return _kernels().epsilon_greedy(scores, available, epsilon, uniform) if runs_on(scores) else None
 
 
-def answer(
+def respond(
     tables: Tables, state: tuple[Array, ...], item: Array, previous: Array, uniform: Array
 ) -> tuple[Array, tuple[Array, ...]] | None:
     """Behaviours (B,) drawn by a network of behaviours, and the states (h,) or (h, c) after them."""
     if not _ready(state[0], tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    made: tuple[Array, tuple[Array, ...]] = _kernels().answer(tables, state, item, previous, uniform)
+    made: tuple[Array, tuple[Array, ...]] = _kernels().respond(tables, state, item, previous, uniform)
     return made
 
 

@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mbcal.types import MASK
+from mbcal.types import MASK_ROW
 
 if TYPE_CHECKING:
     from mbcal.scoring.tables import CellTables, Tables
     from mbcal.types import SessionTensors
 
 PRECISION = tl.constexpr("tf32x3")
-MASKED = tl.constexpr(MASK)
+MASKED = tl.constexpr(MASK_ROW)
 
 
 @triton.jit
@@ -334,7 +334,7 @@ def epsilon_greedy(scores: Tensor, available: Tensor, epsilon: float, uniform: T
     return chosen, propensity
 
 
-def answer(
+def respond(
     tables: Tables, state: tuple[Tensor, ...], item: Tensor, previous: Tensor, uniform: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """See `fused.answer`."""
