@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mbcal import Behaviours, Catalog, NetConfig, Sessions, SimulatorConfig
-from mbcal.environments.simulator import Simulator
+from mbcal import Behaviours, Catalog, NetConfig, Sessions
+from mbcal.environments.model import ModelEnvironment
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.context import ExperimentContext
 from mbcal.evaluation.experiment.growing_batch import growing_batch
@@ -64,13 +64,13 @@ def random_sessions(count: int, catalog: Catalog, seed: int) -> Sessions:
     return Sessions(catalog, labels, items[0], said[0], full, user, items[1], said[1], full)
 
 
-def bench_of(sessions: int, rounds: int) -> ExperimentContext:
+def context_of(sessions: int, rounds: int) -> ExperimentContext:
     catalog = Catalog(tuple(map(str, range(ITEMS))))
     train, test = random_sessions(sessions, catalog, 0), random_sessions(sessions, catalog, 1)
     net = RecurrentNet(catalog, train.behaviour_set, NetConfig("lstm"), KINDS).cuda()
-    simulator = Simulator(net, catalog, train.behaviour_set, SimulatorConfig(), np.zeros(0, np.int32))
+    environment = ModelEnvironment(net, catalog, train.behaviour_set)
     settings = experiment_config({"rounds": rounds, "round_sessions": sessions, "test_sessions": sessions}, "paper")
-    return ExperimentContext(settings, train, test, {"lstm": simulator}, (), "cuda")
+    return ExperimentContext(settings, train, test, {"lstm": environment}, (), "cuda")
 
 
 def one_agent(context: ExperimentContext, name: str) -> dict[str, object]:
@@ -127,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.eager:
         GraphedStep.__call__ = lambda self: self._step()  # type: ignore[method-assign]  # what --eager is for
-    context = bench_of(options.sessions, options.rounds)
+    context = context_of(options.sessions, options.rounds)
     said = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "sessions": options.sessions}
     lines: list[dict[str, object]] = [said]
     print(json.dumps(said), flush=True)

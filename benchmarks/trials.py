@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.agents import MBCAL, Domain
-from mbcal.agents.base import FitContext
+from mbcal.agents.fit_context import FitContext
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.losses import behaviour_nll
 from mbcal.training.targets import counterfactual_future_advantage
@@ -24,18 +24,18 @@ class Ensemble(MBCAL):
     brake = 0.0
     """How many standard deviations of the models' disagreement are taken off."""
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
-        made = super().networks(domain)
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
+        made = super().build_networks(domain)
         for name in self.more:
             made[name] = RecurrentNet(
                 domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users
             )
         return made
 
-    def learn(self, lesson: FitContext) -> None:
+    def learn(self, context: FitContext) -> None:
         for name in self.more:
-            lesson.train(name, behaviour_nll(self.nets[name], lesson.data, self.config.mask_rate))
-        super().learn(lesson)
+            context.train(name, behaviour_nll(self.nets[name], context.data, self.config.mask_rate))
+        super().learn(context)
 
     def advantage(self, batch: SessionTensors) -> Tensor:
         said = torch.stack(
@@ -59,13 +59,13 @@ class SharedStart(MBCAL):
 
     name = "mbcal-shared-start"
 
-    def learn(self, lesson: FitContext) -> None:
+    def learn(self, context: FitContext) -> None:
         environment = self.nets["environment"]
-        lesson.train("environment", behaviour_nll(environment, lesson.data, self.config.mask_rate))
-        if lesson.first:
+        context.train("environment", behaviour_nll(environment, context.data, self.config.mask_rate))
+        if context.is_first_fit:
             encoders = {key: value for key, value in environment.state_dict().items() if not key.startswith("head.")}
             self.nets["advantage"].load_state_dict(encoders, strict=False)
-        self.learn_label(lesson, "advantage", self.advantage)
+        context.fit_values("advantage", context.label("labels of advantage", self.advantage))
 
 
 class SharedEncoder(SharedStart):
@@ -73,8 +73,8 @@ class SharedEncoder(SharedStart):
 
     name = "mbcal-shared-encoder"
 
-    def networks(self, domain: Domain) -> dict[str, nn.Module]:
-        made = super().networks(domain)
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
+        made = super().build_networks(domain)
         for name, parameter in made["advantage"].named_parameters():
             parameter.requires_grad_(name.startswith("head."))
         return made

@@ -93,7 +93,7 @@ def main() -> None:
     world = mbcal.Newsfeed.from_options(dict(store.manifest["options"]), torch.device("cpu"))
     how = mbcal.TrainingConfig(epochs=4, batch=64, learning_rate=3e-3)
     print("fitting the simulator that has a say in the gate, and a first version from 40 logged sessions", flush=True)
-    simulator = mbcal.Simulator.fit(store.sessions("simulator"), mbcal.SimulatorConfig(training=how), device="cpu")
+    simulator = mbcal.Simulator(mbcal.SimulatorConfig(training=how), "cpu").fit(store)
     simulator.save(options.folder / "simulator")
     config = mbcal.MBCALConfig(
         net=mbcal.NetConfig(features=store.agent_features),

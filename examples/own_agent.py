@@ -13,11 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, FitContext, reward_term, value_term
+from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
+from mbcal.agents.values import reward_term, value_term
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.losses import behaviour_nll, value_mse
+from mbcal.training.losses import behaviour_nll
 from mbcal.types import SessionTensors
 
 
@@ -47,10 +50,7 @@ class Cautious(Agent):
     def learn(self, context: FitContext) -> None:
         """First the behaviours, then what the first network was wrong by."""
         context.train("behaviour", behaviour_nll(self.nets["behaviour"], context.data))
-        labels = torch.cat([self.label(context.data[rows]) for rows in context.data.blocks()])
-        if context.first:
-            self.nets["shortfall"].label_scaler.fit(labels, context.data.mask)
-        context.train("shortfall", value_mse(self.nets["shortfall"], context.data, labels))
+        context.fit_values("shortfall", context.label("labels of shortfall", self.label))
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:

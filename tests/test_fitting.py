@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, Store, TrainingConfig, load, prepare_newsfeed
-from mbcal.agents.fit_job import FitJob, fit_by
+from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.store_writer import write_sessions
@@ -49,7 +49,7 @@ class Listener:
 
 def test_the_job_is_the_fit(feed: Path) -> None:
     listener = Listener()
-    curves = fit_by(LocalEngine(), job(feed, "model"), progress=listener)
+    curves = run_fit_job(LocalEngine(), job(feed, "model"), progress=listener)
     straight = MBCAL(CONFIG, "cpu").fit(Store.open(feed).sessions("train"))
     assert curves == straight.curves
     assert files(straight.save(feed.parent / "straight")) == files(feed.parent / "model")
@@ -57,7 +57,7 @@ def test_the_job_is_the_fit(feed: Path) -> None:
     assert "labels of advantage" in listener.phases
     assert not list(feed.parent.glob(".*"))  # no checkpoint is left
     warm = TrainingConfig(epochs=1, batch=32)
-    fit_by(LocalEngine(), job(feed, "warm", warm=feed.parent / "model", training=warm))
+    run_fit_job(LocalEngine(), job(feed, "warm", warm_start=feed.parent / "model", training=warm))
     again = load(feed.parent / "model", "cpu").fit(Store.open(feed).sessions("train"), training=warm)
     assert files(again.save(feed.parent / "again")) == files(feed.parent / "warm")
 

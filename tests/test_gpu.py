@@ -54,7 +54,7 @@ def test_simulators_fit_and_judge(family: str, tmp_path: Path) -> None:
     world = Newsfeed(users=200, items=150, seed=2, device=GPU)
     known = generate_sessions(Newsfeed(users=200, items=150, seed=2), SessionConfig(horizon=6, history=6), 0)
     config = SimulatorConfig(family, hidden=16, embedding=8, training=TrainingConfig(epochs=2, batch=64))  # type: ignore[arg-type]
-    simulator = Simulator.fit(known[known.user < 100], config, device="cuda")
+    simulator = Simulator(config, "cuda").fit(known[known.user < 100])
     test = known[known.user >= 100]
     card = simulator.evaluate(test)
     simulator.save(tmp_path / "sim")

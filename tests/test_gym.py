@@ -34,9 +34,7 @@ def simulators() -> dict[str, Any]:
     _, known = small_feed()
     quick = TrainingConfig(epochs=1, batch=32)
     return {
-        family: Simulator.fit(
-            known[known.user < 30], SimulatorConfig(family, hidden=8, embedding=4, training=quick), device="cpu"
-        )
+        family: Simulator(SimulatorConfig(family, hidden=8, embedding=4, training=quick), "cpu").fit(known[known.user < 30])
         for family in ("lstm", "transformer")
     }
 
@@ -66,7 +64,7 @@ def test_the_registered_newsfeed() -> None:
 def test_the_registered_simulator(tmp_path: Path) -> None:
     store = prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=200, items=100), SessionConfig(horizon=4, history=4))
     config = SimulatorConfig(hidden=4, embedding=4, training=TrainingConfig(epochs=1))
-    Simulator.fit(store.sessions("simulator"), config, device="cpu").save(tmp_path / "sim")
+    Simulator(config, "cpu").fit(store).save(tmp_path / "sim")
     given = {"simulator": tmp_path / "sim", "data": tmp_path / "feed"}
     check_env(gymnasium.make("mbcal/Simulator-v0", **given).unwrapped, skip_render_check=True)
     many = gymnasium.make_vec("mbcal/Simulator-v0", num_envs=3, **given)

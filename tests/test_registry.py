@@ -155,7 +155,7 @@ def fixed_up(path: Path, arrays: dict[str, Any] | None = None, **changes: Any) -
     opened = Artifact.open(path, VERSION_KIND)
     said = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}
     extra = {name: (path / name).read_bytes() for name in ("weights.safetensors", "optimiser.safetensors", "items.parquet")}
-    files = {"scorer": opened.arrays("scorer") if arrays is None else arrays, "golden": opened.arrays("golden")}
+    files = {"scorer": opened.arrays("scorer") if arrays is None else arrays, "verification": opened.arrays("verification")}
     said["version"] = {**said["version"], **changes}
     write_artifact(path, VERSION_KIND, said, files, overwrite=True, extra=extra)
 
@@ -206,7 +206,7 @@ def truncated(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).write_bytes((path / name).read_bytes()[:-1])
 
 
-FILES = ["scorer.safetensors", "golden.safetensors", "items.parquet", "weights.safetensors", "optimiser.safetensors"]
+FILES = ["scorer.safetensors", "verification.safetensors", "items.parquet", "weights.safetensors", "optimiser.safetensors"]
 TABLE = "future/cell/items"
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     **{f"flipped {name}": (flipped(name), rf"{name}: damaged \(its hash does not fit\)") for name in FILES},

@@ -173,5 +173,5 @@ def test_a_policy_on_another_device_is_named() -> None:
     class Elsewhere(ItemScorer):
         device = torch.device("meta")
 
-    with pytest.raises(OptionError, match="the policy is on meta, its users on cpu"):
+    with pytest.raises(OptionError, match="the policy is on meta, the environment on cpu"):
         rollout(Elsewhere(LIKES.values), DelayedPrize(), starts(3))

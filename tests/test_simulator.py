@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from functools import cache
@@ -38,7 +39,7 @@ def feed() -> tuple[Sessions, Sessions]:
 @cache
 def fitted(family: str) -> Simulator:
     config = SimulatorConfig(family, hidden=16, embedding=8, training=TrainingConfig(epochs=6, batch=32, learning_rate=3e-3))  # type: ignore[arg-type]
-    return Simulator.fit(feed()[0], config, device="cpu")
+    return Simulator(config, "cpu").fit(feed()[0])
 
 
 @cache
@@ -64,8 +65,8 @@ def test_report_card_equals_scikit_learn(family: str) -> None:
     batch = test.tensors()
     state, chances = simulator.begin(*batch.history), []
     for step in range(test.horizon):
-        chances.append(simulator.probabilities(state, batch.items[:, step : step + 1]).squeeze(1))
-        _, hidden = simulator._net.forward_step(state.hidden, batch.items[:, step], state.previous)
+        chances.append(simulator.environment.probabilities(state, batch.items[:, step : step + 1]).squeeze(1))
+        _, hidden = simulator.environment.net.forward_step(state.hidden, batch.items[:, step], state.previous)
         state = type(state)(hidden, batch.behaviours[:, step].to(state.previous.dtype))
     given = torch.stack(chances, 1).double().numpy()[test.mask]
     truth, likeliest = test.behaviours[test.mask], given.argmax(1)
@@ -85,7 +86,7 @@ def test_report_card_equals_scikit_learn(family: str) -> None:
 @families
 def test_it_refuses_users_it_was_fitted_on(family: str) -> None:
     fit, test = feed()
-    with pytest.raises(InputError, match=r"fitted on 200 of these users; judge on others"):
+    with pytest.raises(InputError, match=r"fitted on 200 of these users; use others"):
         fitted(family).evaluate(fit)
     mixed = Sessions.concat([test, fit[:3]])
     with pytest.raises(InputError, match=r"fitted on 1 of these users"):
@@ -96,19 +97,19 @@ def test_it_refuses_users_it_was_fitted_on(family: str) -> None:
 def test_no_judged_user_was_seen_in_fitting() -> None:
     """Fitting looks at no session but those given: others may hold anything."""
     fit, test = feed()
-    assert not set(fitted("lstm").fitted.tolist()) & set(test.user.tolist())
-    assert set(fitted("lstm").fitted.tolist()) == set(fit.user.tolist())
+    assert not set(fitted("lstm").fitted_users.tolist()) & set(test.user.tolist())
+    assert set(fitted("lstm").fitted_users.tolist()) == set(fit.user.tolist())
 
 
 @families
 def test_weights_do_not_move_in_evaluation(family: str) -> None:
     simulator, test = fitted(family), feed()[1]
-    before = {name: value.clone() for name, value in simulator._net.state_dict().items()}
+    before = {name: value.clone() for name, value in simulator.environment.net.state_dict().items()}
     evaluate(RandomScorer(0), simulator, test)
     simulator.evaluate(test)
-    after = simulator._net.state_dict()
+    after = simulator.environment.net.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not any(parameter.requires_grad for parameter in simulator._net.parameters())
+    assert not any(parameter.requires_grad for parameter in simulator.environment.net.parameters())
 
 
 @families
@@ -119,7 +120,7 @@ def test_saved_and_loaded_it_answers_the_same(family: str, tmp_path: Path) -> No
     first, second = (evaluate(RandomScorer(0), one, test, seed=3).served for one in (simulator, loaded))
     assert np.array_equal(first.behaviours, second.behaviours)
     assert loaded.config == simulator.config
-    assert np.array_equal(loaded.fitted, simulator.fitted)
+    assert np.array_equal(loaded.fitted_users, simulator.fitted_users)
     manifest = json.loads((tmp_path / "sim" / "manifest.json").read_text())
     assert manifest["report_card"]["nll"] == card(family).nll
     assert manifest["kind"] == "simulator"
@@ -127,20 +128,17 @@ def test_saved_and_loaded_it_answers_the_same(family: str, tmp_path: Path) -> No
 
 def test_same_seed_same_simulator_other_seed_other() -> None:
     config = dataclasses.replace(fitted("lstm").config, training=TrainingConfig(epochs=1, batch=32))
-    first, again, other = (
-        Simulator.fit(feed()[0], dataclasses.replace(config, seed=seed), device="cpu").evaluate(feed()[1]).nll
-        for seed in (0, 0, 1)
-    )
+    first, again, other = (Simulator(config, "cpu", seed=seed).fit(feed()[0]).evaluate(feed()[1]).nll for seed in (0, 0, 1))
     assert first == again != other
 
 
 def test_drift_is_seen() -> None:
     """A simulator that answers always with the lowest level drifts by what it takes away."""
     simulator, test = fitted("lstm"), feed()[1]
-    broken = Simulator(simulator._net, simulator.catalog, simulator.behaviours, simulator.config, simulator.fitted)
+    broken = copy.deepcopy(simulator)
     with torch.no_grad():
-        broken._net.head[2].weight.zero_()
-        broken._net.head[2].bias.copy_(torch.tensor([50.0] + [0.0] * 11))
+        broken.environment.net.head[2].weight.zero_()
+        broken.environment.net.head[2].bias.copy_(torch.tensor([50.0] + [0.0] * 11))
     found = broken.evaluate(test)
     assert found.simulated == pytest.approx([1.0] * 8)
     assert found.drift == pytest.approx(max(real - 1 for real in found.real) / float(test.rewards.mean()), rel=1e-5)

@@ -13,7 +13,8 @@ from torch import nn
 
 from mbcal import NewsfeedConfig, Sessions, Store, prepare_newsfeed
 from mbcal.agents import AGENTS, Agent
-from mbcal.agents.base import Domain, FitContext
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
 from mbcal.data.cutting import SessionConfig
 from mbcal.distributed.group import Group
 from mbcal.distributed.worker_slice import GATHER_BLOCK, WorkerSlice, distributed_gather
@@ -72,7 +73,7 @@ def test_a_warm_start_goes_on_together() -> None:
 
 @pytest.mark.parametrize("more", [{"user": "id"}, {"user": "none"}, {"mix": 1.0}, {"mix": "auto"}])
 def test_so_do_the_choices_of_a_method(more: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.agents.mbcal.IMAGINED", 250)  # all of the first worker's, none or some of the second's
+    monkeypatch.setattr("mbcal.agents.mbcal.MIX_SESSIONS", 250)  # all of the first worker's, none or some of the second's
     alone = make("mbcal", **more).fit(MANY)
     for agent in together(2, lambda group: make("mbcal", **more).fit(part(MANY, group), group=group)):
         require_equal(alone, agent)

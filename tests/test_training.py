@@ -25,14 +25,14 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.loop import train
+from mbcal.training.loop import TrainingJob, train
 from mbcal.training.losses import behaviour_nll, value_mse
 from mbcal.training.random import Noise
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import MASK_ROW
 from tests.batches import CATALOG, LABELS, net, sessions
 
-UNKNOWN_USER = np.zeros(0, np.int64)
+NO_ROWS = np.zeros(0, np.int64)
 
 
 def line(rows: int = 40) -> tuple[nn.Linear, Any]:
@@ -49,9 +49,10 @@ def line(rows: int = 40) -> tuple[nn.Linear, Any]:
     return model, objective
 
 
-def fit(model: nn.Module, objective: Any, how: TrainingConfig, rows: int = 40, held: Any = UNKNOWN_USER, **more: Any) -> Any:
+def fit(model: nn.Module, objective: Any, how: TrainingConfig, rows: int = 40, held: Any = NO_ROWS, **more: Any) -> Any:
     optimiser = more.pop("optimiser", None) or how.create_optimiser(model.parameters())
-    return train(model, objective, np.arange(rows), held, how, name="line", seed=0, optimiser=optimiser, **more)
+    job = TrainingJob("line", model, objective, optimiser, np.arange(rows), held)
+    return train(job, how, seed=0, **more)
 
 
 def test_it_learns() -> None:

@@ -157,7 +157,7 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     weak.publish(agent(1200).save(tmp_path / "good"))
     served(weak, tmp_path / "log", 150)
     how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=15, batch=64, learning_rate=3e-3))
-    simulator = Simulator.fit(logged(1200), how, device="cpu").save(tmp_path / "sim")
+    simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
     gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
     told: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)

@@ -34,6 +34,40 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return kind(**made)
 
 
+def with_settings(config: T, settings: Mapping[str, Any], where: str = "") -> T:
+    """Return a config with single settings changed, each found by its name wherever it sits.
+
+    Args:
+        config: A dataclass whose fields are settings, or dataclasses of settings.
+        settings: New values by name: `gamma` of the config itself, `epochs` of its `training`. A field of the config itself
+            wins over one of the same name further down.
+        where: What an error begins with.
+
+    Raises:
+        OptionError: If no field has that name, or a value is out of range.
+    """
+    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    nested = {name: value for name, value in own.items() if dataclasses.is_dataclass(value)}
+    owner_of = {field.name: name for name, part in nested.items() for field in dataclasses.fields(part)}
+    hints = typing.get_type_hints(type(config))
+    direct: dict[str, Any] = {}
+    further: dict[str, dict[str, Any]] = {name: {} for name in nested}
+    for name, value in settings.items():
+        if name in own:
+            is_config = dataclasses.is_dataclass(value) and isinstance(value, hints[name])
+            direct[name] = value if is_config else _value(hints[name], value, f"{where}{name}")
+        elif name in owner_of:
+            further[owner_of[name]][name] = value
+        else:
+            known = sorted({*own, *owner_of} - nested.keys())
+            raise OptionError(f"{where}{name}: unknown; known are {', '.join(known)}.{nearest(name, known)}")
+    for name, values in further.items():
+        if values:
+            part = direct.get(name, nested[name])
+            direct[name] = from_dict(type(part), {**to_dict(part), **values}, where)
+    return dataclasses.replace(config, **direct) if direct else config  # type: ignore[type-var]
+
+
 def dotted_names(kind: type) -> list[str]:
     """Every setting of a dataclass by its path: `gamma`, `net`, `net.hidden`."""
     hints, names = typing.get_type_hints(kind), []

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mbcal import Sessions
-from mbcal.agents import AGENTS, Agent, agent_class, load
+from mbcal.agents import AGENTS, Agent, agent_class
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.config import NetConfig
@@ -113,7 +113,7 @@ def test_the_future_never_changes_the_past(name: str) -> None:
 def test_save_load_score_is_identical(name: str, tmp_path: Path) -> None:
     known, agent = batches.sessions(count=12), small(name)
     agent.save(tmp_path / "model", provenance={"data": "abc"})
-    loaded = load(tmp_path / "model", "cpu", AGENTS[name])
+    loaded = AGENTS[name].load(tmp_path / "model", "cpu")
     assert type(loaded) is type(agent)
     assert loaded.config == agent.config
     assert loaded.curves == agent.curves
@@ -126,7 +126,7 @@ def test_warm_start_goes_on_exactly_where_it_was(name: str, tmp_path: Path) -> N
     first, second = batches.sessions(count=200, horizon=6, seed=3), batches.sessions(count=150, horizon=6, seed=4)
     agent = make(name).fit(first)
     agent.save(tmp_path / "model")
-    stopped = load(tmp_path / "model", "cpu", AGENTS[name]).fit(second)
+    stopped = AGENTS[name].load(tmp_path / "model", "cpu").fit(second)
     agent.fit(second)
     known = batches.sessions(count=12)
     assert agent.n_fits == stopped.n_fits == 2

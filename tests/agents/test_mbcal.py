@@ -12,6 +12,7 @@ import torch
 
 from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, TrainingConfig, load
 from mbcal.agents import MBCALWithoutVarianceReduction
+from mbcal.agents.domain import Domain
 from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError, TrainingError
 from mbcal.evaluation.evaluator import evaluate
@@ -53,9 +54,7 @@ def test_only_the_environment_model_is_fitted_on_masked_items(monkeypatch: pytes
     seen: dict[str, list[float]] = {"environment": [], "advantage": []}
     agent = MBCAL(config(mask_rate=0.3), "cpu")
     known = logged(400)
-    agent._begin_with(agent_domain := type(agent.fit(known).domain).from_sessions(known))
-    assert agent_domain.catalog is known.catalog
-    agent.n_fits = 0
+    agent.reset(Domain.from_sessions(known))
     for name, net in agent.nets.items():
 
         def spy(state, items, behaviours, name=name, forward=net.forward):  # type: ignore[no-untyped-def]
@@ -137,7 +136,7 @@ def test_strangers_have_a_row_that_was_learned() -> None:
     known = sessions(count=400, seed=2)
     by_id = AgentConfig(net=dataclasses.replace(SMALL, user="id"), training=QUICK)
     agent = GRU4Rec(by_id, "cpu")
-    agent._begin_with(type(GRU4Rec(by_id, "cpu").fit(known).domain).from_sessions(known))
+    agent.reset(Domain.from_sessions(known))
     before = agent.nets["behaviour"].user.weight.detach().clone()
     agent.fit(known)
     moved = (agent.nets["behaviour"].user.weight.detach() - before).abs().sum(1) > 0
@@ -158,8 +157,8 @@ def test_agents_take_their_own_settings_alone() -> None:
 def test_what_the_state_alone_says_does_not_know_the_item() -> None:
     """Slow twin: the session run with the step's own item masked, one step at a time."""
     agent, batch = MBCAL(config(mix=0.5), "cpu").fit(sessions(count=100, seed=2)), sessions(count=12).tensors()
-    net = agent.nets["usual"]
-    fast = net.values(batch, told=False)
+    net = agent.nets["baseline"]
+    fast = net.values(batch, mask_item=True)
     for step in range(batch.horizon):
         items = batch.items.clone()
         items[:, step] = MASK_ROW
@@ -171,7 +170,7 @@ def test_the_family_of_labels_has_both_ends() -> None:
     known, batch = sessions(count=100, seed=2), sessions(count=30).tensors()
     for mix in (0.25, 1.0):
         agent = MBCAL(config(mix=mix), "cpu").fit(known)
-        environment, usual = agent.nets["environment"], agent.nets["usual"].values(batch, told=False)
+        environment, usual = agent.nets["environment"], agent.nets["baseline"].values(batch, mask_item=True)
         advantage = counterfactual_future_advantage(environment, REWARDS, batch, 0.95)
         future = simulated_future_reward(expected_reward(environment.forward_batch(batch), REWARDS), batch.mask, 0.95)
         wanted = torch.where(batch.mask, advantage + mix * (future - advantage - usual), 0)
@@ -180,7 +179,7 @@ def test_the_family_of_labels_has_both_ends() -> None:
         if mix == 1:
             assert torch.allclose(label, torch.where(batch.mask, future - usual, 0), atol=1e-5)
         nets = agent.nets
-        assert torch.allclose(predicted, nets["advantage"].values(batch) + mix * nets["rest"].values(batch), atol=1e-5)
+        assert torch.allclose(predicted, nets["advantage"].values(batch) + mix * nets["residual"].values(batch), atol=1e-5)
     assert "rest" not in MBCAL(config(), "cpu").fit(known).nets
 
 
@@ -189,9 +188,9 @@ def test_the_score_holds_the_share_of_the_rest() -> None:
     batch = sessions(count=5).tensors()
     state, candidates = agent.begin(*batch.history), torch.arange(2, CATALOG.n_rows).expand(5, -1)
     parts = agent.fitted_scorer.score_parts(state, candidates)
-    whole = agent._scorer_with(1.0).score_parts(state, candidates)["rest"]
-    assert set(parts) == {"instant", "future", "rest"}
-    assert torch.allclose(parts["rest"], 0.25 * whole, atol=1e-5)
+    whole = agent._scorer_with(1.0).score_parts(state, candidates)["residual"]
+    assert set(parts) == {"instant", "future", "residual"}
+    assert torch.allclose(parts["residual"], 0.25 * whole, atol=1e-5)
     assert torch.allclose(agent.score(state, candidates), sum(parts.values()), atol=1e-5)
 
 

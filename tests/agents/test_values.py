@@ -11,11 +11,10 @@ import torch
 
 from mbcal import NetConfig, Sessions, TrainingConfig
 from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
-from mbcal.agents.base import value_term
-from mbcal.agents.dqn import DQNConfig, candidate_values, still_available
+from mbcal.agents.dqn import DQNConfig, candidate_values
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
-from mbcal.agents.mcpe import ValueConfig
-from mbcal.environments.candidates import sample_candidates
+from mbcal.agents.values import ValueConfig, value_term
+from mbcal.environments.candidates import available_candidates, sample_candidates
 from mbcal.training.loop import train
 from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import MASK_ROW
@@ -54,9 +53,9 @@ def test_returns_are_the_labels_of_mcpe() -> None:
             assert float(label[row, step]) == pytest.approx(sum(0.9**k * r for k, r in enumerate(rest)), abs=1e-4)
 
 
-def test_what_is_still_available_by_brute_force() -> None:
+def test_what_is_available_candidates_by_brute_force() -> None:
     known = offered()
-    available = still_available(known.tensors())
+    available = available_candidates(known.tensors())
     for row in range(len(known)):
         for step in range(known.horizon):
             gone = set(known.items[row, : min(step, known.length[row])].tolist())
@@ -87,11 +86,11 @@ def test_targets_bootstrap_over_the_remaining_candidates(kind: Any) -> None:
     net = agent.nets["value"]
     for parameter in net.target.parameters():  # far enough apart that choosing by one or the other differs
         parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    net._judge = None
+    net.set_extra_state(net.get_extra_state())  # as after loading: what was derived from the old weights is dropped
     label = agent.label(batch)
     slow = candidate_values(net.target, value_term(net.target), batch)
     chooses = candidate_values(net.online, value_term(net.online), batch) if kind is DDQN else slow
-    available = still_available(batch)
+    available = available_candidates(batch)
     for row in range(len(known)):
         for step in range(int(known.length[row])):
             target = float(known.rewards[row, step])
@@ -135,11 +134,11 @@ def test_the_target_network_is_copied_every_twenty_updates() -> None:
 def test_dyna_q_learns_from_as_many_imagined_as_real_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     taught: dict[str, int] = {}
 
-    def spy(net: Any, objective: Any, rows: Any, *more: Any, name: str, **others: Any) -> Any:
-        taught[name] = len(rows)
-        return train(net, objective, rows, *more, name=name, **others)
+    def spy(job: Any, config: Any, **others: Any) -> Any:
+        taught[job.name] = len(job.train_rows)
+        return train(job, config, **others)
 
-    monkeypatch.setattr("mbcal.agents.base.train", spy)
+    monkeypatch.setattr("mbcal.agents.fit_context.train", spy)
     fitted(DynaQ)
     assert taught == {"environment": 120, "value": 240}
 
@@ -152,7 +151,7 @@ def test_ddpg_shows_the_candidate_nearest_to_its_point() -> None:
     candidates = torch.arange(2, CATALOG.n_rows).expand(10, -1)
     scores = agent.score(state, candidates)
     with torch.no_grad():
-        point = pair.act(batch)[:, 0]  # at the first step nothing has been shown
+        point = pair.actions(batch)[:, 0]  # at the first step nothing has been shown
         far = (pair.points(candidates) - point.unsqueeze(1)).square().sum(-1)
     assert torch.allclose(scores, -far, atol=1e-5)
     assert torch.equal(scores.argmax(1), far.argmin(1))
@@ -168,7 +167,7 @@ def test_ddpgs_targets_judge_the_next_point_of_the_slower_actor() -> None:
     for parameter in net.target.parameters():
         parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     label = agent.label(batch)
-    points = net.target.act(batch)
+    points = net.target.actions(batch)
     for row in range(len(known)):
         length = int(known.length[row])
         one = known[row : row + 1].tensors()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mbcal import MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, load, prepare_newsfeed
-from mbcal.agents.fit_job import FitJob, fit_by
+from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict
 from mbcal.data.cutting import SessionConfig
 from mbcal.distributed.engines.local import LocalEngine
@@ -39,19 +39,21 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of several shards' worth of users, and the model one process makes of it."""
     folder = tmp_path_factory.mktemp("shop")
     prepare_newsfeed(folder / "feed", NewsfeedConfig(sessions=900, items=100), SessionConfig(horizon=5, history=4))
-    fit_by(LocalEngine(), job(folder, "local"))
+    run_fit_job(LocalEngine(), job(folder, "local"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def undisturbed(shop: Path, ray_engine: RayEngine) -> Path:
-    fit_by(ray_engine, job(shop, "undisturbed"))
+    run_fit_job(ray_engine, job(shop, "undisturbed"))
     return shop / "undisturbed"
 
 
-def job(shop: Path, name: str, data: str = "feed", every: float = 30.0) -> FitJob:
+def job(shop: Path, name: str, data: str = "feed", checkpoint_every: float = 30.0) -> FitJob:
     config = to_dict(CONFIG)
-    return FitJob(shop / data, shop / name, shop / f".{name}", "mbcal", config, device="cpu", every=every)
+    return FitJob(
+        shop / data, shop / name, shop / f".{name}", "mbcal", config, device="cpu", checkpoint_every=checkpoint_every
+    )
 
 
 def said(model: Path, what: str) -> Any:
@@ -78,7 +80,7 @@ def test_two_workers_make_the_model_of_one(shop: Path, undisturbed: Path) -> Non
 def test_killed_workers_cost_what_came_after_the_last_checkpoint(
     shop: Path, undisturbed: Path, ray_engine: RayEngine
 ) -> None:
-    fit = job(shop, "disturbed", every=0.0)
+    fit = job(shop, "disturbed", checkpoint_every=0.0)
     ray_engine.run_spmd(Deadly(fit, {1: 12, 0: 20}, shop))
     assert (shop / "dead-1").exists()
     assert (shop / "dead-0").exists()
@@ -92,7 +94,7 @@ def test_a_damaged_shard_is_named_in_one_sentence(shop: Path, ray_engine: RayEng
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     begun = time.monotonic()
     with pytest.raises(StoreError, match=rf"{shard.name}: damaged \(its hash does not fit\); prepare the store again"):
-        fit_by(ray_engine, job(shop, "nothing", "damaged"))
+        run_fit_job(ray_engine, job(shop, "nothing", "damaged"))
     assert time.monotonic() - begun < BOUND
     assert not (shop / "nothing").exists()
 
@@ -101,7 +103,7 @@ def test_workers_that_cannot_be_had_are_not_waited_for_forever(shop: Path, ray_e
     crowd = RayEngine(9, patience=2.0)
     begun = time.monotonic()
     with crowd, pytest.raises(EngineError, match="9 workers of 1 CPU and 0 GPU could not be started in 2 seconds"):
-        fit_by(crowd, job(shop, "nothing"))
+        run_fit_job(crowd, job(shop, "nothing"))
     assert time.monotonic() - begun < BOUND
     import ray  # not before the engine has: it says where Ray listens
 
@@ -116,7 +118,7 @@ from tests.engines.test_ray_train import job
 from tests.n_fits import Deadly
 shop = Path(sys.argv[1])
 with RayEngine(2) as engine:
-    engine.run_spmd(Deadly(job(shop, "driven", every=0.0), {1: 12}, shop / "driver", stuck=True))
+    engine.run_spmd(Deadly(job(shop, "driven", checkpoint_every=0.0), {1: 12}, shop / "driver", stuck=True))
 """
 
 
@@ -129,9 +131,9 @@ def test_the_driver_is_killed_and_goes_on(shop: Path, undisturbed: Path, ray_eng
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
     _wait_for(lambda: not _marked(str(shop)))  # nothing it started is left
-    again = job(shop, "driven", every=0.0)
+    again = job(shop, "driven", checkpoint_every=0.0)
     assert any(again.checkpoints.glob("[0-9]*"))
-    fit_by(ray_engine, again)
+    run_fit_job(ray_engine, again)
     assert said(shop / "driven", "files") == said(undisturbed, "files")
 
 

@@ -488,7 +488,7 @@ def test_an_agent_of_ones_own(tmp_path: Path) -> None:
     assert kind.name == "mine"
     for name, said in (
         (f"{tmp_path}/mine.py:Mein", "has no 'Mein'"),
-        (f"{tmp_path}/mine.py:Other", "is no mbcal.Agent; see docs/new-method.md"),
+        (f"{tmp_path}/mine.py:Other", "is not a subclass of mbcal.Agent; see docs/new-method.md"),
         (f"{tmp_path}/none.py:Mine", "cannot be read"),
     ):
         with pytest.raises(OptionError, match=said):

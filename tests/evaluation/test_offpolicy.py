@@ -33,9 +33,10 @@ from mbcal.evaluation.ope.estimators import (
 )
 from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
 from mbcal.evaluation.ope.intervals import bootstrap, bootstrap_all, empirical_bernstein
-from mbcal.evaluation.ope.propensity import available_by_step, policy_choices, target_propensities
+from mbcal.evaluation.ope.propensity import policy_choices, target_propensities
 from mbcal.nn.config import NetConfig
 from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.choice import available_by_step
 from mbcal.scoring.scorers import ItemScorer, RandomScorer
 from mbcal.training.config import TrainingConfig
 from mbcal.types import FIRST_ITEM_ROW

@@ -183,7 +183,7 @@ class Feed:
         net = NetConfig(hidden=8, embedding=8)
         self.agent = MBCAL(MBCALConfig(net=net, training=training), "cpu").fit(train)
         self.myopic = GRU4Rec(GRU4Rec.Config(net=net, training=training), "cpu").fit(train)
-        self.simulator = Simulator.fit(self.store.sessions("simulator"), SimulatorConfig(hidden=8, training=training))
+        self.simulator = Simulator(SimulatorConfig(hidden=8, training=training)).fit(self.store)
         self.agent.save(self.far)
         self.myopic.save(self.near)
         self.simulator.save(self.users)

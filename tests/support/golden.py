@@ -134,9 +134,9 @@ def fits(folder: Path, store: Store) -> dict[str, str]:
     assert len(kinds) == len(AGENTS)
     for family in ("lstm", "transformer"):
         config = SimulatorConfig(family=family, hidden=16, embedding=8, training=how)
-        simulator = Simulator.fit(store.sessions("simulator"), config, device="cpu")
+        simulator = Simulator(config, "cpu").fit(store)
         card = simulator.evaluate(test[:100])
-        found[f"simulator {family}"] = of_arrays({k: v.numpy() for k, v in simulator._net.state_dict().items()})
+        found[f"simulator {family}"] = of_arrays({k: v.numpy() for k, v in simulator.environment.net.state_dict().items()})
         found[f"card {family}"] = of_numbers([card.nll, card.ece, card.macro_f1, card.drift, card.rmse])
     agent, other = load(folder / "mbcal", "cpu"), load(folder / "gru4rec", "cpu")
     estimates = estimate_value(agent, other, test, epsilon=0.1, clip=20.0, values="means", resamples=200)

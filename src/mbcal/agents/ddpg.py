@@ -2,12 +2,12 @@
 
 Lillicrap et al., *Continuous control with deep reinforcement learning* (2016), in the form of Zhao et al. that the MBCAL
 paper compares with. Items are mapped to v(a) in four dimensions. The actor gives a point p(s_t), the policy shows the
-candidate whose v(a) lies nearest, the critic Q(s_t, v) judges points.
+candidate whose v(a) lies nearest, the critic Q(s_t, v) values points.
 
     critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   (Q(s_t, v(a_t)) - y_t)²
-    actor    -Q(s_t, p(s_t)), the critic held still
+    actor    -Q(s_t, p(s_t)), the critic's parameters fixed
 
-Q' and p' are copies made every 20 updates; the actor learns ten times slower than the critic.
+Q' and p' are copies renewed every 20 updates; the actor learns ten times slower than the critic.
 
 Deviations: (1) copies instead of slow averages, as in DQN; (2) the actor reads the masking item where others read the
 candidate, so that its network has the shape of all others; (3) v(a) is learned through the critic alone.
@@ -20,9 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, Domain, FitContext
-from mbcal.agents.dqn import NO_ROWS, DQNConfig, TargetCopy
-from mbcal.agents.mcpe import session_returns
+from mbcal.agents.base import Agent
+from mbcal.agents.domain import Domain
+from mbcal.agents.dqn import DQNConfig
+from mbcal.agents.fit_context import NO_ROWS, FitContext
+from mbcal.agents.values import TargetCopy, session_returns
 from mbcal.nn.embeddings import Embedding, ItemEmbedding
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import RecurrentNet, last_hidden, run_gru
@@ -36,21 +38,20 @@ from mbcal.types import SessionTensors
 
 @dataclass(frozen=True)
 class DDPGConfig(DQNConfig):
-    """ExperimentConfig of DDPG."""
+    """Settings of DDPG."""
 
     action: int = 4
-    """Dimensions of the space of points; the paper found more to be worse."""
+    """Dimensions of the action space; the paper found more to be worse."""
     actor_share: float = 0.1
     """The actor's learning rate as a share of the critic's."""
 
 
-class _Pair(nn.Module):
-    """Actor and critic. The critic's items are their points: Emb(a) -> v(a) in (-1, 1)^4."""
+class _ActorCritic(nn.Module):
+    """Actor p(s) and critic Q(s, v). The critic reads items as points v(a) in (-1, 1)^4, mapped from Emb(a)."""
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
         super().__init__()
-        known = (domain.catalog, domain.behaviours, config.net)
-        self.actor = RecurrentNet(*known, config.action, domain.n_users)
+        self.actor = RecurrentNet(domain.catalog, domain.behaviours, config.net, config.action, domain.n_users)
         self.items = ItemEmbedding(domain.catalog, config.net)
         self.point = nn.Linear(self.items.size, config.action)
         self.behaviours = Embedding(domain.behaviours.start + 1, config.net.embedding)
@@ -59,46 +60,47 @@ class _Pair(nn.Module):
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def points(self, items: Tensor) -> Tensor:
-        """v(a): (…) -> (…, 4)."""
+        """v(a): catalogue rows (…) -> (…, 4)."""
         return torch.tanh(self.point(self.items(items)))
 
-    def act(self, batch: SessionTensors) -> Tensor:
-        """p(s_t) (B, T, 4): the actor at every logged step, the step's own item unseen."""
+    def actions(self, batch: SessionTensors) -> Tensor:
+        """p(s_t) at every logged step, (B, T, 4); the step's own item is masked."""
         return torch.tanh(self.actor.forward_masked(batch))
 
     def forward(self, batch: SessionTensors) -> Tensor:
-        """Q (B, T) of the actor's own points."""
-        return self.judge(batch, self.act(batch))
+        """Q of the actor's own actions, (B, T)."""
+        return self.critic(batch, self.actions(batch))
 
-    def judge(self, batch: SessionTensors, points: Tensor | None = None) -> Tensor:
-        """Q (B, T) of the logged items, or of other points (B, T, 4) shown in their place, one step at a time."""
-        inside = torch.cat([self.behaviours(self.actor.previous(batch.behaviours).int()), self.points(batch.items)], -1)
-        begin = self._read(batch)
-        hidden = run_gru(self.cell, inside, begin)
+    def critic(self, batch: SessionTensors, points: Tensor | None = None) -> Tensor:
+        """Q (B, T) of the logged items, or of `points` (B, T, 4) shown in their place, one step at a time."""
+        previous = self.behaviours(self.actor.previous(batch.behaviours).int())
+        inputs = torch.cat([previous, self.points(batch.items)], -1)
+        first_state = self._encode_history(batch)
+        hidden = run_gru(self.cell, inputs, first_state)
         if points is not None:
-            before = torch.cat([begin.unsqueeze(1), hidden[:, :-1]], 1)  # h_{t-1}
-            other = torch.cat([inside[..., : -points.shape[-1]], points], -1)
-            hidden = run_gru(self.cell, other.flatten(0, 1).unsqueeze(1), before.flatten(0, 1)).view_as(hidden)
-        value: Tensor = self.head(hidden).squeeze(-1)
-        return value
+            states_before = torch.cat([first_state.unsqueeze(1), hidden[:, :-1]], 1)
+            replaced = torch.cat([previous, points], -1)
+            hidden = run_gru(self.cell, replaced.flatten(0, 1).unsqueeze(1), states_before.flatten(0, 1)).view_as(hidden)
+        values: Tensor = self.head(hidden).squeeze(-1)
+        return values
 
-    def _read(self, batch: SessionTensors) -> Tensor:
+    def _encode_history(self, batch: SessionTensors) -> Tensor:
         size, span = batch.history_items.shape
+        zeros = torch.zeros(size, self.cell.hidden_size, device=batch.items.device)
         if span == 0 or self.actor.config.user != "history":
-            return torch.zeros(size, self.cell.hidden_size, device=batch.items.device)
-        past = torch.cat([self.behaviours(batch.history_behaviours.int()), self.points(batch.history_items)], -1)
-        nothing = torch.zeros(size, self.cell.hidden_size, device=past.device)
-        return last_hidden(run_gru(self.history, past, nothing), batch.history_length)
+            return zeros
+        inputs = torch.cat([self.behaviours(batch.history_behaviours.int()), self.points(batch.history_items)], -1)
+        return last_hidden(run_gru(self.history, inputs, zeros), batch.history_length)
 
 
 class ActorCritic(TargetCopy):
-    """The pair that learns, its slower copy, and the scale of values."""
+    """Actor and critic that learn, their target copy, and the scale of values."""
 
-    online: _Pair
-    target: _Pair
+    online: _ActorCritic
+    target: _ActorCritic
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
-        super().__init__(_Pair(domain, config), _Pair(domain, config), config.copy_every)
+        super().__init__(_ActorCritic(domain, config), _ActorCritic(domain, config), config.copy_every)
         self.label_scaler = LabelScaler(domain.horizon)
 
 
@@ -113,47 +115,48 @@ class DDPG(Agent):
         return {"value": ActorCritic(domain, self.config)}
 
     def create_optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-        critic = [parameter for name, parameter in learned if not name.startswith("online.actor.")]
-        actor = [parameter for name, parameter in learned if name.startswith("online.actor.")]
-        made = self.config.training.create_optimiser(critic)
-        made.add_param_group({"params": actor, "share": self.config.actor_share})
-        self.config.training.apply_to(made)
-        return made
+        """One Adam with two groups: the critic at the config's rate, the actor at its share of it."""
+        trainable = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+        critic = [parameter for name, parameter in trainable if not name.startswith("online.actor.")]
+        actor = [parameter for name, parameter in trainable if name.startswith("online.actor.")]
+        optimiser = self.config.training.create_optimiser(critic)
+        optimiser.add_param_group({"params": actor, "share": self.config.actor_share})
+        self.config.training.apply_to(optimiser)
+        return optimiser
 
     def learn(self, context: FitContext) -> None:
         net: ActorCritic = self.nets["value"]
-        if context.first:
-            returns = session_returns(context.data, self.config.gamma)
-            net.label_scaler.fit(returns, context.data.mask, context.worker_slice.group)
-        context.train("value", self._objective(net, context.data), held=NO_ROWS, before=net.begin_update)
+        context.fit_label_scaler(net.label_scaler, session_returns(context.data, self.config.gamma))
+        objective = self._objective(net, context.data)
+        context.train("value", objective, held_out_rows=NO_ROWS, before_update=net.begin_update)
 
     def _objective(self, net: ActorCritic, data: DeviceSessions) -> Objective:
         def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = data[rows]
-            counted = batch.mask
-            error = net.online.judge(batch) - net.label_scaler.normalize(self.label(batch))
-            still = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
-            still |= {name: parameter for name, parameter in net.online.named_parameters() if name.startswith("actor.")}
-            judged = torch.func.functional_call(net.online, still, (batch,))
-            return ((error.square() - judged) * counted).sum(), counted.sum()
+            mask = batch.mask
+            errors = net.online.critic(batch) - net.label_scaler.normalize(self.label(batch))
+            # the actor's loss must not move the critic: only the actor's parameters carry gradients in it
+            parameters = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
+            parameters |= {name: p for name, p in net.online.named_parameters() if name.startswith("actor.")}
+            action_values = torch.func.functional_call(net.online, parameters, (batch,))
+            return ((errors.square() - action_values) * mask).sum(), mask.sum()
 
         return objective
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:
-        """y_t (B, T)."""
+        """y_t, (B, T)."""
         net: ActorCritic = self.nets["value"]
-        value = net.label_scaler.denormalize(net.target(batch))
-        return temporal_difference_targets(batch.rewards, value, batch.mask, self.config.gamma)
+        next_value = net.label_scaler.denormalize(net.target(batch))
+        return temporal_difference_targets(batch.rewards, next_value, batch.mask, self.config.gamma)
 
     @torch.no_grad()
     def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:
         net: ActorCritic = self.nets["value"]
-        return self.label(batch), net.label_scaler.denormalize(net.online.judge(batch))
+        return self.label(batch), net.label_scaler.denormalize(net.online.critic(batch))
 
     @torch.no_grad()
     def build_scorer(self) -> NearestScorer:
-        pair: _Pair = self.nets["value"].online
+        net: _ActorCritic = self.nets["value"].online
         rows = torch.arange(self.domain.catalog.n_rows, device=self.device)
-        return NearestScorer(pair.actor.scoring_tables(), pair.points(rows), self.domain.behaviours.start)
+        return NearestScorer(net.actor.scoring_tables(), net.points(rows), self.domain.behaviours.start)

@@ -1,9 +1,9 @@
 """Dyna-Q: DQN on real sessions and as many imagined ones.
 
 Sutton, *Dyna* (1991), in the form of Liu and Zou et al. that the MBCAL paper compares with: an environment model of the
-agent's own answers its own policy, and Q learns from real and imagined sessions alike, one to one.
+agent's own responds to its own policy, and Q learns from real and imagined sessions alike, one to one.
 
-Deviations: (1) imagined sessions are made once a fit, after the environment model has learned from the same data: the same
+Deviations: (1) imagined sessions are made once per fit, after the environment model has learned from the same data: the same
 users and candidates, items chosen by the present Q with epsilon 0.1; in the first fit, when there is no Q, at random;
 (2) as DQN.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.base import Domain, FitContext
+from mbcal.agents.domain import Domain
 from mbcal.agents.dqn import DQN
+from mbcal.agents.fit_context import FitContext
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
 from mbcal.nn.recurrent import RecurrentNet
@@ -22,6 +23,7 @@ from mbcal.training.losses import behaviour_nll
 from mbcal.types import SessionTensors
 
 EPSILON = 0.1
+"""Exploration in imagined sessions."""
 
 
 class DynaQ(DQN):
@@ -30,28 +32,24 @@ class DynaQ(DQN):
     name = "dyna-q"
 
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
-        known = (domain.catalog, domain.behaviours, self.config.net)
-        return {
-            "environment": RecurrentNet(*known, len(domain.behaviours), domain.n_users),
-            **super().build_networks(domain),
-        }
+        shape = (domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users)
+        return {"environment": RecurrentNet(*shape), **super().build_networks(domain)}
 
     def learn(self, context: FitContext) -> None:
         context.train("environment", behaviour_nll(self.nets["environment"], context.data))
-        real = context.data.tensors
-        both = DeviceSessions(SessionTensors.concat([real, self.imagine(context)]), self.device, candidates=True)
-        self.learn_values(context, both, times=2)
+        real_and_imagined = SessionTensors.concat([context.data.tensors, self.imagine(context)])
+        self.learn_values(context, DeviceSessions(real_and_imagined, self.device, candidates=True), copies=2)
 
     def imagine(self, context: FitContext) -> SessionTensors:
-        """As many sessions as there are real ones, from the environment model."""
+        """As many sessions as there are real ones, with responses of the environment model."""
         environment = ModelEnvironment(self.nets["environment"], self.domain.catalog, self.domain.behaviours)
         return rollout(
             self.build_scorer(),
             environment,
             context.data.tensors,
-            epsilon=1.0 if context.first else EPSILON,
+            epsilon=1.0 if context.is_first_fit else EPSILON,
             seed=context.seed,
-            first=context.worker_slice.begin,
+            first_index=context.worker_slice.begin,
             title="imagining",
             progress=context.progress,
         ).without("propensities")

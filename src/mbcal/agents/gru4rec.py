@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.base import Agent, Domain, FitContext, reward_term
+from mbcal.agents.base import Agent
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
+from mbcal.agents.values import reward_term
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.scoring.scorers import NetScorer
 from mbcal.training.losses import behaviour_nll

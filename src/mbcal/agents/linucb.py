@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig, Domain, FitContext
+from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
 from mbcal.errors import OptionError
 from mbcal.scoring.scorers import N_CONTEXT, LinUCBScorer
 from mbcal.types import FIRST_ITEM_ROW, Catalog, SessionTensors
@@ -88,7 +90,7 @@ class LinUCB(Agent):
         return torch.stack(seen, 1).to(rewards.dtype)
 
     def _vectors(self) -> Tensor:
-        made = item_vectors(self.domain.catalog, self.config.net.features, self.config.size)
+        made = item_vectors(self.domain.catalog, self.config.net.features or (), self.config.size)
         return torch.from_numpy(made).to(self.device)
 
     def build_scorer(self) -> LinUCBScorer:

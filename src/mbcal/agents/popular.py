@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, Domain, FitContext
+from mbcal.agents.base import Agent
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
 from mbcal.scoring.scorers import ItemScorer
 from mbcal.types import FIRST_ITEM_ROW
 

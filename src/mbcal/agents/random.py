@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from mbcal.agents.base import Agent, Domain, FitContext
+from mbcal.agents.base import Agent
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.training.random import derive_seed
 

@@ -78,7 +78,7 @@ def fit_agent(
     up to the rounding of sums.
     """
     from mbcal.agents import agent_class, load
-    from mbcal.agents.fit_job import FitJob, fit_by
+    from mbcal.agents.fit_job import FitJob, run_fit_job
     from mbcal.config import to_dict
     from mbcal.distributed.engines import create_engine
     from mbcal.nn.config import NetConfig
@@ -122,7 +122,7 @@ def fit_agent(
         checkpoints=checkpoint_folder(out),
         agent=agent,
         config=to_dict(made.config),
-        warm=warm and warm.resolve(),
+        warm_start=warm and warm.resolve(),
         device=device,
         settings=settings,
         provenance=about(store, "train"),
@@ -130,7 +130,7 @@ def fit_agent(
     if job.checkpoints.is_dir():
         typer.echo("going on from the last checkpoint", err=True)
     with progress() as listener, create_engine(engine, workers, address) as where:
-        curves = fit_by(where, job, resources, listener)
+        curves = run_fit_job(where, job, resources, listener)
     typer.echo(f"{out}: {agent}, fitted on {store.n_sessions('train'):,} sessions")
     for name, curve in curves.items():
         best = min(curve, key=lambda epoch: epoch.get("held_out", epoch["loss"]))

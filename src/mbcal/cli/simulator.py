@@ -68,7 +68,7 @@ def fit_simulator(
     if kept.latest:
         typer.echo("going on from the last checkpoint", err=True)
     with progress() as listener:
-        made = Simulator.fit(store.sessions("simulator"), config, device=device, progress=listener, checkpoints=kept)
+        made = Simulator(config, device).fit(store, progress=listener, checkpoints=kept)
         made.provenance = about(store, "simulator")
         card = made.evaluate(test, progress=listener)
     said = {**asdict(card), "drift": card.drift}
@@ -76,7 +76,7 @@ def fit_simulator(
         "report-card.json": json.dumps(said, indent=2, allow_nan=False).encode(),
         "report-card.png": draw_report_card(card, made.behaviours, f"{family} on {store.manifest['source']}"),
     }
-    made.save(out, card=card, extra=extra, overwrite=overwrite)
+    made.save(out, card=card, extra_files=extra, overwrite=overwrite)
     kept.remove()
     if as_json:
         typer.echo(extra["report-card.json"].decode())

@@ -35,7 +35,7 @@ AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag"
 """By kind of store; elsewhere agents go by ids alone, as in the paper."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Store:
     """A store opened for reading; every file is checked against its hash when it is read."""
 
@@ -47,6 +47,15 @@ class Store:
         """Open a folder written by `mbcal prepare`."""
         path = Path(path)
         return cls(path, STORE_KIND.open(path))
+
+    def __repr__(self) -> str:
+        counts = self.manifest["counts"]
+        sizes = (
+            f"{counts['sessions']:,} sessions of {counts['users']:,} users"
+            if "users" in counts
+            else f"{counts['sessions']:,} sessions"
+        )
+        return f"<Store {str(self.path)!r}: {sizes}, source {self.manifest['source']}>"
 
     def table(self, name: str) -> pa.Table:
         """One file of the store, its hash checked."""

@@ -1,7 +1,8 @@
-"""Users one can ask: the generated world, a learned simulator, or an agent's own environment model.
+"""The environment protocol: whoever responds to the items a policy shows.
 
-All answer in the same way: `begin` a session from what is known of its user, then `answer` each item shown. Randomness is
-one uniform number a step, given from outside, so that two policies can meet the same users in the same luck.
+Implementations: `model.ModelEnvironment` (an agent's own environment model), `simulator.Simulator` (learned users that judge
+agents), `newsfeed.world.Newsfeed` (a generated world whose truth is known). Randomness is one uniform number per step, given
+from outside, so that two policies can meet the same users under the same noise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mbcal.types import Behaviours, Catalog
 
 
 class Environment(Protocol):
-    """The two verbs of a user, for B sessions at a time; `State` is explicit and immutable."""
+    """Users, B sessions at a time. States are opaque and immutable."""
 
     @property
     def catalog(self) -> Catalog: ...
@@ -27,13 +28,17 @@ class Environment(Protocol):
     def device(self) -> torch.device: ...
 
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> Any:
-        """The state in which users (B,) with histories (B, H) come to a session."""
+        """Return the state in which users (B,) with histories (B, H) begin a session."""
 
     def respond(self, state: Any, item: Tensor, uniform: Tensor) -> tuple[Tensor, Any]:
-        """What users do with item (B,), drawn by uniform numbers (B,): behaviours (B,) uint8, and the state after it."""
+        """Respond to item (B,) by uniform numbers (B,).
+
+        Returns:
+            Behaviours (B,) uint8, and the state after them.
+        """
 
     def observe(self, state: Any, item: Tensor, behaviour: Tensor) -> Any:
-        """The state after item (B,) met a behaviour (B,) that is known."""
+        """Return the state after item (B,) met a known behaviour (B,)."""
 
     def merge(self, mask: Tensor, yes: Any, no: Any) -> Any:
-        """Session by session (B,) the one state or the other."""
+        """Return, session by session, the state `yes` where mask (B,) is true, else `no`."""

@@ -1,4 +1,8 @@
-"""Candidates of sessions: logged, or sampled."""
+"""Candidates of sessions: those that were logged, or sampled ones.
+
+A session has one set of candidates for all its steps, (B, C), of which an item is gone once it was shown; or, in a decision log,
+one set per step, (B, T, C), as the service was asked to rank them.
+"""
 
 from __future__ import annotations
 
@@ -13,59 +17,94 @@ from mbcal.distributed.worker_slice import WorkerSlice, all_reduce_count, distri
 from mbcal.training.random import derive_seed, random_integers
 from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
-Rows = TypeVar("Rows", Sessions, SessionTensors)
+SessionsT = TypeVar("SessionsT", Sessions, SessionTensors)
 
-
-DRAWS = 64
-"""Rounds of drawing other items before a session makes do with fewer."""
-
-
+SAMPLING_ROUNDS = 64
+"""How often repeated items are sampled again before a session makes do with fewer."""
 PADDING = np.iinfo(np.int32).max
-"""While candidates are drawn: comes after every item."""
+"""Padding while candidates are sampled: sorts after every item."""
 
 
 def session_candidates(
-    sessions: Rows, seed: int, others_from: Rows | None = None, worker_slice: WorkerSlice | None = None
+    sessions: SessionsT, seed: int, sample_from: SessionsT | None = None, worker_slice: WorkerSlice | None = None
 ) -> Any:
-    """Those logged with the sessions where each session had one set, else drawn; an array or a tensor, as the sessions."""
-    logged = sessions.candidates
-    return (
-        logged if logged is not None and logged.ndim == 2 else sample_candidates(sessions, seed, others_from, worker_slice)
-    )
+    """Return the logged candidates of N sessions, or sample some where none were logged.
+
+    Args:
+        sessions: The sessions.
+        seed: Names the sample.
+        sample_from: Sessions whose items are sampled; by default `sessions` themselves.
+        worker_slice: Where the sessions are a part of many, so that the sample is that of the whole.
+
+    Returns:
+        Catalogue rows, (N, C) or (N, T, C), padded with `MASK_ROW`: an array or a tensor, like the sessions.
+    """
+    if sessions.candidates is not None:
+        return sessions.candidates
+    return sample_candidates(sessions, seed, sample_from, worker_slice)
 
 
 def sample_candidates(
-    sessions: Rows, seed: int, others_from: Rows | None = None, worker_slice: WorkerSlice | None = None
+    sessions: SessionsT, seed: int, sample_from: SessionsT | None = None, worker_slice: WorkerSlice | None = None
 ) -> Any:
-    """A session's own items and as many from other sessions: (N, 2T) distinct rows, rising, padded with 0 at the end.
+    """Sample candidates: each session's own items and as many from other sessions, by how often they occur there.
 
-    Others are drawn by how often they occur in `others_from` (these sessions themselves unless given). The order carries no
-    hint of which were the session's own. Where they are a `worker_slice` of many, draws are from all of them.
+    Args: As for `session_candidates`.
+
+    Returns:
+        (N, 2T) distinct catalogue rows in rising order, padded with `MASK_ROW` at the end. The order carries no hint of which
+        items were the session's own.
     """
     if isinstance(sessions, Sessions):
-        others = None if others_from is None else others_from.tensors()
+        others = None if sample_from is None else sample_from.tensors()
         return sample_candidates(sessions.tensors(), seed, others, worker_slice).numpy()
-    source = sessions if others_from is None else others_from
+    source = sessions if sample_from is None else sample_from
     pool, mask = source.items[source.mask], sessions.mask
-    begin, group = (worker_slice.begin, worker_slice.group) if worker_slice else (0, SINGLE_WORKER)
-    size = all_reduce_count(len(pool), group)
-    draw = derive_seed(seed, "candidates")
-    places = torch.arange(mask.numel(), device=mask.device) + begin * mask.shape[1]
-    drawn = distributed_gather(pool, random_integers(draw, places, size), group).view(mask.shape)
-    candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, drawn)], 1)
-    for attempt in range(DRAWS):
-        candidates = _sorted_rows(candidates)
-        twice = torch.zeros_like(candidates, dtype=torch.bool)
-        twice[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != PADDING)
-        again = twice.flatten().nonzero().squeeze(1)
+    first_session, group = (worker_slice.begin, worker_slice.group) if worker_slice else (0, SINGLE_WORKER)
+    pool_size = all_reduce_count(len(pool), group)
+    sample_seed = derive_seed(seed, "candidates")
+    places = torch.arange(mask.numel(), device=mask.device) + first_session * mask.shape[1]
+    sampled = distributed_gather(pool, random_integers(sample_seed, places, pool_size), group).view(mask.shape)
+    candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, sampled)], 1)
+    for attempt in range(SAMPLING_ROUNDS):
+        candidates = _sort_rows(candidates)
+        repeated = torch.zeros_like(candidates, dtype=torch.bool)
+        repeated[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != PADDING)
+        again = repeated.flatten().nonzero().squeeze(1)
         if not all_reduce_count(len(again), group):
             break
-        wanted = random_integers(derive_seed(draw, attempt), again + begin * candidates.shape[1], size)
-        candidates.view(-1)[again] = distributed_gather(pool, wanted, group) if attempt < DRAWS - 1 else PADDING
-    candidates = _sorted_rows(candidates)
+        wanted = random_integers(derive_seed(sample_seed, attempt), again + first_session * candidates.shape[1], pool_size)
+        is_last = attempt == SAMPLING_ROUNDS - 1
+        candidates.view(-1)[again] = PADDING if is_last else distributed_gather(pool, wanted, group)
+    candidates = _sort_rows(candidates)
     return torch.where(candidates == PADDING, MASK_ROW, candidates)
 
 
-def _sorted_rows(rows: Tensor) -> Tensor:
-    """Each row rising; numpy sorts small rows on a CPU several times faster than torch."""
+def available_candidates(batch: SessionTensors) -> Tensor:
+    """Which candidates could be shown at every logged step.
+
+    Args:
+        batch: B sessions with candidates.
+
+    Returns:
+        (B, T, C) bool. Of one set per session, what was shown before a step is gone; of one set per step, everything is
+        available. Where nothing is left, everything is available again, and where nothing was offered (padding), too.
+    """
+    candidates, items = batch.require_candidates(), batch.items
+    is_item = candidates != MASK_ROW
+    if candidates.dim() == 3:
+        available = is_item
+    else:
+        horizon = items.shape[1]
+        shown = (candidates.unsqueeze(2) == items.unsqueeze(1)) & batch.mask.unsqueeze(1)  # (B, C, T)
+        first_shown = torch.where(shown.any(2), shown.int().argmax(2), horizon)
+        step = torch.arange(horizon, device=items.device)
+        is_item = is_item.unsqueeze(1)
+        available = (first_shown.unsqueeze(1) >= step.unsqueeze(1)) & is_item
+    everything = is_item | ~is_item.any(2, keepdim=True)
+    return torch.where(available.any(2, keepdim=True), available, everything)
+
+
+def _sort_rows(rows: Tensor) -> Tensor:
+    """Sort along the second axis; numpy sorts small rows on a CPU several times faster than torch."""
     return torch.from_numpy(np.sort(rows.numpy(), 1)) if rows.device.type == "cpu" else rows.sort(1).values

@@ -1,4 +1,4 @@
-"""A network of behaviours as an environment."""
+"""A network of behaviours as an environment: an agent's environment model, or the network of a simulator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mbcal.kernels import triton as fused
+from mbcal.kernels import triton
 from mbcal.nn.base import SessionNet, State
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.scoring.tables import Tables
@@ -17,68 +17,76 @@ from mbcal.types import Behaviours, Catalog
 
 @dataclass(frozen=True)
 class ModelState:
-    """Where a network stands in B sessions."""
+    """The state of a network in B sessions."""
 
     hidden: State
-    previous: Tensor  # (B,)
+    previous: Tensor
+    """(B,) the last behaviour."""
 
     def __getitem__(self, rows: Tensor) -> Self:
         return type(self)(tuple(part[rows] for part in self.hidden), self.previous[rows])
 
 
 class ModelEnvironment:
-    """Users as a network of behaviours imagines them. The network is copied and its weights never move."""
+    """Users as a network of behaviours predicts them.
+
+    Args:
+        net: The network. It is copied: the environment does not change when the network learns on.
+        catalog: Its items.
+        behaviours: Its behaviours.
+    """
 
     def __init__(self, net: SessionNet, catalog: Catalog, behaviours: Behaviours) -> None:
         self.catalog, self.behaviours = catalog, behaviours
-        self._net = net.frozen_copy()
+        self.net = net.frozen_copy()
         self.device = net.behaviours.weight.device
         self.rewards = behaviours.reward_table(self.device)
-        # on a GPU the network in tables, for one kernel a step
+        # on a GPU, tables allow one kernel per step
         self._tables: Tables | None = None
-        if isinstance(self._net, RecurrentNet) and fused.runs_on(self.rewards):
-            self._tables = self._net.to_tables()
+        if isinstance(self.net, RecurrentNet) and triton.runs_on(self.rewards):
+            self._tables = self.net.to_tables()
 
     @torch.no_grad()
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> ModelState:
         """See `Environment`."""
         previous = torch.full_like(user, self.behaviours.start)
-        known = (user, history_items, history_behaviours, history_length)
-        if self._tables is not None and isinstance(self._net, RecurrentNet):
-            return ModelState(self._net.initial_state(self._tables.begin(*known)), previous)
-        return ModelState(self._net.begin(*known), previous)
+        history = (user, history_items, history_behaviours, history_length)
+        if self._tables is not None and isinstance(self.net, RecurrentNet):
+            return ModelState(self.net.initial_state(self._tables.begin(*history)), previous)
+        return ModelState(self.net.begin(*history), previous)
 
     @torch.no_grad()
     def probabilities(self, state: ModelState, items: Tensor) -> Tensor:
-        """P(behaviour | user, item): (B, C, behaviours) for items (B, C)."""
+        """P(behaviour | state, item): (B, C, behaviours) for items (B, C)."""
         size, count = items.shape
-        spread = state[torch.arange(size, device=items.device).repeat_interleave(count)]
-        logits, _ = self._net.forward_step(spread.hidden, items.flatten(), spread.previous)
+        repeated = state[torch.arange(size, device=items.device).repeat_interleave(count)]
+        logits, _ = self.net.forward_step(repeated.hidden, items.flatten(), repeated.previous)
         return torch.softmax(logits, -1).view(size, count, -1)
 
     def expected_reward(self, state: ModelState, items: Tensor) -> Tensor:
-        """E[reward | user, item]: (B, C)."""
+        """E[reward | state, item]: (B, C) for items (B, C)."""
         return self.probabilities(state, items) @ self.rewards
 
     @torch.no_grad()
     def respond(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
         """See `Environment`."""
         if self._tables is not None:
-            made = fused.respond(self._tables, state.hidden, item, state.previous, uniform)
-            if made is not None:
-                return made[0], ModelState(made[1], made[0].to(state.previous.dtype))
-        logits, hidden = self._net.forward_step(state.hidden, item, state.previous)
-        reach = torch.softmax(logits, -1).cumsum(1)
-        # the first behaviour whose cumulated chance exceeds the draw
-        behaviour = (reach <= uniform.unsqueeze(1) * reach[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
+            fast = triton.respond(self._tables, state.hidden, item, state.previous, uniform)
+            if fast is not None:
+                behaviour, hidden = fast
+                return behaviour, ModelState(hidden, behaviour.to(state.previous.dtype))
+        logits, hidden = self.net.forward_step(state.hidden, item, state.previous)
+        cumulative = torch.softmax(logits, -1).cumsum(1)
+        # the first behaviour whose cumulative probability exceeds the uniform number
+        behaviour = (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
         return behaviour.to(torch.uint8), ModelState(hidden, behaviour.to(state.previous.dtype))
 
     @torch.no_grad()
     def observe(self, state: ModelState, item: Tensor, behaviour: Tensor) -> ModelState:
         """See `Environment`."""
-        _, hidden = self._net.forward_step(state.hidden, item, state.previous)
+        _, hidden = self.net.forward_step(state.hidden, item, state.previous)
         return ModelState(hidden, behaviour.to(state.previous.dtype))
 
     def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:
         """See `Environment`."""
-        return ModelState(self._net.merge(mask, yes.hidden, no.hidden), torch.where(mask, yes.previous, no.previous))
+        return ModelState(self.net.merge(mask, yes.hidden, no.hidden), torch.where(mask, yes.previous, no.previous))

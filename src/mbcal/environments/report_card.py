@@ -1,4 +1,4 @@
-"""How good a simulator is, on users it never saw."""
+"""How good a simulator is, measured on users it never saw."""
 
 from __future__ import annotations
 
@@ -10,88 +10,107 @@ from numpy.typing import NDArray
 from mbcal import metrics
 from mbcal.types import Sessions
 
+MIN_REACHED = 0.05
+"""Steps that a smaller share of sessions reaches do not count in `drift`: their means are mostly noise."""
+
 
 @dataclass(frozen=True)
 class ReportCard:
-    """How well a simulator does on users it never saw. Rewards are in reward units, everything else per step.
-
-    nll: -log of the probability given to the behaviour that came, mean. accuracy, macro_f1, weighted_f1: of the most likely
-    behaviour. rmse: of the expected reward against the reward that came. ece and reliability: of the most likely behaviour's
-    probability. real, simulated: mean reward by step, as logged and when the simulator feeds on behaviours of its own.
-    """
+    """Predictive quality of a simulator. Rewards are in reward units; everything else is a mean per step."""
 
     sessions: int
     steps: int
     nll: float
+    """Negative log likelihood of the logged behaviour."""
     baseline_nll: float
-    """Of always giving each behaviour its share in the data: what a simulator must beat."""
+    """The same for predicting each behaviour's share in the data: what a simulator must beat."""
     accuracy: float
+    """Share of steps whose most likely behaviour was the logged one."""
     macro_f1: float
+    """F1 of the most likely behaviour, mean over behaviours."""
     weighted_f1: float
+    """The same, weighted by how often a behaviour occurs."""
     rmse: float
+    """Root mean squared error of the expected reward."""
     ece: float
+    """Expected calibration error of the most likely behaviour's probability."""
     reliability: dict[str, list[float]]
+    """`confidence`, `accuracy` and `count` by bin of confidence."""
     real: list[float]
+    """Mean reward by step, as logged."""
     simulated: list[float]
+    """Mean reward by step when the logged items are shown and the simulator responds to itself."""
     error: list[float]
-    """Standard error of simulated - real at each step."""
+    """Standard error of simulated - real by step."""
     reached: list[float]
     """Share of sessions that reach each step."""
     size: float
     """Mean absolute reward of a real step."""
     confusion: list[list[int]]
+    """Counts: rows are logged behaviours, columns predicted ones."""
 
     @property
     def drift(self) -> float:
-        """Largest gap between simulated and real mean reward at any step, as a share of the mean size of a real reward.
-
-        Steps that fewer than one session in twenty reaches are left out: their means are mostly noise.
-        """
-        gaps = [abs(a - b) for a, b, n in zip(self.simulated, self.real, self.reached, strict=True) if n >= 0.05]
+        """Largest gap between simulated and real mean reward at any step, as a share of `size`."""
+        gaps = [abs(a - b) for a, b, n in zip(self.simulated, self.real, self.reached, strict=True) if n >= MIN_REACHED]
         return max(gaps) / max(self.size, 1e-9)
 
 
-class _StepSums:
-    """Sums over steps, for data that comes in parts."""
+class ReportCardBuilder:
+    """Accumulates predictions block by block, then builds the report card.
 
-    def __init__(self) -> None:
-        self.nll, self.squared = 0.0, 0.0
-        self.sure: list[NDArray[np.float32]] = []
-        self.right: list[NDArray[np.bool_]] = []
+    Args:
+        rewards: (behaviours,) reward of each behaviour.
+    """
 
-    def add(self, chances: NDArray[np.float64], truth: NDArray[np.uint8], rewards: NDArray[np.float64]) -> None:
-        given = chances[np.arange(len(truth)), truth]
-        self.nll -= float(np.log(np.maximum(given, 1e-300)).sum())
-        self.squared += float(np.square(chances @ rewards - rewards[truth]).sum())
-        self.sure.append(chances.max(1).astype(np.float32))
-        self.right.append(chances.argmax(1) == truth)
+    def __init__(self, rewards: NDArray[np.float64]) -> None:
+        self._rewards = rewards
+        self._nll, self._squared_error = 0.0, 0.0
+        self._confusion = np.zeros((len(rewards), len(rewards)), np.int64)
+        self._confidence: list[NDArray[np.float32]] = []
+        self._correct: list[NDArray[np.bool_]] = []
 
+    def add(self, probabilities: NDArray[np.float64], behaviours: NDArray[np.uint8]) -> None:
+        """Add predicted probabilities (S, behaviours) and logged behaviours (S,) of S steps."""
+        of_logged = probabilities[np.arange(len(behaviours)), behaviours]
+        predicted = probabilities.argmax(1)
+        self._nll -= float(np.log(np.maximum(of_logged, 1e-300)).sum())
+        self._squared_error += float(np.square(probabilities @ self._rewards - self._rewards[behaviours]).sum())
+        self._confusion += metrics.confusion(behaviours, predicted, len(self._rewards))
+        self._confidence.append(probabilities.max(1).astype(np.float32))
+        self._correct.append(predicted == behaviours)
 
-def _card(sessions: Sessions, tally: _StepSums, table: NDArray[np.int64], simulated: NDArray[np.float32]) -> ReportCard:
-    mask, count = sessions.mask, int(table.sum())
-    macro, weighted = metrics.f1_scores(table)
-    curve = metrics.reliability(np.concatenate(tally.sure), np.concatenate(tally.right))
-    shares = table.sum(1) / count
-    real, present = sessions.rewards, np.maximum(mask.sum(0), 1)
-    gap = np.where(mask, simulated - real, 0).astype(np.float64)
-    mean_gap = gap.sum(0) / present
-    spread = np.where(mask, np.square(gap - mean_gap), 0).sum(0) / np.maximum(present - 1, 1)
-    reached = mask.any(0)  # steps no session reaches have no mean
-    return ReportCard(
-        sessions=len(sessions),
-        steps=count,
-        nll=tally.nll / count,
-        baseline_nll=float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()),
-        accuracy=metrics.accuracy(table),
-        macro_f1=macro,
-        weighted_f1=weighted,
-        rmse=float(np.sqrt(tally.squared / count)),
-        ece=curve.error,
-        reliability={name: getattr(curve, name).tolist() for name in ("confidence", "accuracy", "count")},
-        real=(real.sum(0) / present)[reached].tolist(),
-        simulated=(np.where(mask, simulated, 0).sum(0) / present)[reached].tolist(),
-        error=np.sqrt(spread / present)[reached].tolist(),
-        reached=mask.mean(0)[reached].tolist(),
-        size=float(np.abs(real[mask]).mean()),
-        confusion=table.tolist(),
-    )
+    def build(self, sessions: Sessions, simulated: NDArray[np.float32]) -> ReportCard:
+        """Build the report card.
+
+        Args:
+            sessions: The N sessions whose steps were added.
+            simulated: (N, T) rewards when the simulator responds to itself on the logged items.
+        """
+        mask, count = sessions.mask, int(self._confusion.sum())
+        macro_f1, weighted_f1 = metrics.f1_scores(self._confusion)
+        reliability = metrics.reliability(np.concatenate(self._confidence), np.concatenate(self._correct))
+        shares = self._confusion.sum(1) / count
+        real, present = sessions.rewards, np.maximum(mask.sum(0), 1)
+        gap = np.where(mask, simulated - real, 0).astype(np.float64)
+        mean_gap = gap.sum(0) / present
+        variance = np.where(mask, np.square(gap - mean_gap), 0).sum(0) / np.maximum(present - 1, 1)
+        reached = mask.any(0)  # steps that no session reaches have no mean
+        return ReportCard(
+            sessions=len(sessions),
+            steps=count,
+            nll=self._nll / count,
+            baseline_nll=float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()),
+            accuracy=metrics.accuracy(self._confusion),
+            macro_f1=macro_f1,
+            weighted_f1=weighted_f1,
+            rmse=float(np.sqrt(self._squared_error / count)),
+            ece=reliability.error,
+            reliability={name: getattr(reliability, name).tolist() for name in ("confidence", "accuracy", "count")},
+            real=(real.sum(0) / present)[reached].tolist(),
+            simulated=(np.where(mask, simulated, 0).sum(0) / present)[reached].tolist(),
+            error=np.sqrt(variance / present)[reached].tolist(),
+            reached=mask.mean(0)[reached].tolist(),
+            size=float(np.abs(real[mask]).mean()),
+            confusion=self._confusion.tolist(),
+        )

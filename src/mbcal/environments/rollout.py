@@ -1,17 +1,17 @@
-"""Policy x users -> Sessions.
+"""Roll-outs: a policy serves the users of an environment.
 
 ::
 
-    users, candidates, luck ──▶ policy scores ──▶ scoring chooses ──▶ environment answers ──▶ policy observes ──▶ …
+    users, candidates, noise ──▶ policy scores ──▶ choice ──▶ environment responds ──▶ policy observes ──▶ …
 
-Candidates and every uniform number depend on the seed and the session's place alone, never on the policy: two policies
-rolled out with one seed meet the same users, the same candidates and the same luck (common random numbers), and the
+Candidates and every uniform number depend on the seed and the session's index alone, never on the policy: two policies
+rolled out with one seed meet the same users, the same candidates and the same noise (common random numbers), and the
 size of blocks changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,82 +20,114 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import Rows, session_candidates
+from mbcal.environments.candidates import SessionsT, session_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
-from mbcal.scoring.choice import epsilon_greedy, softmax
+from mbcal.scoring.choice import candidates_at, epsilon_greedy, softmax
 from mbcal.training.random import derive_seed, uniform
 from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
 CPU_BLOCK, GPU_BLOCK = 1024, 262_144
-"""Sessions at a time: on a CPU what stays in its cache, on a GPU what keeps it busy."""
+"""Sessions served at a time: on a CPU what stays in its cache, on a GPU what keeps it busy."""
 
 
 class Policy(Protocol):
-    """What can be rolled out: an agent, a scorer, anything of this shape."""
+    """What can be rolled out: an agent, a scorer, or anything with these three methods."""
 
     def begin(self, user: Any, history_items: Any, history_behaviours: Any, history_length: Any) -> Any:
-        """The state before the first step of users (B,) with histories (B, H)."""
+        """Return the state before the first step of users (B,) with histories (B, H)."""
 
     def score(self, state: Any, candidates: Any) -> Any:
-        """(B, C) for candidates (B, C)."""
+        """Return scores (B, C) of candidates (B, C)."""
 
     def observe(self, state: Any, item: Any, behaviour: Any) -> Any:
-        """The state after item (B,) was shown and behaviour (B,) came back."""
+        """Return the state after item (B,) was shown and behaviour (B,) was observed."""
+
+
+@dataclass(frozen=True)
+class _Exploration:
+    """How a step's item is chosen from scores."""
+
+    epsilon: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon <= 1:
+            raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
+        if not self.temperature >= 0 or (self.temperature and self.epsilon):
+            raise OptionError("temperature: must be 0 or more, and not together with epsilon")
+
+    def choose(self, scores: Tensor, available: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Index and propensity (B,) of the chosen candidate, by noise (B, 2)."""
+        if self.temperature:
+            return softmax(scores, available, self.temperature, noise[:, 0])
+        return epsilon_greedy(scores, available, self.epsilon, noise)
 
 
 def rollout(
     policy: Policy,
     environment: Environment,
-    sessions: Rows,
+    sessions: SessionsT,
     *,
     epsilon: float = 0.0,
     temperature: float = 0.0,
     seed: int = 0,
     candidates: NDArray[np.int32] | Tensor | None = None,
-    fixed: NDArray[np.int64] | None = None,
+    keep_until: NDArray[np.int64] | None = None,
     block: int | None = None,
-    first: int = 0,
+    first_index: int = 0,
     title: str = "roll-outs",
     progress: Progress = SILENT,
-) -> Rows:
-    """Serve the users of `sessions` anew: same users, histories and lengths, items chosen by the policy.
+) -> SessionsT:
+    """Serve the users of `sessions` again, items chosen by `policy`.
 
-    Greedy by default; with `epsilon` now and then any candidate, with `temperature` by chances exp(score / temperature).
-    Candidates are those given, those logged with the sessions, or `sample_candidates`. An item shown is not shown again
-    before every candidate has been.
-    With `fixed` (N,) a session keeps its logged past before that step, and the item at it; only what follows is new.
-    Luck goes by a session's place: these are the `first` and following of however many there are.
-    Sessions come back as they were given: in arrays, or in tensors on the device where they lie.
+    Args:
+        policy: Anything with begin, score and observe: an agent, a scorer, an oracle.
+        environment: Who responds. Must be on the policy's device.
+        sessions: N sessions whose users, histories, lengths and candidates are reused; their items and behaviours are not.
+        epsilon: Probability of a uniformly random candidate at each step.
+        temperature: If above 0, candidates are sampled in proportion to exp(score / temperature) instead.
+        seed: Names all noise. Two policies with one seed meet the same users, candidates and noise.
+        candidates: (N, C), or (N, T, C) for one set per step; by default the logged ones, or a sample. An item shown is not
+            shown again before every candidate has been.
+        keep_until: (N,) a session keeps its logged past before this step, and the item at it; only what follows is new.
+        block: Sessions at a time; by default what suits the device.
+        first_index: Index of the first session among all, where `sessions` is a part of many.
+        title: What the progress calls it.
+        progress: Is told about sessions.
+
+    Returns:
+        N sessions with the new items, behaviours and the true propensity of every choice, (N, T): arrays or tensors, like
+        `sessions`.
+
+    Raises:
+        OptionError: If epsilon is outside [0, 1], the temperature is negative, or the devices differ.
+        InputError: If there are no sessions, or one of them has no candidates.
     """
-    if not 0 <= epsilon <= 1:
-        raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
-    if not temperature >= 0 or (temperature and epsilon):
-        raise OptionError("temperature: must be 0 or more, and not together with epsilon")
+    exploration = _Exploration(epsilon, temperature)
     if block is not None and block < 1:
         raise OptionError(f"block: must be at least 1, got {block}")
     device = environment.device
-    mine = getattr(policy, "device", device)
-    if mine.type != device.type or (None not in (mine.index, device.index) and mine.index != device.index):
-        raise OptionError(f"device: the policy is on {mine}, its users on {device}; make both on one device")
-    given: SessionTensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
+    _require_same_device(policy, device)
+    logged: SessionTensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
     if candidates is None:
-        candidates = session_candidates(given, seed)
+        candidates = session_candidates(logged, seed)
     offered = torch.from_numpy(candidates) if isinstance(candidates, np.ndarray) else candidates
-    _require_candidates(given, offered)
+    _require_candidates(logged, offered)
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
-    luck, horizon, served = derive_seed(seed, "roll-out"), given.horizon, []
-    progress.phase(title, len(given))
-    for begin in range(0, len(given), size):
+    noise_seed, horizon = derive_seed(seed, "roll-out"), logged.horizon
+    served = []
+    progress.phase(title, len(logged))
+    for begin in range(0, len(logged), size):
         rows = slice(begin, begin + size)
-        part = replace(given[rows].without("propensities", "timestamps"), candidates=offered[rows]).to(device)
-        # two numbers to choose by and one to answer by, a step
-        uniforms = uniform(luck, (len(part), horizon, 3), device, (first + begin) * horizon * 3)
-        kept = None if fixed is None else torch.from_numpy(fixed[rows]).to(device)
-        served.append(_serve(policy, environment, part, uniforms, epsilon, temperature, kept).to(given.device))
-        progress.advance(len(part))
-    done = served[0] if len(served) == 1 else SessionTensors.concat(served)
-    return done.sessions() if isinstance(sessions, Sessions) else done
+        batch = replace(logged[rows].without("propensities", "timestamps"), candidates=offered[rows]).to(device)
+        # per step, two numbers to choose by and one to respond by
+        noise = uniform(noise_seed, (len(batch), horizon, 3), device, (first_index + begin) * horizon * 3)
+        kept = None if keep_until is None else torch.from_numpy(keep_until[rows]).to(device)
+        served.append(_serve(policy, environment, batch, noise, exploration, kept).to(logged.device))
+        progress.advance(len(batch))
+    result = served[0] if len(served) == 1 else SessionTensors.concat(served)
+    return result.sessions() if isinstance(sessions, Sessions) else result
 
 
 @torch.no_grad()
@@ -103,46 +135,79 @@ def _serve(
     policy: Policy,
     environment: Environment,
     batch: SessionTensors,
-    luck: Tensor,
-    epsilon: float,
-    temperature: float,
-    fixed: Tensor | None,
+    noise: Tensor,
+    exploration: _Exploration,
+    keep_until: Tensor | None,
 ) -> SessionTensors:
-    """One block, on the device where its users are."""
-    candidates = batch.require_candidates()
-    standing, user = policy.begin(*batch.history), environment.begin(*batch.history)
-    available = candidates != MASK_ROW
+    """Serve one block of B sessions, by noise (B, T, 3)."""
+    policy_state, user_state = policy.begin(*batch.history), environment.begin(*batch.history)
+    availability = _Availability(batch.require_candidates())
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(batch.items.shape[1]):
-        # where nothing is left (a session longer than its candidates, or one that has ended) everything is open again
-        available = torch.where(available.any(1, keepdim=True), available, candidates != MASK_ROW)
-        scores, uniform = policy.score(standing, candidates), luck[:, step]
-        if temperature:
-            chosen, propensity = softmax(scores, available, temperature, uniform[:, 0])
-        else:
-            chosen, propensity = epsilon_greedy(scores, available, epsilon, uniform[:, :2])
+        candidates, available = availability.at(step)
+        chosen, propensity = exploration.choose(policy.score(policy_state, candidates), available, noise[:, step, :2])
         item = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
-        if fixed is not None:
-            item = torch.where(step <= fixed, batch.items[:, step], item)
-        behaviour, after = environment.respond(user, item, uniform[:, 2])
-        if fixed is not None:
-            past, logged = step < fixed, batch.behaviours[:, step]
+        if keep_until is not None:
+            item = torch.where(step <= keep_until, batch.items[:, step], item)
+        behaviour, next_state = environment.respond(user_state, item, noise[:, step, 2])
+        if keep_until is not None:
+            past, logged = step < keep_until, batch.behaviours[:, step]
             behaviour = torch.where(past, logged, behaviour)
-            after = environment.merge(past, environment.observe(user, item, logged), after)
-        user, standing = after, policy.observe(standing, item, behaviour)
-        available = available & (candidates != item.unsqueeze(1))
+            next_state = environment.merge(past, environment.observe(user_state, item, logged), next_state)
+        user_state, policy_state = next_state, policy.observe(policy_state, item, behaviour)
+        availability.mark_shown(item)
         steps.append((item, behaviour, propensity.float()))
     items, behaviours, propensities = (torch.stack(part, 1) * batch.mask for part in zip(*steps, strict=True))
     return replace(batch, items=items, behaviours=behaviours, propensities=propensities)
 
 
+class _Availability:
+    """Which candidates of B sessions can still be shown: of one set per session (B, C), or one per step (B, T, C).
+
+    Where nothing is left (a session longer than its candidates, or one that has ended) everything is available again.
+    """
+
+    def __init__(self, candidates: Tensor) -> None:
+        self.candidates = candidates
+        self.available = candidates != MASK_ROW
+        self.shown: list[Tensor] = []
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """Candidates (B, C) of a step, and which of them are available (B, C)."""
+        candidates = candidates_at(self.candidates, step)
+        if self.candidates.dim() == 2:
+            everything = candidates != MASK_ROW
+        else:
+            self.available = candidates != MASK_ROW
+            everything = self.available | ~self.available.any(1, keepdim=True)
+            for item in self.shown:
+                self.available = self.available & (candidates != item.unsqueeze(1))
+        self.available = torch.where(self.available.any(1, keepdim=True), self.available, everything)
+        return candidates, self.available
+
+    def mark_shown(self, item: Tensor) -> None:
+        """Item (B,) is gone for the steps that follow."""
+        if self.candidates.dim() == 2:
+            self.available = self.available & (self.candidates != item.unsqueeze(1))
+        else:
+            self.shown.append(item)
+
+
+def _require_same_device(policy: Policy, device: torch.device) -> None:
+    own: torch.device = getattr(policy, "device", device)
+    if own.type != device.type or (None not in (own.index, device.index) and own.index != device.index):
+        raise OptionError(f"device: the policy is on {own}, the environment on {device}; create both on one device")
+
+
 def _require_candidates(sessions: SessionTensors, candidates: Tensor) -> None:
-    if candidates.ndim != 2 or len(candidates) != len(sessions):
-        raise InputError(f"candidates: must be ({len(sessions)}, C), got {tuple(candidates.shape)}")
-    if not len(sessions):
+    count, horizon = len(sessions), sessions.horizon
+    shape = tuple(candidates.shape)
+    if not (len(shape) == 2 and shape[0] == count) and not (len(shape) == 3 and shape[:2] == (count, horizon)):
+        raise InputError(f"candidates: must be ({count}, C) or ({count}, {horizon}, C), got {shape}")
+    if not count:
         raise InputError("roll-out: there are no sessions to serve")
     if not 0 <= int(candidates.min()) <= int(candidates.max()) < sessions.catalog.n_rows:
         raise InputError(f"candidates: must lie in 0..{sessions.catalog.n_rows - 1}")
-    some = (candidates != MASK_ROW).any(1)
-    if not bool(some.all()):
-        raise InputError(f"candidates: session {int(some.int().argmin())} has none; give at least one")
+    has_some = (candidates != MASK_ROW).flatten(1).any(1)
+    if not bool(has_some.all()):
+        raise InputError(f"candidates: session {int(has_some.int().argmin())} has none; give at least one")

@@ -1,8 +1,8 @@
-"""Learned users: a network of another family and with more features than any agent has, fitted on users of its own.
+"""Simulators: learned users that judge agents.
 
-An agent judged by the network it was trained with would be judged by its own mistakes. So the simulator is an LSTM (or a
-transformer) where agents have a GRU, sees every feature where agents see few, and learns from the store's *simulator* users,
-whom no agent meets. It remembers whom it was fitted on and refuses to be judged, or to judge, by them.
+An agent judged by the network it was trained with would be judged by its own mistakes. So a simulator is an LSTM or a
+transformer where agents have a GRU, sees every feature where agents see few, and is fitted on the store's *simulator* users,
+whom no agent meets. It remembers whom it was fitted on and refuses to be evaluated on them, or to judge on them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal import metrics
-from mbcal.config import from_dict, to_dict
-from mbcal.environments.model import ModelEnvironment
-from mbcal.environments.report_card import ReportCard, _card, _StepSums
+from mbcal.config import from_dict, to_dict, with_settings
+from mbcal.data.store import Store
+from mbcal.environments.model import ModelEnvironment, ModelState
+from mbcal.environments.report_card import ReportCard, ReportCardBuilder
 from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nn.base import SessionNet
 from mbcal.nn.config import NetConfig
@@ -28,178 +28,277 @@ from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
-from mbcal.storage import artifacts as bundle
+from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact, write_artifact
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.loop import train
+from mbcal.training.loop import Curve, TrainingJob, train
 from mbcal.training.losses import behaviour_nll
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Behaviours, Catalog, Sessions
 
 Family = Literal["lstm", "transformer"]
+"""The networks a simulator can have."""
 
-JUDGED_AT_ONCE = 2048
+EVALUATION_BLOCK = 2048
+"""Sessions evaluated at a time."""
 
 
 @dataclass(frozen=True)
 class SimulatorConfig:
-    """ExperimentConfig of a simulator."""
+    """Settings of a simulator."""
 
     family: Family = "lstm"
     hidden: int = 32
     embedding: int = 32
     features: tuple[str, ...] | None = None
-    """Item features it sees; all of the catalogue's when None."""
+    """Item features it sees; all of the catalogue's if None."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.family not in get_args(Family):
             raise OptionError(f"family: {self.family!r} is unknown; known are {', '.join(get_args(Family))}")
-        NetConfig(self.family, self.hidden, self.embedding)  # refuses sizes it cannot have
+        NetConfig(self.family, self.hidden, self.embedding)  # checks the sizes
 
 
-class Simulator(ModelEnvironment):
-    """Fit with `Simulator.fit`, then `begin` and `respond` (or `answer`) step by step; `judge` on users it never saw."""
+class Simulator:
+    """Learned users. Fit it, then use it wherever an `Environment` is taken.
 
-    def __init__(
-        self,
-        net: SessionNet,
-        catalog: Catalog,
-        behaviours: Behaviours,
-        config: SimulatorConfig,
-        fitted: NDArray[np.int32],
-        origin: str = "",
-    ) -> None:
-        super().__init__(net, catalog, behaviours)
-        self.config, self.fitted, self.origin = config, fitted, origin
-        self.curve: list[dict[str, float]] = []
+    Args:
+        config: All settings.
+        device: `auto`, `cpu` or `cuda`.
+        **settings: Single settings by name: `Simulator(family="transformer", epochs=5)`.
+
+    Raises:
+        OptionError: If a setting is unknown or out of range, or there is no such device.
+    """
+
+    def __init__(self, config: SimulatorConfig | None = None, device: str = "auto", **settings: Any) -> None:
+        if config is not None and not isinstance(config, SimulatorConfig):
+            raise OptionError(f"config: a simulator takes a SimulatorConfig, got {type(config).__name__}")
+        self.config = with_settings(config or SimulatorConfig(), settings, "simulator: ")
+        self.device = resolve_device(device)
+        self.fitted_users: NDArray[np.int32] = np.zeros(0, np.int32)
+        """Numbers of the users it was fitted on."""
+        self.origin = ""
+        """Content hash of the store they are from."""
+        self.curve: Curve = []
+        """Losses of the fit, one entry per epoch."""
         self.provenance: Mapping[str, Any] = {}
+        """Free notes that are saved with it."""
+        self._environment: ModelEnvironment | None = None
 
-    @classmethod
     def fit(
-        cls,
-        sessions: Sessions,
-        config: SimulatorConfig | None = None,
+        self,
+        data: Store | Sessions,
         *,
-        device: str = "auto",
         progress: Progress = SILENT,
         checkpoints: Checkpoints | None = None,
     ) -> Self:
-        """Learn from the simulator's own users, `store.sessions("simulator")`."""
-        config = config or SimulatorConfig()
-        place = resolve_device(device)
-        net = _network(config, sessions.catalog, sessions.behaviour_set).to(place)
+        """Learn from users of its own. Fitting again starts anew.
+
+        Args:
+            data: A store, whose `simulator` part is used, or sessions.
+            progress: Is told about epochs and sessions.
+            checkpoints: Where the state is saved, and resumed from.
+
+        Returns:
+            The simulator itself.
+
+        Raises:
+            InputError: If there are no sessions.
+            TrainingError: If a loss becomes NaN.
+        """
+        if not isinstance(data, Store | Sessions):
+            raise InputError(f"fit: a simulator takes a store or sessions, got {type(data).__name__}")
+        sessions = data.sessions("simulator") if isinstance(data, Store) else data
+        net = _build_network(self.config, sessions.catalog, sessions.behaviour_set).to(self.device)
         mark_seen_items(net, sessions.tensors(), first=True)
-        data = DeviceSessions(sessions, place)
-        rows, held = split_held_out_users(sessions.user, config.training.validation, config.seed)
-        curve = train(
-            net,
-            behaviour_nll(net, data),
-            rows,
-            held,
-            config.training,
+        training, device_sessions = self.config.training, DeviceSessions(sessions, self.device)
+        train_rows, held_out_rows = split_held_out_users(sessions.user, training.validation, self.config.seed)
+        job = TrainingJob(
             name="simulator",
-            seed=derive_seed(config.seed, "simulator"),
-            optimiser=config.training.create_optimiser(net.parameters()),
-            record=data.is_on_device,
-            progress=progress,
-            checkpoints=checkpoints,
+            net=net,
+            objective=behaviour_nll(net, device_sessions),
+            optimiser=training.create_optimiser(net.parameters()),
+            train_rows=train_rows,
+            held_out_rows=held_out_rows,
+            use_cuda_graph=device_sessions.is_on_device,
         )
+        seed = derive_seed(self.config.seed, "simulator")
+        self.curve = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
         fill_unknown_items(net)
-        made = cls(net, sessions.catalog, sessions.behaviour_set, config, np.unique(sessions.user), sessions.origin)
-        made.curve = curve
-        return made
+        self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
+        self.fitted_users, self.origin = np.unique(sessions.user), sessions.origin
+        return self
+
+    # ---- as an environment
+
+    @property
+    def environment(self) -> ModelEnvironment:
+        """Its network as an environment; raises ModelError before the fit."""
+        if self._environment is None:
+            raise ModelError("this simulator has not been fitted; call fit(store) first")
+        return self._environment
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.environment.catalog
+
+    @property
+    def behaviours(self) -> Behaviours:
+        return self.environment.behaviours
+
+    def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> ModelState:
+        """See `Environment`."""
+        return self.environment.begin(user, history_items, history_behaviours, history_length)
+
+    def respond(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
+        """See `Environment`."""
+        return self.environment.respond(state, item, uniform)
+
+    def observe(self, state: ModelState, item: Tensor, behaviour: Tensor) -> ModelState:
+        """See `Environment`."""
+        return self.environment.observe(state, item, behaviour)
+
+    def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:
+        """See `Environment`."""
+        return self.environment.merge(mask, yes, no)
 
     def require_unseen_users(self, sessions: Sessions) -> None:
-        """Refuse users it was fitted on, sessions of another store, and those over other items or behaviours."""
+        """Raise unless the simulator can judge on these sessions.
+
+        Raises:
+            ModelError: If they are over other items or behaviours, or from another store than it was fitted on.
+            InputError: If it was fitted on some of their users.
+        """
         sessions.require_compatible(self.catalog, self.behaviours, "the simulator")
         if self.origin and sessions.origin and sessions.origin != self.origin:
-            rule = "the simulator was fitted on another store, so nobody knows which of these users it has seen"
-            raise ModelError(f"{rule}; fit one on this data")
-        known = np.isin(sessions.user, self.fitted)
+            problem = "the simulator was fitted on another store, so it may have seen these users"
+            raise ModelError(f"{problem}; fit one on this data")
+        known = np.isin(sessions.user, self.fitted_users)
         if known.any():
             count = len(np.unique(sessions.user[known]))
-            raise InputError(f"simulator: it was fitted on {count} of these users; judge on others (part 'test')")
+            raise InputError(f"simulator: it was fitted on {count} of these users; use others (part 'test')")
+
+    # ---- how good it is
 
     @torch.no_grad()
     def evaluate(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
-        """The report card on sessions of users it never saw."""
+        """Measure it on users it never saw.
+
+        Args:
+            sessions: Their sessions, such as `store.sessions("test")`.
+            seed: Names the noise of its own responses.
+            progress: Is told about sessions.
+
+        Returns:
+            Likelihood, F1, calibration and drift.
+
+        Raises:
+            InputError: If there are no sessions, or it was fitted on some of their users.
+            ModelError: If the sessions are from another store.
+        """
         self.require_unseen_users(sessions)
         if not len(sessions):
-            raise InputError("simulator: there are no sessions to judge it on")
+            raise InputError("simulator: there are no sessions to evaluate it on")
         progress.phase("report card", len(sessions))
-        classes = len(self.behaviours)
-        tally, table = _StepSums(), np.zeros((classes, classes), np.int64)
-        steps: list[NDArray[np.float32]] = []  # simulated reward (N, T)
-        luck = uniform(derive_seed(seed, "drift"), (len(sessions), sessions.horizon), self.device)
-        for begin in range(0, len(sessions), JUDGED_AT_ONCE):
-            part = sessions[begin : begin + JUDGED_AT_ONCE]
-            batch = part.tensors(self.device, without=("candidates", "propensities", "timestamps"))
-            chances = torch.softmax(self._net.forward_batch(batch), -1)[batch.mask].double().cpu().numpy()  # (S, classes)
-            truth = part.behaviours[part.mask]
-            tally.add(chances, truth, np.asarray(self.behaviours.rewards))
-            table += metrics.confusion(truth, chances.argmax(1), classes)
-            steps.append(self._replay(part, luck[begin : begin + len(part)]))
-            progress.advance(len(part))
-        return _card(sessions, tally, table, np.concatenate(steps))
+        builder = ReportCardBuilder(np.asarray(self.behaviours.rewards))
+        noise = uniform(derive_seed(seed, "drift"), (len(sessions), sessions.horizon), self.device)
+        simulated: list[NDArray[np.float32]] = []
+        for begin in range(0, len(sessions), EVALUATION_BLOCK):
+            block = sessions[begin : begin + EVALUATION_BLOCK]
+            batch = block.tensors(self.device, without=("candidates", "propensities", "timestamps"))
+            probabilities = torch.softmax(self.environment.net.forward_batch(batch), -1)[batch.mask]
+            builder.add(probabilities.double().cpu().numpy(), block.behaviours[block.mask])
+            simulated.append(self._replay(block, noise[begin : begin + len(block)]))
+            progress.advance(len(block))
+        return builder.build(sessions, np.concatenate(simulated))
 
-    def _replay(self, sessions: Sessions, luck: Tensor) -> NDArray[np.float32]:
-        """Rewards (B, T) when the logged items are shown but each behaviour is the simulator's own."""
+    def _replay(self, sessions: Sessions, noise: Tensor) -> NDArray[np.float32]:
+        """Rewards (B, T) when the logged items are shown but every behaviour is the simulator's own, by noise (B, T)."""
         batch = sessions.tensors(self.device, without=("candidates", "propensities", "timestamps"))
         state = self.begin(*batch.history)
-        drawn = []
+        rewards = []
         for step in range(sessions.horizon):
-            behaviour, state = self.respond(state, batch.items[:, step], luck[:, step])
-            drawn.append(self.rewards[behaviour.long()])
-        return torch.stack(drawn, 1).cpu().numpy()
+            behaviour, state = self.respond(state, batch.items[:, step], noise[:, step])
+            rewards.append(self.environment.rewards[behaviour.long()])
+        return torch.stack(rewards, 1).cpu().numpy()
+
+    # ---- on disk
 
     def save(
         self,
         path: str | Path,
         *,
         card: ReportCard | None = None,
-        extra: Mapping[str, bytes] | None = None,
+        extra_files: Mapping[str, bytes] | None = None,
         overwrite: bool = False,
     ) -> Path:
-        """Write the simulator as a folder, with its report card where there is one."""
-        said = {
+        """Write the simulator to a folder that `load` reads.
+
+        Args:
+            path: The folder.
+            card: Its report card, kept in the manifest.
+            extra_files: More files for the folder: contents by name.
+            overwrite: Replace a simulator that is there. Other folders are never replaced.
+
+        Returns:
+            The folder's absolute path.
+
+        Raises:
+            ModelError: If it has not been fitted.
+            OutputError: If the folder exists or cannot be written.
+        """
+        manifest = {
             "config": to_dict(self.config),
             "behaviours": to_dict(self.behaviours),
             "curve": self.curve,
-            "about": dict(self.provenance),
+            "provenance": dict(self.provenance),
             "origin": self.origin,
             "report_card": None if card is None else asdict(card),
         }
-        weights = {name.removeprefix("weight/"): value for name, value in state_to_arrays(self._net, None).items()}
-        files = {"weights": weights, "fitted": {"users": self.fitted}}
-        return bundle.write_artifact(path, bundle.SIMULATOR_KIND, said, files, self.catalog, overwrite, extra)
+        state = state_to_arrays(self.environment.net, None)
+        weights = {name.removeprefix("weight/"): array for name, array in state.items()}
+        files = {"weights": weights, "fitted": {"users": self.fitted_users}}
+        return write_artifact(path, SIMULATOR_KIND, manifest, files, self.catalog, overwrite, extra_files)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Self:
-        """A simulator from the folder it was saved in."""
-        opened = bundle.Artifact.open(path, bundle.SIMULATOR_KIND)
-        said, catalog = opened.manifest, opened.catalog
+        """Load a simulator from a folder.
+
+        Raises:
+            ModelError: If the folder is no simulator, or is damaged.
+        """
+        artifact = Artifact.open(path, SIMULATOR_KIND)
+        manifest, catalog = artifact.manifest, artifact.catalog
         try:
-            config = from_dict(SimulatorConfig, said["config"])
-            net = _network(config, catalog, opened.behaviours)
-            load_state_arrays(net, None, {f"weight/{name}": value for name, value in opened.arrays("weights").items()})
-            users, place = opened.arrays("fitted")["users"], resolve_device(device)
-            made = cls(net.to(place), catalog, opened.behaviours, config, users, said["origin"])
+            simulator = cls(from_dict(SimulatorConfig, manifest["config"]), device)
+            net = _build_network(simulator.config, catalog, artifact.behaviours)
+            weights = {f"weight/{name}": array for name, array in artifact.arrays("weights").items()}
+            load_state_arrays(net, None, weights)
+            simulator._environment = ModelEnvironment(net.to(simulator.device), catalog, artifact.behaviours)
+            simulator.fitted_users, simulator.origin = artifact.arrays("fitted")["users"], manifest["origin"]
+            simulator.curve, simulator.provenance = manifest["curve"], manifest["provenance"]
         except (KeyError, TypeError, RuntimeError) as error:
-            raise opened.damaged(str(error).splitlines()[0]) from error
-        made.curve, made.provenance = said["curve"], said["about"]
-        return made
+            raise artifact.damage_error(str(error).splitlines()[0]) from error
+        return simulator
+
+    def __repr__(self) -> str:
+        if self._environment is None:
+            return f"<Simulator: {self.config.family}, not fitted>"
+        sizes = f"{len(self.catalog):,} items, {len(self.behaviours)} behaviours"
+        return f"<Simulator: {self.config.family}, {sizes}, fitted on {len(self.fitted_users):,} users, on {self.device}>"
 
 
-def _network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> SessionNet:
+def _build_network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> SessionNet:
     features = tuple(catalog.features) if config.features is None else config.features
-    sizes = NetConfig(config.family, config.hidden, config.embedding, features)
+    net_config = NetConfig(config.family, config.hidden, config.embedding, features)
     with seeded_weights(config.seed, "simulator weights"):
         if config.family == "transformer":
-            return TransformerNet(catalog, behaviours, sizes, len(behaviours))
-        return RecurrentNet(catalog, behaviours, sizes, len(behaviours))
+            return TransformerNet(catalog, behaviours, net_config, len(behaviours))
+        return RecurrentNet(catalog, behaviours, net_config, len(behaviours))

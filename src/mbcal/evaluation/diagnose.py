@@ -94,7 +94,7 @@ def diagnose(
     training = training or TrainingConfig()
     if environment is None:
         config = SimulatorConfig(training=training, seed=seed)
-        environment = Simulator.fit(store.sessions("simulator"), config, device=device, progress=progress)
+        environment = Simulator(config, device).fit(store, progress=progress)
     train, test = store.sessions("train"), store.sessions("test")
     test = replace(test, candidates=session_candidates(test, TEST_SEED))[:sessions]
     net = NetConfig(features=store.agent_features)

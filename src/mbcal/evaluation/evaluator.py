@@ -17,12 +17,16 @@ from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions, SessionTensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluationResult:
     """What a policy earned."""
 
     served: Sessions
     """The sessions as the policy served them."""
+
+    def __repr__(self) -> str:
+        mean = self.mean
+        return f"{mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}] per session, {mean.count:,} sessions"
 
     @property
     def rewards(self) -> NDArray[np.float32]:
@@ -61,5 +65,7 @@ def evaluate(
         environment.require_unseen_users(sessions)
     if isinstance(policy, Agent):
         policy.domain.require_compatible(sessions, f"the {policy.name} agent")
-    served = rollout(policy, environment, sessions, epsilon=epsilon, seed=seed, first=first, title=title, progress=progress)
+    served = rollout(
+        policy, environment, sessions, epsilon=epsilon, seed=seed, first_index=first, title=title, progress=progress
+    )
     return EvaluationResult(served)

@@ -66,7 +66,9 @@ def _future_variance(
     again = served[np.repeat(rows, futures)]
     fixed = np.repeat(steps, futures)
     candidates = session_candidates(served, seed)[np.repeat(rows, futures)]
-    futures_of = rollout(agent, environment, again, seed=derive_seed(seed, "futures"), candidates=candidates, fixed=fixed)
+    futures_of = rollout(
+        agent, environment, again, seed=derive_seed(seed, "futures"), candidates=candidates, keep_until=fixed
+    )
     variances = []
     for begin in range(0, len(again), futures * 16):
         part = futures_of[begin : begin + futures * 16]

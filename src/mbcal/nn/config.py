@@ -21,8 +21,8 @@ class NetConfig:
     cell: Cell = "gru"
     hidden: int = 32
     embedding: int = 32
-    features: tuple[str, ...] = ()
-    """Item features seen beside the id."""
+    features: tuple[str, ...] | None = None
+    """Item features seen beside the id. None: those the store proposes for agents, or none without a store."""
     user: UserEncoder = "history"
 
     def __post_init__(self) -> None:

@@ -57,12 +57,11 @@ class ItemEmbedding(nn.Module):
 
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
-        require_features(catalog, config.features)
+        features = config.features or ()
+        require_features(catalog, features)
         self.id = Embedding(catalog.n_rows, config.embedding)
-        self.features = nn.ModuleList(
-            _FeatureEmbedding(catalog.features[name], config.embedding) for name in config.features
-        )
-        self.size = config.embedding * (1 + len(config.features))
+        self.features = nn.ModuleList(_FeatureEmbedding(catalog.features[name], config.embedding) for name in features)
+        self.size = config.embedding * (1 + len(features))
         self.register_buffer("table", None, persistent=False)
         self.register_buffer("seen", torch.ones(catalog.n_rows, dtype=torch.bool))
 

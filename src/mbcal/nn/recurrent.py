@@ -174,9 +174,9 @@ class ValueNet(RecurrentNet):
         super().__init__(catalog, behaviours, config, 1, users)
         self.label_scaler = LabelScaler(horizon)
 
-    def values(self, batch: SessionTensors, told: bool = True) -> Tensor:
+    def values(self, batch: SessionTensors, mask_item: bool = False) -> Tensor:
         """(B, T) in the labels' own unit; of the state alone, without the step's own item, where it is not `told`."""
-        outputs = self.forward_batch(batch) if told else self.forward_masked(batch)
+        outputs = self.forward_masked(batch) if mask_item else self.forward_batch(batch)
         return self.label_scaler.denormalize(outputs.squeeze(-1))
 
     @torch.no_grad()

@@ -5,7 +5,7 @@
     REGISTRY/current.json            which version is live, and which were before it
     REGISTRY/versions/v000001/       a model as 'mbcal fit' writes it, and beside it
         scorer.safetensors           what it ranks by, as plain arrays (and which items the model has met)
-        golden.safetensors           a few sessions and the scores they must get
+        verification.safetensors     a few sessions and the scores they must get
 
 A version is a model folder with two more files, so `mbcal.load` reads it for a warm start. It is written once, whole, and
 never changed. Only `publish` needs torch. A reader needs no lock: the pointer is one small file that is replaced by rename.
@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,11 +52,11 @@ VERSION_KIND = ArtifactKind(
     ModelError,
 )
 _NAME = re.compile(r"v\d{6,}")
-_MODEL = ("weights.safetensors", "optimiser.safetensors", "items.parquet")
+_MODEL_FILES = ("weights.safetensors", "optimiser.safetensors", "items.parquet")
 """Files of a version that are its model's."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Version:
     """One version opened and verified: what a service ranks with."""
 
@@ -74,6 +75,9 @@ class Version:
     """The version that was live when this one was published."""
     metrics: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"<Version {self.name}: {self.manifest['agent']}, {len(self.catalog):,} items>"
+
 
 @dataclass(frozen=True)
 class _Pointer:
@@ -91,6 +95,9 @@ class Registry:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"<Registry {str(self.path)!r}: {len(self.versions())} versions, live {self.current() or 'none'}>"
 
     def versions(self) -> list[str]:
         """All whole versions, oldest first."""
@@ -136,40 +143,58 @@ class Registry:
         except ModelError as error:
             if str(path) in str(error):
                 raise
-            raise opened.damaged(str(error)) from error
+            raise opened.damage_error(str(error)) from error
         except (LookupError, TypeError, ValueError, AttributeError, OSError, MbcalError) as error:  # another program's
-            raise opened.damaged(f"{type(error).__name__}: {error}") from error
+            raise opened.damage_error(f"{type(error).__name__}: {error}") from error
 
     def publish(
         self,
-        model: str | Path,
+        model: str | Path | Agent,
         *,
         metrics: Mapping[str, Any] | None = None,
         activate: bool = True,
-        kind: type[Agent] | None = None,
     ) -> str:
-        """Make a model the next version and, unless told otherwise, the live one; the name it got.
+        """Make a model the next version.
 
-        The scorer without torch must rank the golden cases as the agent itself does, or nothing is written. `metrics` is
-        kept with the version; `kind` is the agent's class where that is one's own.
+        The scorer without torch must score the verification cases as the agent itself does, or nothing is written.
+
+        Args:
+            model: A model folder, or a fitted agent. An agent of one's own class is published as an object.
+            metrics: Plain values kept with the version.
+            activate: Make it the live version at once.
+
+        Returns:
+            The version's name, such as `v000003`.
+
+        Raises:
+            ModelError: If the model is damaged, or ranks differently without torch.
+            OutputError: If the registry cannot be written.
         """
-        kept = _checked_metrics(metrics or {})
+        from mbcal.agents import Agent
+
+        checked_metrics = _checked_metrics(metrics or {})
         self._refuse_other_folders()
-        source = Artifact.open(model, MODEL_KIND)
-        scorer, files, golden = _prepared(source, kind)
-        said = {key: value for key, value in source.manifest.items() if key not in _REWRITTEN}
-        copied = {name: MODEL_KIND.read(source.path, source.manifest, name) for name in _MODEL}
+        if not isinstance(model, Agent):
+            return self._publish(Artifact.open(model, MODEL_KIND), None, checked_metrics, activate)
+        with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:
+            saved = Artifact.open(model.save(Path(folder) / "model"), MODEL_KIND)
+            return self._publish(saved, type(model), checked_metrics, activate)
+
+    def _publish(self, source: Artifact, kind: type[Agent] | None, metrics: dict[str, Any], activate: bool) -> str:
+        scorer, scorer_arrays, verification = _prepare_version(source, kind)
+        manifest = {key: value for key, value in source.manifest.items() if key not in _REWRITTEN}
+        model_files = {name: MODEL_KIND.read(source.path, source.manifest, name) for name in _MODEL_FILES}
         with self._turn():
             name = f"v{self._highest() + 1:06d}"
-            parent = self._pointer().current
-            said["version"] = {
+            manifest["version"] = {
                 "schema": VERSION_SCHEMA,
                 "scorer": scorer,
-                "parent": parent,
-                "metrics": kept,
+                "parent": self._pointer().current,
+                "metrics": metrics,
                 "published": datetime.now(UTC).isoformat(timespec="seconds"),
             }
-            write_artifact(self._versions / name, VERSION_KIND, said, {"scorer": files, "golden": golden}, extra=copied)
+            files = {"scorer": scorer_arrays, "verification": verification}
+            write_artifact(self._versions / name, VERSION_KIND, manifest, files, extra=model_files)
             self.open(name)
             if activate:
                 self._go_live(name)
@@ -290,15 +315,13 @@ _REWRITTEN = ("kind", "schema", "mbcal", "files", "content_hash", "version")
 """What a manifest says anew of every folder."""
 
 
-def _prepared(source: Artifact, kind: type[Agent] | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A model's scorer as JSON and arrays, and its golden cases, answered by the agent itself."""
+def _prepare_version(source: Artifact, kind: type[Agent] | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A model's scorer as JSON and arrays, and verification cases with the scores of the agent itself."""
     import torch
 
     from mbcal.agents import load
 
-    if kind is None and ".py:" in str(source.manifest["agent"]):
-        raise ModelError(f"{source.path}: holds an agent of your own; publish it with Registry.publish(…, kind=its class)")
-    agent = load(source.path, "cpu", kind)
+    agent = load(source.path, "cpu") if kind is None else kind.load(source.path, "cpu")
     rows, behaviours = agent.domain.catalog.n_rows, len(agent.domain.behaviours)
     scorer, files = scorer_to_arrays(to_numpy(agent.fitted_scorer))
     cases = verification_cases(rows, behaviours, agent.domain.n_users, agent.domain.history)
@@ -317,10 +340,10 @@ def _prepared(source: Artifact, kind: type[Agent] | None) -> tuple[dict[str, Any
 def _verified(opened: Artifact) -> Version:
     """The version in a folder; ModelError for what does not fit."""
     said, about = opened.manifest, opened.manifest["version"]
-    for name in _MODEL:
+    for name in _MODEL_FILES:
         VERSION_KIND.read(opened.path, said, name)
     catalog, behaviours = opened.names, opened.behaviours
-    files, golden = opened.arrays("scorer"), opened.arrays("golden")
+    files, golden = opened.arrays("scorer"), opened.arrays("verification")
     seen = files.pop("seen", None)
     if seen is None or seen.dtype != bool or seen.shape != (catalog.n_rows,):
         raise ModelError(f"scorer: 'seen' must hold {catalog.n_rows} truths, one an item row")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mbcal.agents import Agent, load
-from mbcal.agents.fit_job import FitJob, fit_by
+from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict
 from mbcal.data.store_writer import write_sessions
 from mbcal.decision_log.join import join_sessions
@@ -91,7 +91,7 @@ def update(
             verdict, candidate, now, Simulator.load(simulator, device), sessions[judge], gate, seed, progress
         )
     if not verdict.reasons:
-        verdict.published = _publish(registry, candidate, verdict, live)
+        verdict.published = _publish(registry, candidate, verdict)
     return verdict
 
 
@@ -115,11 +115,11 @@ def _learned(
             checkpoints=here / "checkpoint",
             agent=candidate.name,
             config=to_dict(candidate.config),
-            warm=registry.open(live).path.resolve(),
+            warm_start=registry.open(live).path.resolve(),
             training=how,
             device=device,
         )
-        fit_by(engine, job, resources, progress)
+        run_fit_job(engine, job, resources, progress)
         return load(job.out, device)
 
 
@@ -131,11 +131,9 @@ def _of_versions(records: Iterable[Record], versions: set[str]) -> Iterator[Reco
     return (record for record in records if isinstance(record, Feedback) or record.version in versions)
 
 
-def _publish(registry: Registry, candidate: Agent, verdict: Verdict, live: str) -> str:
-    with tempfile.TemporaryDirectory(dir=registry.path, prefix=".candidate-") as folder:
-        path = candidate.save(Path(folder) / "model", provenance={"from": live})
-        metrics = {"checks": [asdict(check) for check in verdict.checks]}
-        return registry.publish(path, metrics=metrics, kind=type(candidate))
+def _publish(registry: Registry, candidate: Agent, verdict: Verdict) -> str:
+    candidate.provenance = {"from": verdict.live}
+    return registry.publish(candidate, metrics={"checks": [asdict(check) for check in verdict.checks]})
 
 
 def write_verdict(folder: str | Path, verdict: Verdict) -> Path:

@@ -6,6 +6,7 @@ import numpy as np
 
 from mbcal.kernels import triton as fused
 from mbcal.scoring.backend import Array, as_index, exp, where
+from mbcal.types import MASK_ROW
 
 
 def greedy(scores: Array, available: Array) -> Array:
@@ -58,3 +59,25 @@ def _places(available: Array) -> Array:
 def _require_choice(available: Array) -> None:
     if not bool((available.sum(1) > 0).all()):
         raise ValueError("every session needs at least one available candidate")
+
+
+def available_by_step(candidates: Array, items: Array) -> list[Array]:
+    """T times (B, C): which candidates could be shown at each step, given the items (B, T) shown.
+
+    Of one set a session, (B, C), what was shown is gone until all have been, as in roll-outs. Sets of each step's own,
+    (B, T, C), are taken as they are. At a step of the padding, where nothing is offered, anything is open.
+    """
+    real = candidates != MASK_ROW
+    if candidates.ndim == 3:
+        return [real[:, step] | ~real[:, step].any(1)[:, None] for step in range(items.shape[1])]
+    steps, available = [], real
+    for step in range(items.shape[1]):
+        available = where(available.any(1)[:, None], available, real)
+        steps.append(available)
+        available = available & (candidates != items[:, step][:, None])
+    return steps
+
+
+def candidates_at(candidates: Array, step: int) -> Array:
+    """(B, C) of a step, from one set a session or one a step."""
+    return candidates if candidates.ndim == 2 else candidates[:, step]

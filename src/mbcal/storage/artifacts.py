@@ -84,10 +84,10 @@ class Artifact:
         try:
             loaded: dict[str, NDArray[Any]] = load(self.kind.read(self.path, self.manifest, f"{name}.safetensors"))
         except (KeyError, SafetensorError) as error:
-            raise self.damaged(f"{name}.safetensors: {error}") from error
+            raise self.damage_error(f"{name}.safetensors: {error}") from error
         return loaded
 
-    def damaged(self, what: str) -> ModelError:
+    def damage_error(self, what: str) -> ModelError:
         """The error to raise for content that does not fit."""
         return ModelError(f"{self.path}: damaged ({what}); {self.kind.remedy}")
 

@@ -1,12 +1,13 @@
-"""The one loop over minibatches: Adam, early stopping on held-out users, checkpoints, and a guard against NaN.
+"""The training loop: Adam over minibatches, early stopping on held-out users, checkpoints, and a guard against NaN.
 
-Every random draw is named by seed, purpose, epoch and batch, so a run that was killed goes on from its last checkpoint to
-the identical result: nothing but weights, optimiser and a position needs to be remembered.
+Every random number is derived from seed, purpose, epoch and batch. So a run that was killed resumes from its last checkpoint
+and ends with the identical result: weights, optimiser state and a position are all that has to be saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,254 +19,294 @@ from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.distributed.worker_slice import all_reduce_gradients
 from mbcal.errors import TrainingError
 from mbcal.progress import SILENT, Progress
-from mbcal.storage.checkpoints import Checkpoints, Position
+from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.cuda_graph import GraphedStep
 from mbcal.training.random import Key, Noise, derive_seed, permutation
-from mbcal.training.state import _unprefixed, load_state_arrays, state_to_arrays
+from mbcal.training.state import load_state_arrays, state_to_arrays, without_prefix
 
 LOSS_CHECK_INTERVAL = 100
-"""Losses are looked at this often: a look makes a GPU wait."""
+"""Updates between two looks at the losses: each look makes a GPU wait."""
 
 Objective = Callable[[Tensor, Noise], tuple[Tensor, Tensor]]
-"""Rows (B,) of the training data and their noise -> summed loss and the number of steps it was summed over.
+"""(rows (B,), noise of the batch) -> (summed loss, number of steps it was summed over).
 
-On a GPU it is recorded once and replayed for every batch, so it must not look at values (`int(x)`, `if x > 0`) nor make
-tensors from lists; what has to happen outside, such as copying a target network now and then, goes into `before`.
+On a GPU the objective is recorded once as a CUDA graph and replayed for every batch. It must not branch on values
+(`int(x)`, `if x > 0`) and must not create tensors from lists. What has to happen outside the graph, such as copying a
+target network, belongs in `TrainingJob.before_update`.
 """
+
+Curve = list[dict[str, float]]
+"""One entry per epoch: `loss`, and `held_out` where users are held out."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One network to fit."""
+
+    name: str
+    """Names the job in messages, checkpoints and random draws."""
+    net: nn.Module
+    objective: Objective
+    optimiser: torch.optim.Adam
+    train_rows: NDArray[np.int64]
+    """Sessions to learn from, by number over all workers."""
+    held_out_rows: NDArray[np.int64]
+    """Sessions whose loss decides when to stop; empty runs every epoch."""
+    before_update: Callable[[], None] | None = None
+    """Called before every update, outside the CUDA graph."""
+    use_cuda_graph: bool = True
+    """On a GPU, replay updates as a CUDA graph. Needs all data on the device."""
+    loss_scale: float = 1.0
+    """Factor from the objective's loss to the reported one: value networks learn normalised labels."""
+    row_index: Tensor | None = None
+    """`WorkerSlice.row_index` where several workers share the fit."""
 
 
 def train(
-    net: nn.Module,
-    objective: Objective,
-    rows: NDArray[np.int64],
-    held: NDArray[np.int64],
-    how: TrainingConfig,
+    job: TrainingJob,
+    config: TrainingConfig,
     *,
-    name: str,
     seed: int,
-    optimiser: torch.optim.Adam,
-    before: Callable[[], None] | None = None,
-    record: bool = True,
-    unit: float = 1.0,
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
     group: Group = SINGLE_WORKER,
-    places: Tensor | None = None,
-) -> list[dict[str, float]]:
-    """Fit `net` on rows, stopping by the loss on the rows held out (if any); `before` is called before every update.
+) -> Curve:
+    """Fit one network.
 
-    On a GPU updates are recorded and replayed, unless told not to because the data does not lie there.
-    In a group all workers are given the same rows, and `places` says where each row lies here (`WorkerSlice.places`); the first
-    worker keeps the checkpoints.
-    Returns the curve, an entry an epoch, in multiples of `unit`: what one of the objective's loss is worth to people.
+    Args:
+        job: The network, its objective and its data.
+        config: Epochs, batch size, learning rate, patience.
+        seed: Names the order of sessions and all noise.
+        progress: Is told about epochs and sessions.
+        checkpoints: Where the state is saved, and resumed from. In a group only the first worker writes.
+        group: The workers that share the fit. All of them pass the same rows.
+
+    Returns:
+        The loss of every epoch. The network holds the weights of the best epoch on the held-out rows, or of the last one.
+
+    Raises:
+        TrainingError: If there are no rows, or a loss is NaN or infinite.
     """
-    if not len(rows):
-        raise TrainingError(f"{name}: no sessions to learn from")
-    run = _Run(net, objective, how, name, seed, optimiser, before, record, unit, progress, checkpoints, group, places)
-    return run.to_the_end(torch.from_numpy(rows).to(run.device), torch.from_numpy(held).to(run.device))
+    if not len(job.train_rows):
+        raise TrainingError(f"{job.name}: no sessions to learn from")
+    return _Trainer(job, config, seed, progress, checkpoints, group).run()
 
 
-class _Run:
+@dataclass
+class _Position:
+    """Where a run stands. With weights and optimiser state this is all a checkpoint needs."""
+
+    epoch: int = 0
+    batch: int = 0
+    """The next batch of the epoch."""
+    loss_sum: float = 0.0
+    """Loss summed over the epoch so far."""
+    step_count: float = 0.0
+    """Steps it was summed over."""
+    best_loss: float | None = None
+    """The lowest held-out loss so far."""
+    epochs_since_best: int = 0
+    done: bool = False
+    curve: Curve = field(default_factory=list)
+
+
+class _EpochBatches:
+    """The batches of one epoch: rows in shuffled order, one noise seed and one loss slot per batch."""
+
+    def __init__(self, rows: Tensor, batch_size: int, noise_seeds: Tensor, first_batch: int) -> None:
+        self.rows, self.batch_size, self.noise_seeds = rows, batch_size, noise_seeds
+        self.count = len(noise_seeds)
+        self.n_full = len(rows) // batch_size
+        self.full_batches = rows[: self.n_full * batch_size].view(self.n_full, batch_size)
+        self.next_batch = torch.full((1,), first_batch, device=rows.device)  # a tensor, so that one CUDA graph serves all
+        self.losses = torch.zeros(self.count, 2, device=rows.device)  # summed loss and step count of every batch
+
+    def batch_rows(self, number: int) -> Tensor:
+        """Rows (B,) of one batch; the last batch may be shorter."""
+        return self.rows[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+class _Trainer:
+    """One call of `train`."""
+
     def __init__(
         self,
-        net: nn.Module,
-        objective: Objective,
-        how: TrainingConfig,
-        name: str,
+        job: TrainingJob,
+        config: TrainingConfig,
         seed: int,
-        optimiser: torch.optim.Adam,
-        before: Callable[[], None] | None,
-        record: bool,
-        unit: float,
         progress: Progress,
         checkpoints: Checkpoints | None,
         group: Group,
-        places: Tensor | None,
     ) -> None:
-        self.net, self.objective, self.how, self.name, self.seed = net, objective, how, name, seed
-        self.optimiser, self.before, self.record, self.unit = optimiser, before, record, unit
-        self.progress, self.checkpoints, self.group, self.places = progress, checkpoints, group, places
-        self.device = next(net.parameters()).device
-        self.at = Position()
-        self.best: dict[str, NDArray[Any]] = {}
+        self.job, self.config, self.seed = job, config, seed
+        self.progress, self.checkpoints, self.group = progress, checkpoints, group
+        self.device = next(job.net.parameters()).device
+        self.position = _Position()
+        self.best_state: dict[str, NDArray[Any]] = {}
         self._restore()
 
-    def _restore(self) -> None:
-        said, arrays = self.checkpoints.stage(self.name) if self.checkpoints else (None, {})
-        if said is None:
-            return
-        self.at = Position(**{**said, "best": float("inf") if said["best"] is None else said["best"]})
-        load_state_arrays(self.net, self.optimiser, _unprefixed(arrays, "now/"))
-        self.best = _unprefixed(arrays, "best/")
-
-    def _save(self) -> None:
-        if self.checkpoints and self.group.rank == 0:
-            now = {f"now/{key}": value for key, value in state_to_arrays(self.net, self.optimiser).items()}
-            best = {f"best/{key}": value for key, value in self.best.items()}
-            self.checkpoints.save(self.name, self.at, {**now, **best})
-
-    def to_the_end(self, rows: Tensor, held: Tensor) -> list[dict[str, float]]:
-        while not self.at.done:
-            self._epoch(rows)
-            self._judge(held)
+    def run(self) -> Curve:
+        """Run epochs until the config or early stopping ends them."""
+        train_rows, held_out_rows = (
+            torch.from_numpy(rows).to(self.device) for rows in (self.job.train_rows, self.job.held_out_rows)
+        )
+        while not self.position.done:
+            self._run_epoch(train_rows)
+            self._end_epoch(held_out_rows)
             self._save()
-        return self.at.curve
+        return self.position.curve
+
+    # ---- one epoch
 
     @torch.enable_grad()
-    def _epoch(self, rows: Tensor) -> None:
-        at, size = self.at, self.how.batch
-        order = rows[permutation(derive_seed(self.seed, self.name, "order", at.epoch), len(rows), self.device)]
-        known = f", held-out loss {at.curve[-1]['held_out']:.4f}" if at.curve and "held_out" in at.curve[-1] else ""
-        self.progress.phase(f"{self.name}: epoch {at.epoch + 1} of at most {self.how.epochs}{known}", len(rows))
-        self.progress.advance(at.batch * size)
-        self.net.train()
-        updates = _Updates(self, order)
+    def _run_epoch(self, train_rows: Tensor) -> None:
+        position, batch_size = self.position, self.config.batch
+        order = permutation(derive_seed(self.seed, self.job.name, "order", position.epoch), len(train_rows), self.device)
+        n_batches = -(-len(train_rows) // batch_size)
+        noise_seeds = self._noise_seeds(n_batches, "noise", position.epoch)
+        batches = _EpochBatches(train_rows[order], batch_size, noise_seeds, position.batch)
+        self._announce_epoch(len(train_rows))
+        self.job.net.train()
+        use_graph = self.job.use_cuda_graph and self.device.type == "cuda" and self.group.size == 1
+        update_next = GraphedStep(lambda: self._update_next(batches), use_graph)
         try:
-            self._run_all(updates)
+            while position.batch < batches.count:
+                first = position.batch
+                position.batch = min(first + LOSS_CHECK_INTERVAL, batches.count)
+                for number in range(first, position.batch):
+                    if self.job.before_update:
+                        self.job.before_update()
+                    if number < batches.n_full:
+                        update_next()
+                    else:  # the last, shorter batch does not fit the recorded graph
+                        batches.losses[number] = self._update(batches.batch_rows(number), batches.noise_seeds[number])
+                self._check_losses(batches, first)
+                self.progress.advance(min(position.batch * batch_size, len(train_rows)) - first * batch_size)
+                if self.checkpoints and self.checkpoints.due() and position.batch < batches.count:
+                    self._save()
         finally:
-            updates.release()
+            update_next.release()
 
-    def _run_all(self, updates: _Updates) -> None:
-        at, size = self.at, self.how.batch
-        while at.batch < updates.count:
-            begin, end = at.batch, min(at.batch + LOSS_CHECK_INTERVAL, updates.count)
-            for number in range(begin, end):
-                if self.before:
-                    self.before()
-                updates.run(number)
-            at.batch = end
-            self._look(updates, begin)
-            self.progress.advance(min(end * size, updates.sessions) - begin * size)
-            if self.checkpoints and self.checkpoints.due() and end < updates.count:
-                self._save()
+    def _announce_epoch(self, n_sessions: int) -> None:
+        position = self.position
+        title = f"{self.job.name}: epoch {position.epoch + 1} of at most {self.config.epochs}"
+        if position.curve and "held_out" in position.curve[-1]:
+            title += f", held-out loss {position.curve[-1]['held_out']:.4f}"
+        self.progress.phase(title, n_sessions)
+        self.progress.advance(position.batch * self.config.batch)
 
-    def seeds(self, count: int, *purpose: Key) -> Tensor:
-        """One for the noise of each batch."""
-        made = [derive_seed(self.seed, self.name, *purpose, number) for number in range(count)]
-        return torch.tensor(made, device=self.device)
+    def _update_next(self, batches: _EpochBatches) -> None:
+        """Update on the next full batch. Its number is read from a tensor, so that the step can be recorded."""
+        rows = batches.full_batches.index_select(0, batches.next_batch).squeeze(0)
+        noise_seed = batches.noise_seeds.index_select(0, batches.next_batch).squeeze(0)
+        batches.losses.index_copy_(0, batches.next_batch, self._update(rows, noise_seed).unsqueeze(0))
+        batches.next_batch += 1
 
-    def here(self, rows: Tensor, seed: Tensor) -> tuple[Tensor, Noise]:
-        """Those of a batch's rows that lie with this worker, and their noise."""
-        if self.places is None:
-            return rows, Noise(seed)
-        found = self.places[rows]
-        mine = (found >= 0).nonzero().squeeze(1)
-        return found[mine], Noise(seed, mine)
+    def _update(self, rows: Tensor, noise_seed: Tensor) -> Tensor:
+        """One step of the optimiser on rows (B,); returns summed loss and step count (2,)."""
+        if self.group.size > 1:
+            return self._update_shared(rows, noise_seed)
+        loss_sum, step_count = self.job.objective(rows, Noise(noise_seed))
+        self.job.optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss_sum / step_count.clamp(min=1))
+        self.job.optimiser.step()
+        return torch.stack([loss_sum.detach(), step_count.to(loss_sum.dtype)])
 
-    def _look(self, updates: _Updates, begin: int) -> None:
-        """Add up what was learned at; a loss that is no number stops the fit here."""
-        totals, counts = updates.losses[begin : self.at.batch].double().cpu().unbind(1)
-        bad = (~totals.isfinite()).nonzero()
+    def _update_shared(self, rows: Tensor, noise_seed: Tensor) -> Tensor:
+        """The same step on every worker of a group, by the sum of their gradients."""
+        optimiser = self.job.optimiser
+        local_rows, noise = self._local_batch(rows, noise_seed)
+        optimiser.zero_grad(set_to_none=True)
+        sums = torch.zeros(2, device=self.device)
+        if len(local_rows):
+            loss_sum, step_count = self.job.objective(local_rows, noise)
+            torch.autograd.backward(loss_sum)
+            sums = torch.stack([loss_sum.detach(), step_count.to(loss_sum.dtype)])
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        sums = all_reduce_gradients(parameters, sums, self.group)
+        optimiser.step()
+        return sums
+
+    def _local_batch(self, rows: Tensor, noise_seed: Tensor) -> tuple[Tensor, Noise]:
+        """The rows of a batch that lie with this worker, and their noise."""
+        if self.job.row_index is None:
+            return rows, Noise(noise_seed)
+        local = self.job.row_index[rows]
+        present = (local >= 0).nonzero().squeeze(1)
+        return local[present], Noise(noise_seed, present)
+
+    def _noise_seeds(self, count: int, *purpose: Key) -> Tensor:
+        """(count,): one seed for the noise of each batch."""
+        seeds = [derive_seed(self.seed, self.job.name, *purpose, number) for number in range(count)]
+        return torch.tensor(seeds, device=self.device)
+
+    def _check_losses(self, batches: _EpochBatches, first: int) -> None:
+        """Add up the losses since batch `first`; raise if one is not finite."""
+        position = self.position
+        loss_sums, step_counts = batches.losses[first : position.batch].double().cpu().unbind(1)
+        bad = (~loss_sums.isfinite()).nonzero()
         if len(bad):
-            number = begin + int(bad[0])
-            some = ", ".join(str(row) for row in updates.rows(number)[:5].tolist())
+            number = first + int(bad[0])
+            rows = ", ".join(str(row) for row in batches.batch_rows(number)[:5].tolist())
             raise TrainingError(
-                f"{self.name}: the loss became {float(totals[bad[0]])} at epoch {self.at.epoch + 1}, step {number + 1}, "
-                f"batch of sessions {some}, …; {self._last_good()}; try a smaller learning rate, or look at these sessions"
+                f"{self.job.name}: the loss became {float(loss_sums[bad[0]])} at epoch {position.epoch + 1}, "
+                f"step {number + 1}, batch of sessions {rows}, …; {self._last_good_checkpoint()}; "
+                "try a smaller learning rate, or look at these sessions"
             )
-        self.at.total += float(totals.sum())
-        self.at.count += float(counts.sum())
+        position.loss_sum += float(loss_sums.sum())
+        position.step_count += float(step_counts.sum())
 
-    def _last_good(self) -> str:
-        kept = self.checkpoints.latest if self.checkpoints else None
-        return f"the last good checkpoint is {kept}" if kept else "there is no checkpoint yet"
+    # ---- between epochs
 
-    def _judge(self, held: Tensor) -> None:
-        """The end of an epoch: is it the best so far, and is it the last?"""
-        at = self.at
-        entry = {"loss": at.total / max(at.count, 1)}
-        if len(held):
-            entry["held_out"] = self._held_out_loss(held)
-            if not np.isfinite(entry["held_out"]):
-                said = f"the held-out loss became {entry['held_out']} after epoch {at.epoch + 1}"
-                raise TrainingError(f"{self.name}: {said}; {self._last_good()}")
-            at.waited += 1
-            if entry["held_out"] < at.best:
-                at.best, at.waited = entry["held_out"], 0
-                self.best = state_to_arrays(self.net, self.optimiser)
-        at.curve.append({name: value * self.unit for name, value in entry.items()})
-        at.epoch, at.batch, at.total, at.count = at.epoch + 1, 0, 0.0, 0.0
-        at.done = at.epoch >= self.how.epochs or at.waited >= self.how.patience
-        if at.done and self.best:
-            load_state_arrays(self.net, self.optimiser, self.best)
-            self.best = {}
+    def _end_epoch(self, held_out_rows: Tensor) -> None:
+        """Add an entry to the curve; decide whether this epoch is the best so far, and the last."""
+        position, losses = self.position, {"loss": self.position.loss_sum / max(self.position.step_count, 1)}
+        if len(held_out_rows):
+            losses["held_out"] = self._held_out_loss(held_out_rows)
+            if not np.isfinite(losses["held_out"]):
+                problem = f"the held-out loss became {losses['held_out']} after epoch {position.epoch + 1}"
+                raise TrainingError(f"{self.job.name}: {problem}; {self._last_good_checkpoint()}")
+            position.epochs_since_best += 1
+            if position.best_loss is None or losses["held_out"] < position.best_loss:
+                position.best_loss, position.epochs_since_best = losses["held_out"], 0
+                self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
+        position.curve.append({name: loss * self.job.loss_scale for name, loss in losses.items()})
+        position.epoch, position.batch, position.loss_sum, position.step_count = position.epoch + 1, 0, 0.0, 0.0
+        position.done = position.epoch >= self.config.epochs or position.epochs_since_best >= self.config.patience
+        if position.done and self.best_state:
+            load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
+            self.best_state = {}
 
     @torch.no_grad()
-    def _held_out_loss(self, held: Tensor) -> float:
-        self.net.eval()
+    def _held_out_loss(self, held_out_rows: Tensor) -> float:
+        self.job.net.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        batches = torch.split(held, 4 * self.how.batch)
-        for batch, seed in zip(batches, self.seeds(len(batches), "held-out noise"), strict=True):
-            rows, noise = self.here(batch, seed)
+        batches = torch.split(held_out_rows, 4 * self.config.batch)
+        for batch, noise_seed in zip(batches, self._noise_seeds(len(batches), "held-out noise"), strict=True):
+            rows, noise = self._local_batch(batch, noise_seed)
             if len(rows):
-                total, count = self.objective(rows, noise)
-                sums += torch.stack([total.double(), count.double()])
+                loss_sum, step_count = self.job.objective(rows, noise)
+                sums += torch.stack([loss_sum.double(), step_count.double()])
         self.group.all_reduce_sum(sums)
         return float(sums[0] / sums[1].clamp(min=1))
 
+    # ---- checkpoints
 
-class _Updates:
-    """The updates of one epoch. All full batches run the same recorded step; a last, shorter one runs by itself."""
+    def _restore(self) -> None:
+        record, arrays = self.checkpoints.stage(self.job.name) if self.checkpoints else (None, {})
+        if record is not None:
+            self.position = _Position(**record)
+            load_state_arrays(self.job.net, self.job.optimiser, without_prefix(arrays, "now/"))
+            self.best_state = without_prefix(arrays, "best/")
 
-    def __init__(self, run: _Run, order: Tensor) -> None:
-        self._run, self._order, self._size = run, order, run.how.batch
-        self.count = -(-len(order) // self._size)
-        self._full = len(order) // self._size
-        self._batches = order[: self._full * self._size].view(self._full, self._size)
-        self._noise = run.seeds(self.count, "noise", run.at.epoch)
-        self._next = torch.full((1,), run.at.batch, device=run.device)
-        self.losses = torch.zeros(self.count, 2, device=run.device)
-        self._update = self._update_alone if run.group.size == 1 else self._update_together
-        self._step = GraphedStep(self._full_batch, run.record and run.device.type == "cuda" and run.group.size == 1)
+    def _save(self) -> None:
+        if self.checkpoints and self.group.rank == 0:
+            now = state_to_arrays(self.job.net, self.job.optimiser)
+            arrays = {f"now/{name}": array for name, array in now.items()}
+            arrays |= {f"best/{name}": array for name, array in self.best_state.items()}
+            self.checkpoints.save(self.job.name, asdict(self.position), arrays)
 
-    @property
-    def sessions(self) -> int:
-        return len(self._order)
-
-    def release(self) -> None:
-        """The epoch is over."""
-        self._step.release()
-
-    def rows(self, number: int) -> Tensor:
-        """Of one batch."""
-        return self._order[number * self._size : (number + 1) * self._size]
-
-    def run(self, number: int) -> None:
-        """Batches come one after another, from where the epoch stands."""
-        if number < self._full:
-            self._step()
-        else:
-            self.losses[number] = self._update(self.rows(number), self._noise[number])
-
-    def _full_batch(self) -> None:
-        """The next one. Which it is stands in a tensor, so that a recording serves them all."""
-        rows = self._batches.index_select(0, self._next).squeeze(0)
-        noise = self._noise.index_select(0, self._next).squeeze(0)
-        self.losses.index_copy_(0, self._next, self._update(rows, noise).unsqueeze(0))
-        self._next += 1
-
-    def _update_alone(self, rows: Tensor, seed: Tensor) -> Tensor:
-        """Summed loss and its count (2,), after a step of the optimiser."""
-        run = self._run
-        total, count = run.objective(rows, Noise(seed))
-        run.optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(total / count.clamp(min=1))
-        run.optimiser.step()
-        return torch.stack([total.detach(), count.to(total.dtype)])
-
-    def _update_together(self, rows: Tensor, seed: Tensor) -> Tensor:
-        """The same step on every worker of a group, by the gradients of them all."""
-        run = self._run
-        mine, noise = run.here(rows, seed)
-        run.optimiser.zero_grad(set_to_none=True)
-        sums = self.losses.new_zeros(2)
-        if len(mine):
-            total, count = run.objective(mine, noise)
-            torch.autograd.backward(total)
-            sums = torch.stack([total.detach(), count.to(total.dtype)])
-        sums = all_reduce_gradients(
-            [each for group in run.optimiser.param_groups for each in group["params"]], sums, run.group
-        )
-        run.optimiser.step()
-        return sums
+    def _last_good_checkpoint(self) -> str:
+        latest = self.checkpoints.latest if self.checkpoints else None
+        return f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"

@@ -30,7 +30,7 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0)
     return objective
 
 
-def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, told: bool = True) -> Objective:
+def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bool = False) -> Objective:
     """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. CFAApproximator.
 
     Labels (N, T) belong to the rows of `data`. Where the step's item is not `told`, the network learns what labels are on
@@ -40,7 +40,7 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, told: bool = 
     def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         counted = batch.mask
-        outputs = net.forward_batch(batch) if told else net.forward_masked(batch)
+        outputs = net.forward_masked(batch) if mask_item else net.forward_batch(batch)
         error = outputs.squeeze(-1) - net.label_scaler.normalize(labels[rows])
         return (error.square() * counted).sum(), counted.sum()
 

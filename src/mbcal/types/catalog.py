@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, OptionError, nearest
+from mbcal.types.names import Name, to_name
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,7 @@ FIRST_ITEM_ROW = 2
 """How many special rows come before the first real one. They come first so that a growing catalogue never moves them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Behaviours:
     """What a user can do with an item (the paper's B), and the reward of each (the paper's R).
 
@@ -67,6 +68,10 @@ class Behaviours:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __repr__(self) -> str:
+        pairs = [f"{name}={reward:g}" for name, reward in zip(self.names, self.rewards, strict=True)]
+        return f"<Behaviours: {', '.join(pairs if len(pairs) <= 12 else [*pairs[:11], '…'])}>"
+
     @property
     def start(self) -> int:
         """Index of b_s, the behaviour before the first step: one row after the last real behaviour."""
@@ -98,7 +103,7 @@ def _reward_table(rewards: tuple[float, ...], device: str) -> torch.Tensor:
     return torch.tensor(rewards, device=device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Feature:
     """One property of every item, as codes into a vocabulary (code 0 masked, 1 unknown, 2… the values).
 
@@ -137,6 +142,10 @@ class Feature:
         if self.offsets is not None and int(self.offsets[-1]) != len(self.codes):
             raise InputError(f"feature {self.name!r}: offsets end at {int(self.offsets[-1])}, not at {len(self.codes)}")
 
+    def __repr__(self) -> str:
+        kind = "single-valued" if self.offsets is None else "multi-valued"
+        return f"<Feature {self.name!r}: {kind}, {len(self.vocabulary):,} values>"
+
     @property
     def cardinality(self) -> int:
         """Rows an embedding table of this feature needs."""
@@ -159,7 +168,7 @@ def _vocabulary(values: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]
     return vocabulary, {value: code for code, value in enumerate(vocabulary, FIRST_ITEM_ROW)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Catalog:
     """All items, with the masking row 0 and the out-of-vocabulary row 1 before them; item k sits in row k + 2.
 
@@ -182,6 +191,10 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.items)
 
+    def __repr__(self) -> str:
+        features = f", features {', '.join(self.features)}" if self.features else ""
+        return f"<Catalog: {len(self):,} items{features}>"
+
     @property
     def n_rows(self) -> int:
         """Rows an item embedding table needs."""
@@ -191,9 +204,16 @@ class Catalog:
     def _row_of(self) -> dict[str, int]:
         return {name: row for row, name in enumerate(self.items, FIRST_ITEM_ROW)}
 
-    def rows_of(self, names: Iterable[str]) -> NDArray[np.int32]:
-        """Rows of items by name; a name never seen gets the out-of-vocabulary row."""
-        return np.asarray([self._row_of.get(name, UNKNOWN_ROW) for name in names], np.int32)
+    def rows_of(self, names: Iterable[Name]) -> NDArray[np.int32]:
+        """Catalogue rows of items by name; `UNKNOWN_ROW` for names that are not in the catalogue.
+
+        Raises:
+            InputError: If a name is neither text nor a whole number.
+        """
+        row_of = self._row_of
+        # text is looked up as it is; only what is not found is looked at twice
+        rows = [row_of[name] if name in row_of else row_of.get(to_name(name), UNKNOWN_ROW) for name in names]  # type: ignore[index]
+        return np.asarray(rows, np.int32)
 
     def name_of(self, row: int) -> str:
         """An item's name; the special rows answer in angle brackets."""

@@ -39,6 +39,13 @@ class _Rows:
     catalog: Catalog
     behaviour_set: Behaviours
 
+    def __repr__(self) -> str:
+        rows: Any = self
+        sizes = (
+            f"{len(rows):,} of up to {rows.horizon} steps, {len(self.catalog):,} items, {len(self.behaviour_set)} behaviours"
+        )
+        return f"<{type(self).__name__}: {sizes}>"
+
     def require_compatible(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
         """Refuse these sessions where their rows would mean something else to a model of this catalogue and behaviours."""
         if self.behaviour_set != behaviours:
@@ -50,7 +57,7 @@ class _Rows:
             raise ModelError(f"{rule}; fit one on this data")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sessions(_Rows):
     """N sessions of up to T steps (the paper's trajectories o), one a row.
 
@@ -210,7 +217,7 @@ class History(NamedTuple):
     length: Any  # (B,)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SessionTensors(_Rows):
     """`Sessions` as tensors on one device; see there for shapes. What is made of valid sessions is taken to be valid."""
 

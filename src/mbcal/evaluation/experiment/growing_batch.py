@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mbcal.agents import Agent
+from mbcal.agents.persistence import read_agent
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.rollout import rollout
 from mbcal.errors import ModelError
@@ -72,7 +73,7 @@ def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, pr
     begin = train[random_integers(derive_seed(seed, "users of round", number), places, len(train))]
     luck = derive_seed(seed, "luck of round", number)
     progress.phase(f"round {number}: candidates", None)
-    offered = session_candidates(begin, luck, others_from=train)
+    offered = session_candidates(begin, luck, sample_from=train)
     known = agent.n_fits > 0
     policy: Any = agent if known else RandomScorer(derive_seed(seed, agent.name) & 0x7FFFFFFF)
     epsilon = 1.0 if not known else settings.epsilon if agent.explores else 0.0
@@ -103,7 +104,7 @@ def _resume(
     for path in sorted(kept.glob("agent-*"), reverse=True):
         try:
             opened = bundle.Artifact.open(path, bundle.MODEL_KIND)
-            agent = type(fresh).read(opened, context.device)
+            agent = read_agent(opened, type(fresh), context.device)
         except ModelError:  # torn when the machine died; the round before is whole
             continue
         agent.share_catalog(context.train.catalog)
@@ -114,5 +115,5 @@ def _resume(
             for name in sorted(said.manifest["files"]):
                 arrays = said.arrays(name.removesuffix(".safetensors"))
                 memory.append(context.train.like(arrays).tensors(agent.device))
-        return agent, list(opened.manifest["about"]["rounds"]), memory
+        return agent, list(opened.manifest["provenance"]["rounds"]), memory
     return fresh, [], []

@@ -164,9 +164,7 @@ class Run:
             config = replace(self.settings.simulator, family=judge)
             about = {"config": to_dict(config), "data": store.manifest["content_hash"]}
             kept = Checkpoints(self.folder / "partial" / f"simulator-{judge}", about)
-            fitted = Simulator.fit(
-                store.sessions("simulator"), config, device=self.device, progress=progress, checkpoints=kept
-            )
+            fitted = Simulator(config, self.device).fit(store, progress=progress, checkpoints=kept)
             fitted.provenance = {"data": store.manifest["content_hash"]}
             fitted.save(path, card=fitted.evaluate(self.test_sessions(store), progress=progress))
             kept.remove()

@@ -15,19 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal.agents.base import Domain, value_term
-from mbcal.agents.dqn import NO_ROWS, DQNConfig, QNetwork, candidate_values
-from mbcal.agents.mcpe import session_returns
+from mbcal.agents.domain import Domain
+from mbcal.agents.dqn import DQNConfig, QNetwork, candidate_values
+from mbcal.agents.fit_context import NO_ROWS
+from mbcal.agents.values import session_returns, value_term
 from mbcal.environments.rollout import Policy
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.ope.estimators import Floats
-from mbcal.evaluation.ope.propensity import PolicyChoices, available_by_step, policy_choices
+from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
 from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
 from mbcal.progress import SILENT, Progress
+from mbcal.scoring.choice import available_by_step
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.loop import Objective, train
+from mbcal.training.loop import Objective, TrainingJob, train
 from mbcal.training.random import Noise, derive_seed, hash_order, seeded_weights
 from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import Sessions, SessionTensors
@@ -108,27 +110,25 @@ class _Fit:
         mine = torch.from_numpy(rows).to(data.device)
         mark_seen_items(net, data[mine], True)
         net.online.label_scaler.fit(session_returns(data, self.config.gamma)[mine], data.mask[mine])
-        train(
-            net,
-            self._objective(net),
-            rows,
-            NO_ROWS,
-            how,
+        job = TrainingJob(
             name=f"values, fold {fold + 1}",
-            seed=derive_seed(self.seed, "fitted values", fold),
+            net=net,
+            objective=self._objective(net),
             optimiser=how.create_optimiser(net.parameters()),
-            before=net.begin_update,
-            record=False,  # choices may lie elsewhere than the network
-            unit=float(net.online.label_scaler.scale) ** 2,
-            progress=self.progress,
+            train_rows=rows,
+            held_out_rows=NO_ROWS,
+            before_update=net.begin_update,
+            use_cuda_graph=False,  # choices may lie elsewhere than the network
+            loss_scale=float(net.online.label_scaler.scale) ** 2,
         )
+        train(job, how, seed=derive_seed(self.seed, "fitted values", fold), progress=self.progress)
         fill_unknown_items(net)
         return net.eval()
 
     def _objective(self, net: QNetwork) -> Objective:
         def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
             batch = self.data[rows]
-            expected = self._expected(candidate_values(net.target, net.judge(), batch), batch, rows)
+            expected = self._expected(candidate_values(net.target, net.target_term(), batch), batch, rows)
             target = temporal_difference_targets(batch.rewards, expected, batch.mask, self.config.gamma)
             error = net.online.forward_batch(batch).squeeze(-1) - net.online.label_scaler.normalize(target)
             return (error.square() * batch.mask).sum(), batch.mask.sum()

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from mbcal.environments.rollout import CPU_BLOCK, Policy
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
-from mbcal.scoring.backend import Array, as_float, as_index, to_numpy, where
-from mbcal.scoring.choice import greedy
-from mbcal.types import MASK_ROW, Sessions, SessionTensors
+from mbcal.scoring.backend import as_float, as_index, to_numpy
+from mbcal.scoring.choice import available_by_step, candidates_at, greedy
+from mbcal.types import Sessions, SessionTensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,25 +96,3 @@ def _walk(policy: Policy, batch: Sessions | SessionTensors, begin: int) -> tuple
         steps.append(tuple(to_numpy(as_index(found)) for found in (best, as_float(here).argmax(1), available.sum(1))))
         state = policy.observe(state, item, batch.behaviours[:, step])
     return tuple(np.stack(found, 1) for found in zip(*steps, strict=True))
-
-
-def available_by_step(candidates: Array, items: Array) -> list[Array]:
-    """T times (B, C): which candidates could be shown at each step, given the items (B, T) shown.
-
-    Of one set a session, (B, C), what was shown is gone until all have been, as in roll-outs. Sets of each step's own,
-    (B, T, C), are taken as they are. At a step of the padding, where nothing is offered, anything is open.
-    """
-    real = candidates != MASK_ROW
-    if candidates.ndim == 3:
-        return [real[:, step] | ~real[:, step].any(1)[:, None] for step in range(items.shape[1])]
-    steps, available = [], real
-    for step in range(items.shape[1]):
-        available = where(available.any(1)[:, None], available, real)
-        steps.append(available)
-        available = available & (candidates != items[:, step][:, None])
-    return steps
-
-
-def candidates_at(candidates: Array, step: int) -> Array:
-    """(B, C) of a step, from one set a session or one a step."""
-    return candidates if candidates.ndim == 2 else candidates[:, step]

@@ -1,0 +1,128 @@
+"""How a fit runs, whatever the method: data to the device, users held out, networks fitted, a failed fit undone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mbcal.agents.domain import Domain
+from mbcal.agents.fit_context import FitContext
+from mbcal.data.store import Store
+from mbcal.distributed.group import Group
+from mbcal.distributed.worker_slice import WorkerSlice, require_equal_weights
+from mbcal.environments.candidates import session_candidates
+from mbcal.errors import InputError
+from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
+from mbcal.progress import Progress
+from mbcal.scoring.scorers import UNKNOWN_USER
+from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.config import TrainingConfig
+from mbcal.training.device_data import DeviceSessions
+from mbcal.training.holdout import split_held_out_users
+from mbcal.training.random import derive_seed, uniform
+from mbcal.training.state import load_state_arrays, state_to_arrays
+from mbcal.types import Sessions, SessionTensors
+
+if TYPE_CHECKING:
+    from mbcal.agents.base import Agent
+
+UNKNOWN_USER_SHARE = 0.1
+"""Share of sessions whose user an id encoder does not see, so that it learns a row for unknown users."""
+
+
+def fit_agent(
+    agent: Agent,
+    data: Store | Sessions | SessionTensors,
+    training: TrainingConfig,
+    progress: Progress,
+    checkpoints: Checkpoints | None,
+    group: Group,
+) -> None:
+    """Fit an agent; see `Agent.fit`."""
+    sessions = _training_sessions(agent, data)
+    worker_slice = WorkerSlice.create(len(sessions), group, checkpoints.number if checkpoints else 0)
+    if not worker_slice.total:
+        raise InputError("fit: there are no sessions to learn from")
+    users = worker_slice.all_gather(torch.as_tensor(sessions.user)).cpu().numpy()
+    if not agent.is_started:
+        agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1))
+    agent.domain.require_compatible(sessions, "this agent")
+    is_first_fit = agent.n_fits == 0
+    backup = {} if is_first_fit else {name: _state(agent, name) for name in agent.nets}
+    try:
+        context = _create_context(agent, sessions, worker_slice, users, training, progress, checkpoints)
+        agent.learn(context)
+        require_equal_weights(agent.nets, agent.name, group)
+    except BaseException:
+        if is_first_fit:
+            agent.reset(agent.domain)
+        for name, arrays in backup.items():
+            load_state_arrays(agent.nets[name], agent.optimisers.get(name), arrays)
+        raise
+    for net in agent.nets.values():
+        fill_unknown_items(net)
+    agent.curves, agent.n_fits = context.curves, agent.n_fits + 1
+    if sessions.origin and sessions.origin not in agent.origins:
+        agent.origins = (*agent.origins, sessions.origin)
+    agent.refresh_scorer()
+
+
+def _training_sessions(agent: Agent, data: Store | Sessions | SessionTensors) -> Sessions | SessionTensors:
+    """The sessions to fit on. Features that were not chosen are those the store proposes, or none."""
+    if not isinstance(data, Store | Sessions | SessionTensors):
+        raise InputError(f"fit: takes a store or sessions, got {type(data).__name__}; open a store with mbcal.Store.open")
+    if agent.config.net.features is None and not agent.is_started:
+        features = data.agent_features if isinstance(data, Store) else ()
+        agent.config = replace(agent.config, net=replace(agent.config.net, features=features))
+    return data.sessions("train") if isinstance(data, Store) else data
+
+
+def _create_context(
+    agent: Agent,
+    sessions: Sessions | SessionTensors,
+    worker_slice: WorkerSlice,
+    users: NDArray[np.int32],
+    training: TrainingConfig,
+    progress: Progress,
+    checkpoints: Checkpoints | None,
+) -> FitContext:
+    seed = derive_seed(agent.config.seed, agent.name, "fit", agent.n_fits)
+    tensors = DeviceSessions(sessions, agent.device, agent.needs_candidates).tensors
+    train_rows, held_out_rows = split_held_out_users(users, training.validation, agent.config.seed)
+    if agent.config.net.user == "id":
+        tensors = replace(tensors, user=_mask_users(tensors.user, held_out_rows, seed, worker_slice))
+    if agent.needs_candidates:
+        tensors = replace(tensors, candidates=session_candidates(tensors, seed, worker_slice=worker_slice))
+    for name, net in agent.nets.items():
+        mark_seen_items(net, tensors, agent.n_fits == 0, worker_slice.group)
+        if name in agent.optimisers:
+            training.apply_to(agent.optimisers[name])
+    return FitContext(
+        data=DeviceSessions(tensors, agent.device, agent.needs_candidates),
+        worker_slice=worker_slice,
+        train_rows=train_rows,
+        held_out_rows=held_out_rows,
+        config=training,
+        seed=seed,
+        is_first_fit=agent.n_fits == 0,
+        progress=progress,
+        checkpoints=checkpoints,
+        nets=agent.nets,
+        optimisers=agent.optimisers,
+    )
+
+
+def _mask_users(users: Tensor, held_out_rows: NDArray[np.int64], seed: int, worker_slice: WorkerSlice) -> Tensor:
+    """User numbers (N,) with all held-out users, and a share of the other sessions, as the unknown user."""
+    unknown = uniform(derive_seed(seed, "strangers"), (len(users),), users.device, worker_slice.begin) < UNKNOWN_USER_SHARE
+    unknown[worker_slice.local_rows(torch.from_numpy(held_out_rows)).to(users.device)] = True
+    return torch.where(unknown, UNKNOWN_USER, users)
+
+
+def _state(agent: Agent, name: str) -> dict[str, NDArray[np.generic]]:
+    return state_to_arrays(agent.nets[name], agent.optimisers.get(name))

@@ -1,0 +1,97 @@
+"""Agents on disk: weights, optimiser state, catalogue and settings in one folder (`storage.artifacts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numpy.typing import NDArray
+
+from mbcal.agents.domain import Domain
+from mbcal.config import from_dict, to_dict
+from mbcal.errors import ModelError
+from mbcal.storage.artifacts import MODEL_KIND, Artifact, write_artifact
+from mbcal.training.state import load_state_arrays, state_to_arrays
+
+if TYPE_CHECKING:
+    from mbcal.agents.base import Agent
+
+A = TypeVar("A", bound="Agent")
+
+
+def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapping[str, Any]) -> Path:
+    """Write an agent to a folder; see `Agent.save`."""
+    domain = agent.domain
+    weights: dict[str, NDArray[Any]] = {}
+    optimiser_state: dict[str, NDArray[Any]] = {}
+    for name, net in agent.nets.items():
+        for key, array in state_to_arrays(net, agent.optimisers.get(name)).items():
+            kind, _, rest = key.partition("/")
+            (weights if kind == "weight" else optimiser_state)[f"{name}/{rest}"] = array
+    manifest = {
+        "agent": agent.name,
+        "config": to_dict(agent.config),
+        "fits": agent.n_fits,
+        "curves": agent.curves,
+        "behaviours": to_dict(domain.behaviours),
+        "horizon": domain.horizon,
+        "history": domain.history,
+        "users": domain.n_users,
+        "origins": list(agent.origins),
+        "provenance": dict(provenance),
+    }
+    files = {"weights": weights, "optimiser": optimiser_state}
+    return write_artifact(path, MODEL_KIND, manifest, files, domain.catalog, overwrite)
+
+
+def load_agent(path: str | Path, device: str, wanted: type[A]) -> A:
+    """Load an agent that is an instance of `wanted`; see `Agent.load`.
+
+    A model folder is data. It can name a method that is installed, but it cannot make us run a file: a method of one's own is
+    loaded by its class.
+    """
+    from mbcal.agents.base import Agent
+    from mbcal.agents.lookup import AGENTS, agent_class
+
+    artifact = Artifact.open(path, MODEL_KIND)
+    name = str(artifact.manifest["agent"])
+    if getattr(wanted, "name", None) == name:
+        return read_agent(artifact, wanted, device)
+    if wanted is not Agent:
+        raise ModelError(f"{path}: holds a {name} agent, not a {wanted.name} one; load it with mbcal.load(path)")
+    if name not in AGENTS and ".py:" in name:
+        raise ModelError(f"{path}: holds an agent of your own ({name}); load it with its class, YourAgent.load(path)")
+    return read_agent(artifact, agent_class(name), device)  # type: ignore[return-value]  # wanted is Agent
+
+
+def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
+    """Read an agent of a known class from an opened folder.
+
+    Raises:
+        ModelError: If the folder's content does not fit the class.
+    """
+    manifest = artifact.manifest
+    try:
+        agent = kind(from_dict(kind.Config, manifest["config"]), device)
+        sizes = (manifest["horizon"], manifest["history"], manifest["users"])
+        agent.reset(Domain(artifact.catalog, artifact.behaviours, *sizes))
+        arrays_by_kind = {"weight": artifact.arrays("weights"), "adam": artifact.arrays("optimiser")}
+        for name, net in agent.nets.items():
+            state = {
+                f"{kind}/{key.removeprefix(f'{name}/')}": array
+                for kind, arrays in arrays_by_kind.items()
+                for key, array in arrays.items()
+                if key.startswith(f"{name}/")
+            }
+            load_state_arrays(net, agent.optimisers.get(name), state)
+        agent.n_fits, agent.curves = manifest["fits"], manifest["curves"]
+        agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
+    except (
+        KeyError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # the hashes fit but the content does not: written by another program
+        raise artifact.damage_error(str(error).splitlines()[0]) from error
+    agent.refresh_scorer()
+    return agent
