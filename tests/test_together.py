@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mbcal import NewsfeedConfig, Sessions, Store, prepare_newsfeed
-from mbcal.agents import AGENTS, Agent
+from mbcal.agents import AGENTS, Agent, agent_class
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.data.cutting import SessionConfig
@@ -25,6 +25,7 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.random import Noise, uniform
 from tests import batches
+from tests.logs import ROOT
 from tests.workers import together
 
 QUICK = TrainingConfig(epochs=3, batch=64, validation=0.2)
@@ -58,6 +59,17 @@ def require_equal(one: Agent, other: Agent, tolerance: float = 1e-5) -> None:
 def test_several_workers_learn_what_one_does(name: str, workers: int) -> None:
     alone = make(name).fit(MANY)
     for agent in together(workers, lambda group: make(name).fit(part(MANY, group), group=group)):
+        require_equal(alone, agent)
+
+
+def test_so_does_the_example_of_a_method_of_ones_own() -> None:
+    """Its value network learns in the scale of everyone's labels, not of its own worker's."""
+    kind = agent_class(f"{ROOT}/examples/own_agent.py:Cautious")
+    net = NetConfig(hidden=8, embedding=8)
+    alone = kind(kind.Config(net=net, training=QUICK), "cpu").fit(MANY)
+    for agent in together(
+        2, lambda group: kind(kind.Config(net=net, training=QUICK), "cpu").fit(part(MANY, group), group=group)
+    ):
         require_equal(alone, agent)
 
 

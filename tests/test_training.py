@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mbcal.errors import OptionError, TrainingError
@@ -273,14 +275,29 @@ def test_optimiser_state_goes_to_arrays_and_back() -> None:
 
 
 def test_no_user_is_both_trained_on_and_held_out() -> None:
-    known = sessions(count=9)
-    rows, held = split_held_out_users(known.user, 0.34, seed=0)
-    assert sorted([*rows, *held]) == list(range(9))
-    assert len(held) == 3
-    assert not set(known.user[rows]) & set(known.user[held])
-    assert len({tuple(split_held_out_users(known.user, 0.34, seed)[1].tolist()) for seed in range(20)}) > 10
-    assert len(split_held_out_users(known.user, 0.0, seed=0)[1]) == 0
-    assert len(split_held_out_users(known.user[:1], 0.5, seed=0)[1]) == 0  # one user alone cannot be held out
+    users = np.repeat(np.arange(1000, dtype=np.int32), 3)
+    rows, held_out = split_held_out_users(users, 0.3, seed=0)
+    assert sorted([*rows, *held_out]) == list(range(3000))
+    assert not set(users[rows]) & set(users[held_out])
+    assert len(set(users[held_out])) == pytest.approx(300, abs=45)  # three standard deviations
+    assert len({tuple(split_held_out_users(users, 0.3, seed)[1].tolist()) for seed in range(20)}) == 20
+    assert len(split_held_out_users(users, 0.0, seed=0)[1]) == 0
+
+
+def test_who_is_held_out_depends_on_the_user_alone() -> None:
+    """Neither on how many users there are, nor on who they are."""
+    users = np.arange(1000, dtype=np.int32)
+    held_out = set(split_held_out_users(users, 0.2, seed=3)[1].tolist())
+    for some in (users[:100], users[500:], users[::7], np.repeat(users[:50], 4)):
+        again = {int(some[row]) for row in split_held_out_users(some, 0.2, seed=3)[1]}
+        assert again == held_out & set(some.tolist())
+
+
+@given(share=st.floats(0.001, 0.999), count=st.integers(1, 5), seed=st.integers(0, 100))
+def test_with_few_users_both_sides_have_one(share: float, count: int, seed: int) -> None:
+    rows, held_out = split_held_out_users(np.arange(count, dtype=np.int32), share, seed)
+    assert len(rows) >= 1
+    assert len(held_out) >= min(count - 1, 1)
 
 
 def test_settings_are_checked() -> None:

@@ -13,8 +13,12 @@ import pytest
 import torch
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, Simulator, SimulatorConfig, TrainingConfig, load
-from mbcal.agents import Agent
+from mbcal.agents import DQN, Agent
 from mbcal.cli import app
+from mbcal.data.store import Store
+from mbcal.data.store_writer import write_sessions
+from mbcal.decision_log.join import Joined, join_sessions
+from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError
 from mbcal.evaluation.evaluator import evaluate
@@ -25,6 +29,7 @@ from mbcal.release.update import update, write_verdict
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
+from mbcal.types import SessionTensors
 from tests.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 from tests.workers import ThreadedEngine
 
@@ -122,7 +127,7 @@ def test_an_engine_teaches_what_one_process_would(weak: Registry, tmp_path: Path
     ("low", "ess", "weight", "reason"),
     [
         (-0.01, 100.0, 1.0, None),
-        (-1.0, 100.0, 1.0, "off-policy: +2.000 a session [-1.000, +5.000], at least -0.0"),
+        (-1.0, 100.0, 1.0, "off-policy: +2.000 per session [-1.000, +5.000], at least -0.0"),
         (1.0, 5.0, 1.0, "overlap: 5 effective sessions, 20 needed"),
         (1.0, 100.0, 0.4, "overlap: 100 effective sessions, 20 needed; mean weight 0.40, near 1 needed"),
     ],
@@ -239,4 +244,51 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
         assert verdict.counts is not None
         assert verdict.counts.sessions == len(seen["teach"] | seen["judge"]) == users
         assert not seen["teach"] & seen["judge"]
-        assert len(seen["judge"]) == round(0.3 * users)
+        assert 0 < len(seen["judge"]) < len(seen["teach"])
+
+
+def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over updates whose logs hold other users in other orders, and under other seeds."""
+    names: dict[str, set[str]] = {"teach": set(), "judge": set()}
+    joined: list[Joined] = []
+
+    def spy_join(*arguments: Any, **options: Any) -> Joined:
+        joined.append(join_sessions(*arguments, **options))
+        return joined[-1]
+
+    def judged(candidate: Agent, live: Agent, sessions: Any, **_: Any) -> list[Estimate]:
+        names["judge"] |= {joined[-1].users[user] for user in sessions.user}
+        return [Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)]
+
+    def taught(self: Agent, sessions: Any, **_: Any) -> Agent:
+        names["teach"] |= {joined[-1].users[user] for user in sessions.user}
+        return self
+
+    monkeypatch.setattr("mbcal.release.update.join_sessions", spy_join)
+    monkeypatch.setattr("mbcal.release.gate.estimate_value", judged)
+    monkeypatch.setattr(Agent, "fit", taught)
+    for number in range(3):
+        served(weak, tmp_path / "log", 40, seed=number)
+        update(weak, tmp_path / "log", gate=GateConfig(sessions=10), seed=number, device="cpu")
+    assert len(names["teach"] | names["judge"]) == 120
+    assert not names["teach"] & names["judge"]
+
+
+def test_candidates_of_every_step_reach_the_learner(weak: Registry, tmp_path: Path) -> None:
+    """DQN learns from the sets that were ranked, on one worker and on several."""
+    served(weak, tmp_path / "log", 40)
+    live = load(weak.open().path, "cpu").domain
+    sessions = join_sessions(read_log(tmp_path / "log"), live.catalog, live.behaviours, horizon=6, history=0).sessions
+    assert sessions.candidates is not None
+    assert sessions.candidates.shape == (40, 6, 12)
+    seen: list[torch.Tensor] = []
+
+    class Spy(DQN):
+        def label(self, batch: SessionTensors) -> torch.Tensor:
+            seen.append(batch.require_candidates())
+            return super().label(batch)
+
+    Spy(net=NetConfig(hidden=8, embedding=8), epochs=1, validation=0.0, batch=40, device="cpu").fit(sessions)
+    assert torch.equal(seen[0].sort(0).values, torch.from_numpy(sessions.candidates).sort(0).values)
+    write_sessions(tmp_path / "store", sessions)
+    assert np.array_equal(Store.open(tmp_path / "store").sessions("train").candidates, sessions.candidates)

@@ -104,7 +104,7 @@ def test_who_is_held_out_once_is_held_out_again() -> None:
     first = set(known.user[split_held_out_users(known.user, 0.1, seed=0)[1]].tolist())
     half = known[known.user % 2 == 0]
     again = set(half.user[split_held_out_users(half.user, 0.1, seed=0)[1]].tolist())
-    assert len(first) == 20
+    assert len(first) == pytest.approx(20, abs=12)
     assert len(again & first) >= 6  # of 10: the same order of users, another number of them
 
 

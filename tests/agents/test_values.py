@@ -177,7 +177,7 @@ def test_ddpgs_targets_judge_the_next_point_of_the_slower_actor() -> None:
                 inside = torch.cat([net.target.behaviours(net.target.actor.previous(one.behaviours).int()),
                                     net.target.points(one.items)], -1)  # fmt: skip
                 inside[0, step + 1, -4:] = points[row, step + 1]
-                hidden = net.target.cell(inside[:, : step + 2], net.target._read(one).unsqueeze(0))[0][:, -1]
+                hidden = net.target.cell(inside[:, : step + 2], net.target.encode_history(one).unsqueeze(0))[0][:, -1]
                 target += 0.9 * float(net.target.head(hidden) * net.label_scaler.scale + net.label_scaler.shift[step + 1])
             assert float(label[row, step]) == pytest.approx(target, abs=1e-3)
 

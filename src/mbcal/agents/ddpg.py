@@ -75,7 +75,7 @@ class _ActorCritic(nn.Module):
         """Q (B, T) of the logged items, or of `points` (B, T, 4) shown in their place, one step at a time."""
         previous = self.behaviours(self.actor.previous(batch.behaviours).int())
         inputs = torch.cat([previous, self.points(batch.items)], -1)
-        first_state = self._encode_history(batch)
+        first_state = self.encode_history(batch)
         hidden = run_gru(self.cell, inputs, first_state)
         if points is not None:
             states_before = torch.cat([first_state.unsqueeze(1), hidden[:, :-1]], 1)
@@ -84,7 +84,8 @@ class _ActorCritic(nn.Module):
         values: Tensor = self.head(hidden).squeeze(-1)
         return values
 
-    def _encode_history(self, batch: SessionTensors) -> Tensor:
+    def encode_history(self, batch: SessionTensors) -> Tensor:
+        """The critic's state before the first step, (B, H)."""
         size, span = batch.history_items.shape
         zeros = torch.zeros(size, self.cell.hidden_size, device=batch.items.device)
         if span == 0 or self.actor.config.user != "history":

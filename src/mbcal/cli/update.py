@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +19,13 @@ from mbcal.cli.options import (
     require_ray,
     worker_resources,
 )
-from mbcal.errors import MbcalError, OptionError
+from mbcal.config import Device
+from mbcal.distributed.engines import EngineName
+
+if TYPE_CHECKING:
+    from mbcal.agents.base import Agent
+    from mbcal.release.gate import Verdict
+    from mbcal.release.update import UpdateConfig
 
 REFUSED = 3
 """Exit code where the gate said no: nothing went wrong, and nothing changed."""
@@ -36,6 +43,7 @@ SessionsOption = Annotated[int, typer.Option(min=2, help="Logged sessions there 
 ToleranceOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="How much worse a lower bound may be, as a share of the reward.")
 ]
+SeedOption = Annotated[int, typer.Option(help="Names resamples and simulated noise.")]
 
 
 def update_registry(
@@ -48,7 +56,7 @@ def update_registry(
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
     candidate: Annotated[Path | None, typer.Option(help="Judge this model instead of learning one.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the split of users and the intervals.")] = 0,
+    seed: SeedOption = 0,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",
     workers: WorkersOption = None,
@@ -57,37 +65,16 @@ def update_registry(
 ) -> None:
     """Learn from the live version's decisions; publish the result if the log (and a simulator) say it is no worse.
 
-    Users are split: most teach the candidate, the others judge it by off-policy estimates. The reasons are written to
+    Users are split by name: most teach the candidate, the others judge it by off-policy estimates. The reasons are written to
     REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
     """
     from mbcal.agents import load
-    from mbcal.distributed.engines import create_engine
-    from mbcal.registry.registry import Registry
-    from mbcal.release.gate import GateConfig
-    from mbcal.release.update import update, write_verdict
 
-    gate, resources = GateConfig(sessions=min_sessions, tolerance=tolerance), worker_resources(engine, device, gpus)
-    require_ray(engine, workers)
-    with progress() as listener, create_engine(engine, workers, address) as where:
-        verdict = update(
-            Registry(registry),
-            log,
-            simulator=simulator,
-            replay=replay,
-            epochs=epochs,
-            epsilon=epsilon,
-            gate=gate,
-            seed=seed,
-            device=device,
-            candidate=None if candidate is None else load(candidate, device),
-            engine=None if engine == "local" else where,
-            resources=resources,
-            progress=listener,
-        )
-    page = write_verdict(registry / "updates", verdict)
-    for check in verdict.checks:
-        typer.echo(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}")
-    typer.echo(f"published as {verdict.published}" if verdict.published else f"refused; {verdict.live} stays live ({page})")
+    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, seed)
+    judged = None if candidate is None else load(candidate, device)
+    with _runner(registry, log, config, simulator, judged, device, engine, workers, address, gpus) as run_update:
+        verdict = run_update()
+    _show_verdict(registry, verdict)
     if verdict.published is None:
         raise typer.Exit(REFUSED)
 
@@ -95,14 +82,15 @@ def update_registry(
 def loop_updates(
     registry: RegistryOption,
     log: LogOption,
-    every: Annotated[float, typer.Option(min=1, help="Seconds between the beginnings of updates.")] = 3600.0,
-    times: Annotated[int, typer.Option(min=0, help="Updates to make; 0 is without end.")] = 0,
+    every: Annotated[float, typer.Option(min=1, help="Seconds from one update to the next.")] = 3600.0,
+    times: Annotated[int, typer.Option(min=0, help="Updates to run; 0 is without end.")] = 0,
     simulator: SimulatorOption = None,
     replay: ReplayOption = 1,
     epochs: EpochsOption = 1,
     epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
+    seed: SeedOption = 0,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",
     workers: WorkersOption = None,
@@ -110,21 +98,69 @@ def loop_updates(
     gpus: GpusOption = 0.0,
 ) -> None:
     """Update again and again. An update that fails or is refused changes nothing; the next one tries again."""
-    done = 0
-    while True:
-        began = time.monotonic()
-        try:
-            update_registry(
-                registry, log, simulator, replay, epochs, epsilon, min_sessions, tolerance, None, done, device, engine,
-                workers, address, gpus,
-            )  # fmt: skip
-        except typer.Exit:
-            pass  # refused: said already
-        except MbcalError as error:
-            if isinstance(error, OptionError):
-                raise
-            typer.echo(f"update failed: {error}", err=True)
-        done += 1
-        if done == times:
-            return
-        time.sleep(max(0.0, every - (time.monotonic() - began)))
+    from mbcal.release.update import loop
+
+    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, seed)
+    with _runner(registry, log, config, simulator, None, device, engine, workers, address, gpus) as run_update:
+        loop(
+            run_update,
+            every=every,
+            times=times,
+            on_verdict=lambda verdict: _show_verdict(registry, verdict),
+            on_error=lambda error: typer.echo(f"update failed: {error}", err=True),
+        )
+
+
+def _update_config(replay: int, epochs: int, epsilon: float, min_sessions: int, tolerance: float, seed: int) -> UpdateConfig:
+    from mbcal.release.gate import GateConfig
+    from mbcal.release.update import UpdateConfig
+
+    return UpdateConfig(replay, epochs, epsilon, GateConfig(sessions=min_sessions, tolerance=tolerance), seed)
+
+
+@contextmanager
+def _runner(
+    registry: Path,
+    log: list[Path],
+    config: UpdateConfig,
+    simulator: Path | None,
+    candidate: Agent | None,
+    device: Device,
+    engine: EngineName,
+    workers: int | None,
+    address: str | None,
+    gpus: float,
+) -> Iterator[Callable[[], Verdict]]:
+    """One update as a function, with progress and an engine around it."""
+    from mbcal.distributed.engines import create_engine
+    from mbcal.registry.registry import Registry
+    from mbcal.release.update import update
+
+    resources = worker_resources(engine, device, gpus)
+    require_ray(engine, workers)
+    with create_engine(engine, workers, address) as running_engine:
+
+        def run_update() -> Verdict:
+            with progress() as listener:
+                return update(
+                    Registry(registry),
+                    log,
+                    config,
+                    simulator=simulator,
+                    candidate=candidate,
+                    device=device,
+                    engine=None if engine == "local" else running_engine,
+                    resources=resources,
+                    progress=listener,
+                )
+
+        yield run_update
+
+
+def _show_verdict(registry: Path, verdict: Verdict) -> None:
+    from mbcal.release.update import write_verdict
+
+    page = write_verdict(registry / "updates", verdict)
+    for check in verdict.checks:
+        typer.echo(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}")
+    typer.echo(f"published as {verdict.published}" if verdict.published else f"refused; {verdict.live} stays live ({page})")

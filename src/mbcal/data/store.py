@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mbcal.data.store_format import PARTS, STORE_KIND, Part, Shard
 from mbcal.errors import OptionError, StoreError, nearest
@@ -97,9 +98,9 @@ class Store:
 
     def shards(self, part: Part) -> Iterator[Shard]:
         """The shards of a part, one in memory at a time."""
-        return (self._shard(name) for name, _ in self._counted(part))
+        return (self._shard(name) for name, _ in self._session_counts(part))
 
-    def _counted(self, part: Part) -> list[tuple[str, int]]:
+    def _session_counts(self, part: Part) -> list[tuple[str, int]]:
         """The files of a part's steps, in order, and how many sessions point into each."""
         if part not in PARTS:
             raise OptionError(f"part {part!r} is unknown; parts are {', '.join(PARTS)}.{nearest(part, PARTS)}")
@@ -118,28 +119,46 @@ class Store:
             start=_numpy(sessions["start"]),
             length=_numpy(sessions["length"]),
             history_length=_numpy(sessions["history_length"]),
-            candidates=_rectangle(sessions, "candidates"),
+            candidates=self._candidates(sessions),
             history=_rectangle(sessions, "history"),
         )
 
+    def _candidates(self, sessions: pa.Table) -> NDArray[np.int32] | None:
+        """(N, C), or (N, T, C) where each step had its own set."""
+        candidates: NDArray[np.int32] | None = _rectangle(sessions, "candidates")
+        if candidates is not None and self.manifest["options"].get("candidates_per_step"):
+            return candidates.reshape(len(candidates), self.horizon, -1)
+        return candidates
+
     def n_sessions(self, part: Part) -> int:
         """Sessions of a part."""
-        return sum(count for _, count in self._counted(part))
+        return sum(count for _, count in self._session_counts(part))
 
-    def sessions(self, part: Part, first: int = 0, last: int | None = None) -> Sessions:
-        """Sessions of a part, padded to the store's horizon: all, or those from `first` to before `last`, of which only the
-        shards that hold them are read."""
-        dense, before = [], 0
-        for name, count in self._counted(part):
-            begin, end = max(first - before, 0), count if last is None else min(last - before, count)
+    def sessions(self, part: Part, start: int = 0, stop: int | None = None) -> Sessions:
+        """Read the sessions of a part, padded to the store's horizon.
+
+        Args:
+            part: `simulator`, `train` or `test`.
+            start: The first session to read.
+            stop: The session to stop before; None reads to the end. Only the shards that hold these sessions are read.
+
+        Returns:
+            The sessions. Their `origin` is the store's content hash.
+
+        Raises:
+            OptionError: If there is no such part.
+            StoreError: If the part has no sessions in that range, or a file is damaged.
+        """
+        blocks, before = [], 0
+        for name, count in self._session_counts(part):
+            begin, end = max(start - before, 0), count if stop is None else min(stop - before, count)
             if begin < end:
-                dense.append(
-                    self._shard(name).to_sessions(self.catalog, self.behaviours, self.horizon, self.history)[begin:end]
-                )
+                shard = self._shard(name)
+                blocks.append(shard.to_sessions(self.catalog, self.behaviours, self.horizon, self.history)[begin:end])
             before += count
-        if not dense:
+        if not blocks:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
-        return replace(Sessions.concat(dense), origin=self.manifest["content_hash"])
+        return replace(Sessions.concat(blocks), origin=self.manifest["content_hash"])
 
     def worker_sessions(self, part: Part, rank: int, size: int) -> Sessions:
         """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them."""
@@ -150,7 +169,7 @@ class Store:
     def _user_edge(self, part: Part, at: int) -> int:
         """The first session from `at` on that is another user's than the one before; users are whole within a shard."""
         before = 0
-        for name, count in self._counted(part):
+        for name, count in self._session_counts(part):
             if before < at < before + count:
                 users = _numpy(self.table(name.replace("steps", "sessions"))["user"])[at - before - 1 :]
                 return at + int(np.append(users[1:] != users[0], True).argmax())

@@ -103,9 +103,17 @@ class StoreWriter:
 
 
 def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Path:
-    """Sessions as a store with one part and no names of users, for whoever reads stores: each with a history of its own.
+    """Write sessions as a store with one part and without user names, such as for the workers of an engine.
 
-    Candidates are kept where a session had one set of them.
+    Every session is written with its own history. Timestamps and propensities are left out.
+
+    Args:
+        folder: Where; must not exist.
+        sessions: What.
+        part: The part they are in.
+
+    Returns:
+        The folder.
     """
     folder.mkdir(parents=True)
     both = np.concatenate([sessions.history_mask, sessions.mask], 1)  # (N, H + T), and so the steps, session by session
@@ -128,11 +136,13 @@ def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Pa
             start=ends - sessions.length,
             length=sessions.length,
             history_length=sessions.history_length,
-            candidates=candidates if candidates is not None and candidates.ndim == 2 else None,
+            candidates=None if candidates is None else candidates.reshape(len(sessions), -1),
         ),
     )
     writer.catalog(sessions.catalog)
-    options = {"horizon": sessions.horizon, "history": sessions.history_items.shape[1]}
+    options: dict[str, Any] = {"horizon": sessions.horizon, "history": sessions.history_items.shape[1]}
+    if candidates is not None and candidates.ndim == 3:
+        options["candidates_per_step"] = True
     counts = {"sessions": len(sessions)}
     writer.finish(sessions.behaviour_set, source="sessions", options=options, source_hashes={}, rejected={}, counts=counts)
     return folder

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig, stable_hash
 from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.types import Behaviours, Catalog, Sessions
+from mbcal.types import LOG_ORIGIN, Behaviours, Catalog, Sessions
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -166,7 +166,11 @@ class _Rows:
 
     def compact(self, decision: Decision) -> _Seen:
         """A decision in rows; the names that feedback is matched by are kept once for all decisions."""
-        known = [(item, self.number[behaviour]) for item, behaviour in decision.history if behaviour in self.number]
+        # without a session the client sends the whole past with every request: the decision is a session of its own
+        past = decision.history if decision.session else [*decision.history, *decision.shown]
+        session = decision.session or decision.id
+        user = decision.user or f"anonymous:{session}"
+        known = [(item, self.number[behaviour]) for item, behaviour in past if behaviour in self.number]
         kept = known[-self.most :] if self.most else []
         items, behaviours = (
             self.catalog.rows_of(item for item, _ in kept).tobytes(),
@@ -175,12 +179,12 @@ class _Rows:
         return _Seen(
             decision.time,
             decision.step,
-            sys.intern(decision.user),
-            sys.intern(decision.session),
+            sys.intern(user),
+            sys.intern(session),
             tuple(map(sys.intern, decision.items)),
             tuple(decision.propensities),
             self.catalog.rows_of(decision.candidates).tobytes(),
-            (items, behaviours, len(decision.history) - len(known)),
+            (items, behaviours, len(past) - len(known)),
         )
 
     def steps(self, decision: _Seen, answers: dict[str, str]) -> list[_Step]:
@@ -239,7 +243,8 @@ class _Rows:
                 arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
                 arrays["candidates"][row, column, : len(step.candidates)] = step.candidates
         users = tuple(self.users)
-        origin = hashlib.sha256("\0".join(users).encode()).hexdigest()  # the same numbers mean the same users
+        numbering = hashlib.sha256("\0".join(users).encode()).hexdigest()  # the same numbers mean the same users
+        origin = f"{LOG_ORIGIN}{numbering}"
         optional: dict[str, Any] = arrays
         return Joined(
             Sessions(self.catalog, self.behaviours, **optional, origin=origin), users, tuple(self.names), self.counts

@@ -175,7 +175,7 @@ def _serve(block: Block) -> NDArray[np.float32]:
     else:
         agent = _agent(block.model, block.device)
     judge = _judge(block.judge, block.data, block.device)
-    return evaluate(agent, judge, sessions, epsilon=block.epsilon, seed=block.seed, first=block.first).rewards
+    return evaluate(agent, judge, sessions, epsilon=block.epsilon, seed=block.seed, first_index=block.first).rewards
 
 
 def _choose(block: Block) -> tuple[NDArray[np.int64], ...]:

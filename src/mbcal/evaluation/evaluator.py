@@ -12,9 +12,10 @@ from mbcal.agents.base import Agent
 from mbcal.environments.base import Environment
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
+from mbcal.errors import ModelError
 from mbcal.metrics import Mean, mean_interval
 from mbcal.progress import SILENT, Progress
-from mbcal.types import Sessions, SessionTensors
+from mbcal.types import LOG_ORIGIN, Sessions, SessionTensors
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,20 +53,54 @@ def evaluate(
     *,
     epsilon: float = 0.0,
     seed: int = 0,
-    first: int = 0,
+    first_index: int = 0,
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> EvaluationResult:
-    """Serve these users by the policy, greedily unless told otherwise. With one seed all policies meet the same luck.
-    `first` is the place of the first of these sessions among all, where they are but a part.
+    """Serve the users of some sessions by a policy, and measure what it earns.
 
-    A simulator refuses users it was fitted on, an agent sessions over other items or behaviours than it knows.
+    Args:
+        policy: An agent, a scorer, or anything with begin, score and observe.
+        environment: Who responds: a simulator, the generated newsfeed, an environment model.
+        sessions: Whose users, histories, lengths and candidates are used, such as `store.sessions("test")`.
+        epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
+        seed: Names all noise. With one seed all policies meet the same users, candidates and noise.
+        first_index: Index of the first session among all, where `sessions` is a part of many.
+        title: What the progress calls it.
+        progress: Is told about sessions.
+
+    Returns:
+        Rewards of all sessions; its mean has an interval that is clustered by user.
+
+    Raises:
+        ModelError: If the agent or the simulator knows other items or behaviours, or was fitted on another store.
+        InputError: If a simulator was fitted on some of these users.
     """
     if isinstance(environment, Simulator):
         environment.require_unseen_users(sessions)
     if isinstance(policy, Agent):
-        policy.domain.require_compatible(sessions, f"the {policy.name} agent")
+        require_same_store(policy, sessions)
     served = rollout(
-        policy, environment, sessions, epsilon=epsilon, seed=seed, first_index=first, title=title, progress=progress
+        policy,
+        environment,
+        sessions,
+        epsilon=epsilon,
+        seed=seed,
+        first_index=first_index,
+        title=title,
+        progress=progress,
     )
     return EvaluationResult(served)
+
+
+def require_same_store(agent: Agent, sessions: Sessions) -> None:
+    """Raise ModelError unless an agent may be evaluated on these sessions.
+
+    An agent that was fitted on another store may have learned from the very users it is evaluated on. What it learned from a
+    decision log has no store to compare.
+    """
+    agent.domain.require_compatible(sessions, f"the {agent.name} agent")
+    stores = [origin for origin in agent.origins if not origin.startswith(LOG_ORIGIN)]
+    if sessions.origin and not sessions.origin.startswith(LOG_ORIGIN) and any(o != sessions.origin for o in stores):
+        problem = f"the {agent.name} agent was fitted on another store, so it may have learned from these users"
+        raise ModelError(f"{problem}; fit one on this data")

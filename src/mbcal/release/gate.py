@@ -1,12 +1,15 @@
-"""Whether a candidate may go live."""
+"""Whether a candidate may replace the live version: checks on logged and simulated sessions of users who did not teach it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mbcal.agents import Agent
+from mbcal.agents.base import Agent
+from mbcal.data.cutting import stable_hash
 from mbcal.decision_log.join import JoinCounts
 from mbcal.environments.rollout import rollout
 from mbcal.environments.simulator import Simulator
@@ -14,11 +17,13 @@ from mbcal.errors import OptionError
 from mbcal.evaluation.ope.estimate import Nuisance, estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.metrics import mean_interval
-from mbcal.progress import Progress
+from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
-JUDGED_BY = "dr"
-"""The estimator that decides; the others are told."""
+DECIDING_ESTIMATOR = "dr"
+"""The off-policy estimator that decides; the others are reported."""
+JUDGE_SEED = 0
+"""Fixed, so that a user judges every update or none."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +31,19 @@ class GateConfig:
     """When a candidate may go live."""
 
     sessions: int = 200
-    """Logged sessions there must be."""
+    """Fewest logged sessions."""
     judges: float = 0.3
-    """Share of users who judge instead of teaching."""
+    """Share of users who judge candidates and never teach them, in (0, 1)."""
     effective: float = 20.0
-    """Effective sessions (Kish) there must be for the log to judge: with fewer, long sessions or a policy far from the live
-    one, only a simulator can."""
+    """Fewest effective sessions (Kish) for the log to judge. With fewer, only a simulator can."""
     bias: float = 0.3
-    """How far from 1 the mean weight may be: further, and the sessions that matter are not in the log."""
+    """Largest distance of the mean importance weight from 1. Beyond it, the log lacks the sessions that matter."""
     tolerance: float = 0.01
-    """How much worse a lower bound may be, as a share of what sessions earned: no log is long enough to prove equality."""
+    """How far below zero a lower bound may lie, as a share of the reward per session."""
     clip: float = 20.0
-    """Weights of sessions are cut off here."""
+    """Largest importance weight of a session."""
     values: Nuisance = "means"
-    """The model within the doubly robust estimate: `means` is quick, `fitted` learns one."""
+    """The value model of the doubly robust estimate: `means` is quick, `fitted` learns one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.judges < 1 or not 0 <= self.tolerance < 1:
@@ -48,77 +52,120 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class Check:
-    """One reason to publish, or not to."""
+    """One condition on a candidate."""
 
     name: str
     passed: bool
     detail: str
+    """What was found and what was needed, in words."""
 
 
 @dataclass
 class Verdict:
-    """What became of an update."""
+    """The outcome of an update."""
 
     live: str
     """The version the candidate would replace."""
     published: str | None = None
+    """The candidate's version; None if it was refused."""
     checks: list[Check] = field(default_factory=list)
     estimates: list[Estimate] = field(default_factory=list)
     counts: JoinCounts | None = None
 
     @property
     def reasons(self) -> list[str]:
-        """Why not."""
+        """The checks that failed, in words."""
         return [f"{check.name}: {check.detail}" for check in self.checks if not check.passed]
 
 
-def _judge_by_log(
-    verdict: Verdict,
+def split_judges(names: Sequence[str], users: NDArray[np.int32], share: float) -> tuple[NDArray[np.int64], ...]:
+    """Split sessions into those that teach a candidate and those that judge it, no user in both.
+
+    Whether a user judges depends on the user's name alone. So a user who judges this update never taught an earlier one, and
+    whoever taught the live version does not judge its successor.
+
+    Args:
+        names: The name of every user number.
+        users: (N,) user number of every session.
+        share: Expected share of users who judge.
+
+    Returns:
+        Indices of the sessions that teach, and of those that judge. With two users or more neither is empty.
+    """
+    fractions = np.asarray([stable_hash(name, JUDGE_SEED, "judge") / 2**64 for name in names])
+    judges = fractions < share
+    if len(names) > 1 and not judges.any():
+        judges[fractions.argmin()] = True
+    if judges.all():
+        judges[fractions.argmax()] = False
+    return np.flatnonzero(~judges[users]), np.flatnonzero(judges[users])
+
+
+def check_by_log(
     candidate: Agent,
-    now: Agent,
+    live: Agent,
     sessions: Sessions,
     gate: GateConfig,
+    *,
     epsilon: float,
-    seed: int,
-    others: bool,
-    progress: Progress,
-) -> None:
-    """Where too few logged sessions speak for the candidate, their estimates decide nothing, and `others` must."""
-    found = estimate_value(
-        candidate, now, sessions, epsilon=epsilon, seed=seed, clip=gate.clip, values=gate.values, progress=progress
+    seed: int = 0,
+    has_simulator: bool = False,
+    progress: Progress = SILENT,
+) -> tuple[list[Check], list[Estimate]]:
+    """Compare candidate and live version by off-policy estimates on logged sessions.
+
+    Where too few logged sessions speak for the candidate, the estimates decide nothing: the check fails, unless a simulator
+    decides instead.
+
+    Args:
+        candidate: The policy that would go live.
+        live: The policy it would replace.
+        sessions: Logged sessions with propensities, of users who did not teach the candidate.
+        gate: The conditions.
+        epsilon: Exploration with which either is served.
+        seed: Names resamples.
+        has_simulator: Whether a simulator is asked, too.
+        progress: Is told about sessions.
+
+    Returns:
+        The checks `overlap` and, with enough overlap, `off-policy`; and all estimates.
+    """
+    estimates = estimate_value(
+        candidate, live, sessions, epsilon=epsilon, seed=seed, clip=gate.clip, values=gate.values, progress=progress
     )
-    verdict.estimates = found
+    gain = next(one for one in estimates if (one.of, one.name) == ("difference", DECIDING_ESTIMATOR))
+    overlap = f"{gain.ess:.0f} effective sessions, {gate.effective:.0f} needed; mean weight {gain.weight:.2f}, near 1 needed"
+    if gain.ess < gate.effective or abs(gain.weight - 1) > gate.bias:
+        remedy = "the simulator alone decides" if has_simulator else "explore more, or give a simulator"
+        return [Check("overlap", has_simulator, f"{overlap} for the log to judge; {remedy}")], estimates
     least = -gate.tolerance * abs(float(sessions.rewards.sum(1).mean()))
-    gap = next(each for each in found if (each.of, each.name) == ("difference", JUDGED_BY))
-    said = f"{gap.ess:.0f} effective sessions, {gate.effective:.0f} needed; mean weight {gap.weight:.2f}, near 1 needed"
-    if gap.ess < gate.effective or abs(gap.weight - 1) > gate.bias:
-        said += " for the log to judge" + (
-            "; the simulator alone decides" if others else "; explore more, or give a simulator"
-        )
-        verdict.checks.append(Check("overlap", others, said))
-        return
-    verdict.checks.append(Check("overlap", True, said))
-    said = f"{gap.value:+.3f} a session [{gap.low:+.3f}, {gap.high:+.3f}], at least {least:+.3f} needed"
-    verdict.checks.append(Check("off-policy", gap.low >= least, said))
+    detail = f"{gain.value:+.3f} per session [{gain.low:+.3f}, {gain.high:+.3f}], at least {least:+.3f} needed"
+    return [Check("overlap", True, overlap), Check("off-policy", gain.low >= least, detail)], estimates
 
 
-def _judge_by_simulator(
-    verdict: Verdict,
+def check_by_simulator(
     candidate: Agent,
-    now: Agent,
-    users: Simulator,
+    live: Agent,
+    simulator: Simulator,
     sessions: Sessions,
     gate: GateConfig,
-    seed: int,
-    progress: Progress,
-) -> None:
-    """Both serve the same users in the same luck. Numbers of logged users are not those of the simulator's own."""
-    sessions.require_compatible(users.catalog, users.behaviours, "the simulator")
-    earned = [
-        rollout(policy, users, sessions, seed=seed, title=title, progress=progress).rewards.sum(1)
-        for policy, title in ((candidate, "simulated users: candidate"), (now, "simulated users: live"))
-    ]
-    gap = mean_interval(earned[0] - earned[1], sessions.user)
-    least = -gate.tolerance * abs(float(np.mean(earned[1])))
-    said = f"{gap.mean:+.3f} a session [{gap.low:+.3f}, {gap.high:+.3f}], at least {least:+.3f} needed"
-    verdict.checks.append(Check("simulator", gap.low >= least, said))
+    *,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Check:
+    """Compare candidate and live version on the same simulated users, under the same noise.
+
+    User numbers of a decision log are not those of the simulator's store, so its users are not compared.
+
+    Raises:
+        ModelError: If the simulator knows other items or behaviours.
+    """
+    sessions.require_compatible(simulator.catalog, simulator.behaviours, "the simulator")
+    candidate_rewards, live_rewards = (
+        rollout(policy, simulator, sessions, seed=seed, title=f"simulated users: {name}", progress=progress).rewards.sum(1)
+        for policy, name in ((candidate, "candidate"), (live, "live"))
+    )
+    gain = mean_interval(candidate_rewards - live_rewards, sessions.user)
+    least = -gate.tolerance * abs(float(np.mean(live_rewards)))
+    detail = f"{gain.mean:+.3f} per session [{gain.low:+.3f}, {gain.high:+.3f}], at least {least:+.3f} needed"
+    return Check("simulator", gain.low >= least, detail)

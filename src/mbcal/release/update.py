@@ -1,112 +1,240 @@
-"""From the decision log to the next version, or to a refusal with reasons.
+"""From the decision log to the next live version, or to a refusal with reasons.
 
 ::
 
-    log ──▶ sessions of the live version ──▶ users to learn from ──▶ warm-started candidate ─┐
-                                         └─▶ users to judge by  ──▶ off-policy estimates ────┼─▶ published, or refused
-                                             simulator (if any) ──▶ both served, paired ─────┘
+    log ──▶ sessions of the live version ──▶ users who teach ──▶ warm-started candidate ─┐
+                                         └─▶ users who judge ──▶ off-policy estimates ───┼─▶ published, or refused
+                                             simulator (if any) ──▶ both served, paired ─┘
 
-Nobody who taught the candidate judges it. It goes live only if every check says that it is no worse than the version it
-would replace, up to a small tolerance; a crash anywhere leaves the old version live.
+No user who taught a candidate judges it, in this update or a later one. The candidate goes live only if every check says that
+it is no worse than the version it would replace, up to a small tolerance. A crash anywhere leaves the old version live.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mbcal.agents import Agent, load
+from mbcal.agents import load
+from mbcal.agents.base import Agent
 from mbcal.agents.fit_job import FitJob, run_fit_job
-from mbcal.config import to_dict
+from mbcal.config import to_dict, with_settings
 from mbcal.data.store_writer import write_sessions
-from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.join import Joined, join_sessions
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import InputError
+from mbcal.errors import InputError, MbcalError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Check, GateConfig, Verdict, _judge_by_log, _judge_by_simulator
+from mbcal.release.gate import Check, GateConfig, Verdict, check_by_log, check_by_simulator, split_judges
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
-from mbcal.training.holdout import split_held_out_users
 from mbcal.types import Sessions
+
+LogFolders = str | Path | Sequence[str | Path]
+"""One decision log, or those of several servers."""
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How a candidate is learned and judged."""
+
+    replay: int = 1
+    """Versions whose decisions teach: 1 is the live one alone."""
+    epochs: int = 1
+    """Passes over their sessions."""
+    epsilon: float = 0.1
+    """Exploration with which the candidate would be served."""
+    gate: GateConfig = GateConfig()
+    seed: int = 0
+    """Names resamples and simulated noise. Who judges does not depend on it."""
+
+    def __post_init__(self) -> None:
+        if self.replay < 1 or self.epochs < 1:
+            raise OptionError(f"replay and epochs: must be at least 1, got {self.replay} and {self.epochs}")
+        if not 0 <= self.epsilon <= 1:
+            raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
 
 
 def update(
     registry: Registry,
-    log: str | Path | Sequence[str | Path],
+    log: LogFolders,
+    config: UpdateConfig | None = None,
     *,
     simulator: str | Path | None = None,
-    replay: int = 1,
-    epochs: int = 1,
-    epsilon: float = 0.1,
-    gate: GateConfig | None = None,
-    seed: int = 0,
-    device: str = "auto",
     candidate: Agent | None = None,
+    device: str = "auto",
     engine: Engine | None = None,
     resources: WorkerResources = ONE_CORE,
     progress: Progress = SILENT,
+    **settings: Any,
 ) -> Verdict:
-    """Learn from what the live version (and `replay` - 1 before it) decided, and publish if the gate lets it through.
+    """Learn from what the live version decided, and publish the result if the gate lets it through.
 
-    `log` is one folder, or those of all servers. With a `candidate` nothing is learned: it is judged as it is. With an
-    `engine` its workers learn, each with a `share` of a machine; else this process does.
+    Args:
+        registry: Where the live version is, and where the candidate goes.
+        log: The decision log, or those of all servers.
+        config: How to learn and judge.
+        simulator: A simulator's folder; if given, it must find the candidate no worse, too.
+        candidate: Judge this agent instead of learning one.
+        device: Where to learn and judge.
+        engine: Whose workers learn; by default this process.
+        resources: What each worker takes of a machine.
+        progress: Is told about epochs and sessions.
+        **settings: Single settings of the config, or of its gate, by name: `epochs=5`, `tolerance=0.02`.
+
+    Returns:
+        What was found, and the new version if it was published.
+
+    Raises:
+        InputError: If no version is live.
+        LogError: If the log is damaged.
     """
-    gate = gate or GateConfig()
-    live = registry.current()
-    if live is None:
+    config = with_settings(config or UpdateConfig(), settings, "update: ")
+    gate, live_name = config.gate, registry.current()
+    if live_name is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
-    now = load(registry.open(live).path, device)
-    domain, verdict = now.domain, Verdict(live)
-    taken = {*registry.previous_versions()[-(replay - 1) :], live} if replay > 1 else {live}
-    joined = join_sessions(
-        _of_versions(_records(log), taken), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history
-    )
-    verdict.counts, sessions = joined.counts, joined.sessions
+    live = load(registry.open(live_name).path, device)
+    joined = _join_versions(registry, live_name, live, log, config.replay)
+    sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     enough = len(sessions) >= gate.sessions
     verdict.checks.append(Check("sessions", enough, f"{len(sessions)} logged, {gate.sessions} needed"))
     if not enough:
         return verdict
-    teach, judge = split_held_out_users(sessions.user, gate.judges, seed)
+    teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
     if candidate is None:
-        candidate = load(registry.open(live).path, device)
-        how = replace(candidate.config.training, epochs=epochs, validation=0.0)
-        if engine is None:
-            candidate.fit(sessions[teach], training=how, progress=progress)
-        else:
-            candidate = _learned(engine, resources, registry, live, candidate, sessions[teach], how, device, progress)
+        candidate = _learn(registry, live_name, sessions[teaching], config, device, engine, resources, progress)
     else:
         candidate.domain.require_compatible(sessions, "the candidate")
-    _judge_by_log(verdict, candidate, now, sessions[judge], gate, epsilon, seed, simulator is not None, progress)
+    by_log, verdict.estimates = check_by_log(
+        candidate,
+        live,
+        sessions[judging],
+        gate,
+        epsilon=config.epsilon,
+        seed=config.seed,
+        has_simulator=simulator is not None,
+        progress=progress,
+    )
+    verdict.checks += by_log
     if simulator is not None:
-        _judge_by_simulator(
-            verdict, candidate, now, Simulator.load(simulator, device), sessions[judge], gate, seed, progress
+        users = Simulator.load(simulator, device)
+        verdict.checks.append(
+            check_by_simulator(candidate, live, users, sessions[judging], gate, seed=config.seed, progress=progress)
         )
     if not verdict.reasons:
-        verdict.published = _publish(registry, candidate, verdict)
+        candidate.provenance = {"from": live_name}
+        metrics = {"checks": [asdict(check) for check in verdict.checks]}
+        verdict.published = registry.publish(candidate, metrics=metrics)
     return verdict
 
 
-def _learned(
+def loop(
+    run_update: Callable[[], Verdict],
+    *,
+    every: float,
+    times: int = 0,
+    on_verdict: Callable[[Verdict], None] = lambda _: None,
+    on_error: Callable[[MbcalError], None] = lambda _: None,
+) -> None:
+    """Update again and again. An update that fails or is refused changes nothing; the next one tries again.
+
+    Args:
+        run_update: One update, such as `functools.partial(update, registry, log, config)`.
+        every: Seconds from the beginning of one update to that of the next.
+        times: How many; 0 is without end.
+        on_verdict: Is given every verdict.
+        on_error: Is given the error of an update that failed.
+
+    Raises:
+        OptionError: If an option is wrong, since that would fail every time.
+    """
+    done = 0
+    while True:
+        began = time.monotonic()
+        try:
+            on_verdict(run_update())
+        except OptionError:
+            raise
+        except MbcalError as error:
+            on_error(error)
+        done += 1
+        if done == times:
+            return
+        time.sleep(max(0.0, every - (time.monotonic() - began)))
+
+
+def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
+    """Write a verdict as JSON and as a page: `NNNNNN.json` and `NNNNNN.html`, numbered from 1.
+
+    Returns:
+        The path of the page.
+    """
+    from mbcal.report.update_page import verdict_page
+
+    folder = Path(folder)
+    number = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=0)
+    record: dict[str, Any] = {**asdict(verdict), "reasons": verdict.reasons}
+    content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
+    write_atomic(folder / f"{number:06d}.json", content.encode())
+    page = folder / f"{number:06d}.html"
+    write_atomic(page, verdict_page(record).encode())
+    return page
+
+
+def _join_versions(registry: Registry, live_name: str, live: Agent, log: LogFolders, replay: int) -> Joined:
+    """Sessions that the live version and the `replay` - 1 versions before it decided."""
+    earlier = registry.previous_versions()[-(replay - 1) :] if replay > 1 else []
+    versions, domain = {*earlier, live_name}, live.domain
+
+    def records() -> Iterator[Record]:
+        folders = [log] if isinstance(log, str | Path) else log
+        for record in chain.from_iterable(map(read_log, folders)):
+            if isinstance(record, Feedback) or record.version in versions:
+                yield record
+
+    return join_sessions(records(), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history)
+
+
+def _learn(
+    registry: Registry,
+    live_name: str,
+    sessions: Sessions,
+    config: UpdateConfig,
+    device: str,
+    engine: Engine | None,
+    resources: WorkerResources,
+    progress: Progress,
+) -> Agent:
+    """The live version, fitted on more sessions: here, or by an engine's workers."""
+    model = registry.open(live_name).path
+    candidate = load(model, device)
+    training = replace(candidate.config.training, epochs=config.epochs, validation=0.0)
+    if engine is None:
+        return candidate.fit(sessions, training=training, progress=progress)
+    return _learn_on_engine(engine, resources, registry, candidate, model, sessions, training, device, progress)
+
+
+def _learn_on_engine(
     engine: Engine,
     resources: WorkerResources,
     registry: Registry,
-    live: str,
     candidate: Agent,
+    model: Path,
     sessions: Sessions,
-    how: TrainingConfig,
+    training: TrainingConfig,
     device: str,
     progress: Progress,
 ) -> Agent:
-    """The candidate after a fit by an engine's workers, who read the sessions from a store beside the versions."""
+    """The workers read the sessions from a store beside the versions, and write the model there."""
     with tempfile.TemporaryDirectory(dir=registry.path, prefix=".learning-") as folder:
         here = Path(folder).resolve()
         job = FitJob(
@@ -115,35 +243,9 @@ def _learned(
             checkpoints=here / "checkpoint",
             agent=candidate.name,
             config=to_dict(candidate.config),
-            warm_start=registry.open(live).path.resolve(),
-            training=how,
+            warm_start=model.resolve(),
+            training=training,
             device=device,
         )
         run_fit_job(engine, job, resources, progress)
         return load(job.out, device)
-
-
-def _records(log: str | Path | Sequence[str | Path]) -> Iterator[Record]:
-    return read_log(log) if isinstance(log, str | Path) else chain.from_iterable(map(read_log, log))
-
-
-def _of_versions(records: Iterable[Record], versions: set[str]) -> Iterator[Record]:
-    return (record for record in records if isinstance(record, Feedback) or record.version in versions)
-
-
-def _publish(registry: Registry, candidate: Agent, verdict: Verdict) -> str:
-    candidate.provenance = {"from": verdict.live}
-    return registry.publish(candidate, metrics={"checks": [asdict(check) for check in verdict.checks]})
-
-
-def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
-    """The reasons for machines and for people: `NNNNNN.json` and `NNNNNN.html`, numbered on."""
-    from mbcal.report.update_page import verdict_page
-
-    folder = Path(folder)
-    number = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=0)
-    said: dict[str, Any] = {**asdict(verdict), "reasons": verdict.reasons}
-    write_atomic(folder / f"{number:06d}.json", (json.dumps(said, indent=2, allow_nan=False, default=float) + "\n").encode())
-    page = folder / f"{number:06d}.html"
-    write_atomic(page, verdict_page(said).encode())
-    return page

@@ -98,8 +98,18 @@ def seeded_weights(*key: Key) -> Iterator[None]:
 
 
 def hash_order(numbers: NDArray[np.int32], *key: Key) -> NDArray[np.int64]:
-    """Places of the numbers in an order drawn from the key: where a number stands depends on itself alone."""
+    """Indices that sort numbers (N,) by a hash of each number and the key."""
+    return np.lexsort((numbers, _hash_numbers(numbers, *key)))
+
+
+def hash_fractions(numbers: NDArray[np.int32], *key: Key) -> NDArray[np.float64]:
+    """A fraction in [0, 1) for each number (N,), from a hash of that number and the key alone."""
+    return (_hash_numbers(numbers, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _hash_numbers(numbers: NDArray[np.int32], *key: Key) -> NDArray[np.uint64]:
+    """64 well mixed bits for each number: the finaliser of splitmix64, whose products wrap around as they should."""
     mixed = numbers.astype(np.uint64) ^ np.uint64(derive_seed(*key))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)  # wraps round, as it should
-    return np.lexsort((numbers, mixed ^ (mixed >> np.uint64(31))))
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))

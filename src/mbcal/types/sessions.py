@@ -16,6 +16,9 @@ from mbcal.types.catalog import MASK_ROW, UNKNOWN_ROW, Behaviours, Catalog
 if TYPE_CHECKING:
     import torch
 
+LOG_ORIGIN = "decision-log:"
+"""What the origin of sessions from a decision log begins with; that of a store's sessions is its content hash."""
+
 Index = slice | NDArray[np.integer[Any]] | NDArray[np.bool_] | Sequence[int]
 
 # name -> (dtype, what its axes are); the order is that of the dataclass below
