@@ -8,7 +8,7 @@ import pytest
 import mbcal
 from mbcal.config import with_settings
 from mbcal.errors import InputError, ModelError, OptionError
-from tests import batches
+from tests.support import batches
 
 
 def test_settings_are_found_wherever_they_sit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,38 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.test_readers import COMBINED, ML_20M, kuairand
-from tests.logs import ROOT, write_csv, zipped
-
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-@pytest.fixture
-def workshop(tmp_path: Path) -> Path:
-    """A folder that holds what the README's commands name, at a small size."""
-    zipped(tmp_path / "ml-20m.zip", ML_20M)
-    zipped(tmp_path / "netflix-prize.zip", {"combined_data_1.txt": COMBINED})
-    kuairand(tmp_path)
-    log = {
-        "uid": list(range(30)),
-        "doc": [k % 5 for k in range(30)],
-        "ts": list(range(30)),
-        "action": ["skip", "click", "like"] * 10,
-    }
-    pq.write_table(pa.table(log), tmp_path / "log.parquet")
-    write_csv(tmp_path / "docs.csv", [(k, "news", "a|b") for k in range(5)], ("doc", "category", "tags"))
-    write_csv(tmp_path / "plays.csv", [(k % 3, k % 5, 60 * k, k / 2) for k in range(30)], ("uid", "doc", "ts", "seconds"))
-    return tmp_path
+from tests.support.documents import README, blocks, commands_of, run
+from tests.support.layouts import COMBINED, ML_20M, kuairand
+from tests.support.logs import ROOT, write_csv, zipped
 
 
 def test_readme_opens_with_the_two_commands() -> None:
     assert [line.split("#")[0].strip() for line in blocks(README, "bash")[0].splitlines()] == ["make demo", "make test"]
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("setup", "demo", "test", "check", "context", "clean"):
+    for target in ("setup", "demo", "test", "check", "bench", "clean"):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
@@ -98,40 +74,6 @@ def test_every_method_has_its_page() -> None:
     assert {page.stem for page in (ROOT / "docs/methods").glob("*.md")} == set(AGENTS)
 
 
-def commands_of(page: str, first: int) -> list[str]:
-    """The commands of a page's blocks from one on, the newsfeed at a size for tests."""
-    lines = [line.split("  #")[0].strip() for block in blocks(page, "bash")[first:] for line in block.splitlines()]
-    smaller = [re.sub(r"--sessions \d+", "--sessions 800", line) for line in lines]
-    return [
-        f"{line} --epochs 1" if re.match(r"mbcal (fit|simulator|diagnose)", line) else line + tiny(line) for line in smaller
-    ]
-
-
-def tiny(line: str) -> str:
-    """ExperimentConfig that make learning a matter of seconds."""
-    if re.match(r"mbcal (fit|simulator|diagnose)", line):
-        return " --epochs 1"
-    if not line.startswith("mbcal experiment newsfeed"):
-        return ""
-    sizes = "log_sessions=400 test_sessions=60 epochs=1 rounds=1 round_sessions=60 futures=4 future_states=4 hidden=8"
-    return "".join(f" --set {size}" for size in [*sizes.split(), "simulator.training.epochs=1"])
-
-
-def run(commands: list[str], workshop: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in commands:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=workshop,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        assert done.stdout
-
-
 def test_python_examples_run(workshop: Path) -> None:
     first, *_ = blocks(README, "python")
     newsfeed = blocks((ROOT / "docs/newsfeed.md").read_text(), "python")[0].replace('"feed"', '"small"')
@@ -164,3 +106,21 @@ def test_links_between_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Path:
+    """A folder that holds what the README's commands name, at a small size."""
+    zipped(tmp_path / "ml-20m.zip", ML_20M)
+    zipped(tmp_path / "netflix-prize.zip", {"combined_data_1.txt": COMBINED})
+    kuairand(tmp_path)
+    log = {
+        "uid": list(range(30)),
+        "doc": [k % 5 for k in range(30)],
+        "ts": list(range(30)),
+        "action": ["skip", "click", "like"] * 10,
+    }
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    write_csv(tmp_path / "docs.csv", [(k, "news", "a|b") for k in range(5)], ("doc", "category", "tags"))
+    write_csv(tmp_path / "plays.csv", [(k % 3, k % 5, 60 * k, k / 2) for k in range(30)], ("uid", "doc", "ts", "seconds"))
+    return tmp_path

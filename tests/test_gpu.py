@@ -23,8 +23,8 @@ from mbcal.training.cuda_graph import GraphedStep
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.random import permutation, uniform
 from mbcal.training.targets import counterfactual_future_advantage
-from tests import batches
-from tests.toys import DelayedPrize, logged, starts
+from tests.support import batches
+from tests.support.toys import DelayedPrize, logged, starts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

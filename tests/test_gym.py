@@ -14,8 +14,8 @@ import pytest
 from mbcal import Newsfeed, NewsfeedConfig, Simulator, SimulatorConfig, TrainingConfig, prepare_newsfeed
 from mbcal.data.cutting import SessionConfig
 from mbcal.environments.newsfeed.log import generate_sessions
-from tests.logs import ROOT
-from tests.toys import BEST, GREEDY, KEYS, DelayedPrize, starts
+from tests.support.logs import ROOT
+from tests.support.toys import BEST, GREEDY, KEYS, DelayedPrize, starts
 
 gymnasium = pytest.importorskip("gymnasium", reason="the gym extra is not installed")
 from gymnasium.utils.env_checker import check_env  # noqa: E402

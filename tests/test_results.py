@@ -17,7 +17,7 @@ from mbcal.agents import AGENTS, agent_class
 from mbcal.errors import InputError
 from mbcal.evaluation.experiment.config import experiment_config, parse_override
 from mbcal.evaluation.experiment.context import agent_config, split_name
-from tests.logs import ROOT
+from tests.support.logs import ROOT
 
 
 def load_tool() -> Any:

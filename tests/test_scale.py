@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.logs import ROOT
+from tests.support.logs import ROOT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with Ray; pip install 'mbcal[ray]'")
 CLUSTER = ROOT / "examples/cluster"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import Sessions
 from mbcal.agents import AGENTS, Agent, agent_class
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation.evaluator import evaluate
@@ -20,11 +19,9 @@ from mbcal.nn.config import NetConfig
 from mbcal.scoring.backend import to_numpy
 from mbcal.training.config import TrainingConfig
 from mbcal.types import UNKNOWN_ROW
-from tests import batches
-from tests.toys import BEST, CATALOG, GREEDY, DelayedPrize, logged, starts
-
-QUICK = TrainingConfig(epochs=2, batch=64, validation=0.2)
-NET = NetConfig(hidden=8, embedding=8)
+from tests.support import batches
+from tests.support.agents import make, offered, scores_along, small
+from tests.support.toys import BEST, CATALOG, GREEDY, DelayedPrize, logged, starts
 
 FAR_SIGHTED = {"mbcal", "mbcal-no-vr", "dqn", "ddqn", "ddpg", "mcpe", "dyna-q"}
 """Who must find the delayed prize."""
@@ -32,33 +29,6 @@ MYOPIC = {"gru4rec", "gru4rec-eps"}
 """Who must not."""
 NO_DRAW = {"popular", "linucb"}
 """Whose scores do not depend on the seed."""
-
-
-@cache
-def small(name: str, seed: int = 0) -> Agent:
-    """Fitted on random sessions of every length, with features and histories; not to be changed."""
-    return make(name, seed).fit(batches.sessions(count=200, horizon=6, seed=3))
-
-
-def make(name: str, seed: int = 0) -> Agent:
-    kind = AGENTS[name]
-    net = dataclasses.replace(NET, features=("kind", "tags"))
-    return kind(kind.Config(net=net, training=QUICK, seed=seed), "cpu")
-
-
-def scores_along(agent: Any, sessions: Sessions, candidates: np.ndarray[Any, Any]) -> torch.Tensor:
-    """(B, T, C): what the agent says of the same candidates at every step of the logged sessions."""
-    batch = sessions.tensors()
-    state, offered = agent.begin(*batch.history), torch.from_numpy(candidates)
-    said = []
-    for step in range(sessions.horizon):
-        said.append(agent.score(state, offered))
-        state = agent.observe(state, batch.items[:, step], batch.behaviours[:, step])
-    return torch.stack(said, 1)
-
-
-def offered(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).integers(1, batches.CATALOG.n_rows, (count, 5)).astype(np.int32)
 
 
 OWN = os.environ.get("MBCAL_AGENT")

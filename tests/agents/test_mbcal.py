@@ -20,8 +20,8 @@ from mbcal.nn.base import expected_reward
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
 from mbcal.types import MASK_ROW, UNKNOWN_ROW
-from tests.batches import CATALOG, LABELS, REWARDS, sessions
-from tests.toys import DelayedPrize, logged, starts
+from tests.support.batches import CATALOG, LABELS, REWARDS, sessions
+from tests.support.toys import DelayedPrize, logged, starts
 
 QUICK = TrainingConfig(epochs=2, batch=64, validation=0.2)
 SMALL = NetConfig(hidden=8, embedding=8)

@@ -16,7 +16,7 @@ from mbcal.scoring import retrieval
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.retrieval import top_k
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW
-from tests import batches
+from tests.support import batches
 
 NAMES = batches.CATALOG.items
 

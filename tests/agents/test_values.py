@@ -18,8 +18,8 @@ from mbcal.environments.candidates import available_candidates, sample_candidate
 from mbcal.training.loop import train
 from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import MASK_ROW
-from tests.batches import CATALOG, LABELS, sessions
-from tests.toys import logged
+from tests.support.batches import CATALOG, LABELS, sessions
+from tests.support.toys import logged
 
 QUICK = TrainingConfig(epochs=2, batch=32, validation=0.0)
 SMALL = NetConfig(hidden=8, embedding=8)

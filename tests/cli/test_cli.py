@@ -13,19 +13,8 @@ from pathlib import Path
 import pytest
 
 from mbcal import __version__
-from tests.logs import ROOT, write_csv
-
-HEADER = ("uid", "doc", "ts", "action")
-ROWS = [(f"u{k % 17}", f"d{k % 9}", 1_650_000_000 + k, ("skip", "click", "like")[k % 3]) for k in range(300)]
-TABLE = ["prepare", "table", "log.csv", "--user", "uid", "--item", "doc", "--time", "ts", "--behaviour", "action"]
-REWARDS = ["--rewards", "skip=0,click=1,like=5"]
-
-
-def mbcal(*arguments: str, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "mbcal", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal
+from tests.support.logs import write_csv
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from mbcal import Behaviours, Catalog
 from mbcal.decision_log import Decision, DecisionLog, Feedback
 from mbcal.decision_log.reader import read_log
 from mbcal.storage.artifacts import MODEL_KIND, write_artifact
-from tests.cli.test_cli import mbcal
-from tests.cli.test_models import refused
-from tests.logs import ROOT
-from tests.test_docs import blocks, commands_of, run
+from tests.support.command_line import mbcal, refused
+from tests.support.documents import blocks, commands_of, run
+from tests.support.logs import ROOT
 
 
 @pytest.fixture

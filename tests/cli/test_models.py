@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
@@ -14,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mbcal import NewsfeedConfig, Store, cli, load, prepare_newsfeed
+from mbcal import NewsfeedConfig, Store, load, prepare_newsfeed
 from mbcal.agents.mbcal import MIXES
 from mbcal.data.cutting import SessionConfig
-from tests.cli.test_cli import HEADER, REWARDS, ROWS, TABLE, mbcal
-from tests.logs import write_csv
+from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal, refused
+from tests.support.logs import write_csv
 
 SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--device", "cpu"]
 
@@ -35,22 +34,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert f"{agent}: {agent}, fitted on" in said
         assert "held-out loss" in said
     return folder
-
-
-def refused(*arguments: str, cwd: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command says when it exits with code 2; in this process, since there are many and torch is slow to import."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    capsys.readouterr()
-    with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["mbcal", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    said = capsys.readouterr().err.strip()
-    assert stopped.value.code == 2, said
-    assert said.splitlines()[-1].startswith("mbcal: ")
-    return said
 
 
 @pytest.fixture

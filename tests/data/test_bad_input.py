@@ -15,7 +15,7 @@ import pytest
 
 from mbcal import ItemTable, Labels, Levels, MovieLens, SessionConfig, Store, TableLog, prepare
 from mbcal.errors import InputError, MbcalError, OptionError, OutputError
-from tests.logs import write_csv
+from tests.support.logs import write_csv
 
 GOOD = [("a", f"item {k}", 1_600_000_000 + k, "yes") for k in range(40)]
 HEADER = ("who", "what", "when", "did")

@@ -14,7 +14,8 @@ from mbcal import KuaiRand, MovieLens, Netflix, SessionConfig, prepare
 from mbcal.data.ingest import LogReader
 from mbcal.data.source import Quantiles
 from mbcal.errors import InputError
-from tests.logs import ONE_PART, ROOT, read_back, steps, unpacked, zipped
+from tests.support.layouts import COMBINED, ML_20M, kuairand
+from tests.support.logs import ONE_PART, ROOT, read_back, steps, unpacked, zipped
 
 ML_1M = {
     "ml-1m/ratings.dat": b"1::1193::5::978300760\n1::661::3::978300700\n2::1193::1::978300761\n",
@@ -24,16 +25,6 @@ ML_1M = {
     ).encode("latin-1"),
     "ml-1m/users.dat": b"1::F::1::10::48067\n",
     "__MACOSX/ml-1m/._ratings.dat": b"\x00\x05\x16\x07",
-}
-ML_20M = {
-    "ml-20m/ratings.csv": (
-        b"userId,movieId,rating,timestamp\r\n1,31,2.5,1260759144\r\n1,1029,0.5,1260759179\r\n2,31,5.0,835355493\r\n"
-    ),
-    "ml-20m/movies.csv": (
-        b'movieId,title,genres\r\n31,"Dangerous, Minds (1995)",Drama|War\r\n1029,Dumbo,(no genres listed)\r\n'
-    ),
-    "ml-20m/tags.csv": "userId,movieId,tag,timestamp\n1,31, Café ,1\n2,31,café,2\n2,31,slow,3\n".encode(),
-    "ml-20m/links.csv": b"movieId,imdbId,tmdbId\n31,1,2\n",
 }
 
 
@@ -83,9 +74,6 @@ def test_movielens_ratings_alone_have_no_features(tmp_path: Path) -> None:
     assert store.manifest["counts"]["rows"] == 3
 
 
-COMBINED = b"7:\n11,3,2005-01-02\n12,5,2004-12-31\n8:\n11,1,2005-01-01\n"
-
-
 @pytest.mark.parametrize("chunk", [8, 1 << 24])
 def test_netflix_combined(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbcal.data.readers.netflix._CHUNK", chunk)
@@ -125,26 +113,6 @@ def test_netflix_refuses_ratings_without_a_movie(tmp_path: Path) -> None:
     (tmp_path / "combined_data_1.txt").write_bytes(b"11,3,2005-01-02\n")
     with pytest.raises(InputError, match=r"combined_data_1.txt: no 'movie:' line"):
         prepare(Netflix(tmp_path), tmp_path / "store")
-
-
-def kuairand(tmp_path: Path, users: int = 60, each: int = 24) -> Path:
-    rng = np.random.default_rng(0)
-    header = "user_id,video_id,date,hourmin,time_ms,is_click,play_time_ms,duration_ms"
-    log = [header]
-    for user in range(users):
-        for k in range(each):
-            play = 0 if rng.random() < 0.2 else int(rng.exponential(9000))  # many zeros: skipped at once
-            log.append(f"{user},{rng.integers(30)},20220425,1800,{1650882384975 + 1000 * k + user},0,{play},9000")
-    videos = ["video_id,author_id,video_type,upload_dt,upload_type,visible_status,video_duration,music_type,tag"]
-    videos += [f'{v},{v % 5},NORMAL,2022-04-10,Web,0.0,{7000.0 * (v % 3)},{v % 4}.0,"{v % 7},{v % 3}"' for v in range(30)]
-    return zipped(
-        tmp_path / "KuaiRand-Pure.zip",
-        {
-            "KuaiRand-Pure/data/log_standard_4_22_to_5_08_pure.csv": "\n".join(log).encode(),
-            "KuaiRand-Pure/data/video_features_basic_pure.csv": "\n".join(videos).encode(),
-            "KuaiRand-Pure/data/log_random_4_22_to_5_08_pure.csv": b"not read unless named",
-        },
-    )
 
 
 def test_kuairand_levels_come_from_users_who_do_not_test(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from mbcal import Labels, SessionConfig, Store, TableLog, prepare
 from mbcal.data.describe import describe
 from mbcal.errors import OptionError, StoreError
-from tests.logs import REWARDS, Row, content, expected, read_back, table, write_rows
+from tests.support.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
 ROWS = [Row(f"u{k % 23}", f"i{k * k % 31}", 1_600_000_000 + k // 3, ("skip", "click", "like")[k % 3]) for k in range(600)]
 HOW = SessionConfig(horizon=5, history=3)

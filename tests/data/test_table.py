@@ -11,7 +11,7 @@ import pytest
 
 from mbcal import ItemTable, Labels, Levels, SessionConfig, TableLog, prepare
 from mbcal.errors import InputError
-from tests.logs import ONE_PART, read_back, steps, write_csv
+from tests.support.logs import ONE_PART, read_back, steps, write_csv
 
 
 def make_table(paths: object, **changes: object) -> TableLog:

@@ -12,7 +12,7 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.errors import OptionError
 from mbcal.evaluation.diagnose import Diagnosis, _effective, dependence, diagnose
 from mbcal.metrics import Mean
-from tests.toys import logged
+from tests.support.toys import logged
 
 
 def mean(value: float, width: float = 0.1) -> Mean:

@@ -26,13 +26,8 @@ from mbcal.evaluation.experiment.run import Cell, Run, _file_name
 from mbcal.evaluation.variance import analyse_variance
 from mbcal.report.page_writer import write_report
 from mbcal.report.tables import RunSummary
-from tests.toys import BEST, DelayedPrize, logged, starts
-
-TINY: dict[str, Any] = {
-    "agents": ["mbcal", "gru4rec", "random"], "seeds": 2, "log_sessions": 400, "test_sessions": 60, "epochs": 2, "rounds": 2,
-    "round_sessions": 80, "hidden": 8, "embedding": 8, "futures": 4, "future_states": 4, "xray": 2,
-    "simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}},
-}  # fmt: skip
+from tests.support.experiments import TINY
+from tests.support.toys import BEST, DelayedPrize, logged, starts
 
 
 def context(**more: Any) -> ExperimentContext:

@@ -15,7 +15,7 @@ from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.page_writer import write_report
 from mbcal.report.tables import Table, shown
-from tests.evaluation.test_experiment import TINY
+from tests.support.experiments import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

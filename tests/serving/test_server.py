@@ -35,7 +35,7 @@ from mbcal.serving.messages import openapi
 from mbcal.serving.server import App
 from mbcal.serving.service import Limits, Service
 from mbcal.serving.state import MemoryStore
-from tests.serving.test_ranking import HISTORY, ITEMS, SHOWN, fitted
+from tests.support.versions import HISTORY, ITEMS, SHOWN, fitted
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def _work(given: dict[str, Any]) -> None:
         os.chdir(given["place"])
     group = TorchGroup()
     try:
-        with messages_to(board.say.remote if group.rank == 0 else None):
+        with messages_to(board.emit.remote if group.rank == 0 else None):
             made = given["job"](group)
     except MbcalError as error:
         ray.get(board.end.remote(error))

@@ -1,0 +1,294 @@
+"""From served sessions to the next version: better ones go live, worse ones are refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mbcal import MBCAL, MBCALConfig, NetConfig, Simulator, SimulatorConfig, TrainingConfig, load
+from mbcal.agents import DQN, Agent
+from mbcal.cli import app
+from mbcal.data.store import Store
+from mbcal.data.store_writer import write_sessions
+from mbcal.decision_log.join import Joined, join_sessions
+from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.writer import DecisionLog
+from mbcal.errors import InputError
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.ope.intervals import Estimate
+from mbcal.registry.registry import Registry
+from mbcal.release.gate import GateConfig
+from mbcal.release.update import update, write_verdict
+from mbcal.serving.messages import FeedbackRequest, RankRequest
+from mbcal.serving.service import Service
+from mbcal.serving.state import MemoryStore
+from mbcal.types import SessionTensors
+from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
+from tests.support.workers import ThreadedEngine
+
+EPSILON = 0.3
+GATE = GateConfig(sessions=100, effective=0, bias=9, tolerance=0.05)
+
+
+def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
+    how = TrainingConfig(epochs=epochs, batch=64, learning_rate=3e-3, validation=0.0)
+    made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, mix=1.0, seed=seed), "cpu")
+    return made.fit(logged(sessions, seed))
+
+
+def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
+    """Users of the toy world meet the service; what they earned a session."""
+    world, begin, luck = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
+
+    async def tell() -> float:
+        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
+        service._random = luck  # the same every time
+        await service.refresh_version()
+        earned = 0.0
+        assert begin.candidates is not None
+        for number in range(users):
+            opened = torch.zeros(1, dtype=torch.bool)
+            names = [CATALOG.name_of(row) for row in begin.candidates[number]]
+            for _ in range(begin.horizon):
+                asked = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
+                said = await service.rank(asked)
+                row = torch.from_numpy(CATALOG.rows_of([said.items[0].item]))
+                behaviour, opened = world.respond(opened, row, torch.zeros(1))
+                label = BEHAVIOURS.names[int(behaviour)]
+                await service.feedback(FeedbackRequest(said.decision, label))
+                earned += BEHAVIOURS.rewards[int(behaviour)]
+        await service.close()
+        return earned / users
+
+    return asyncio.run(tell())
+
+
+@pytest.fixture
+def weak(tmp_path: Path) -> Registry:
+    """A live version that has seen next to nothing."""
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent(30, epochs=1).save(tmp_path / "weak"))
+    return registry
+
+
+def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> None:
+    for name in ("log", "here"):
+        served(weak, tmp_path / name, 30)
+    served(weak, tmp_path / "log", 20, seed=1)
+    served(weak, tmp_path / "there", 20, seed=1)
+    few = {"gate": GateConfig(sessions=1000), "device": "cpu"}
+    whole = update(weak, tmp_path / "log", **few)
+    apart = update(weak, [tmp_path / "there", tmp_path / "here"], **few)
+    assert [check.detail for check in apart.checks] == ["50 logged, 1000 needed"]
+    assert apart.counts == whole.counts
+
+
+def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
+    before = served(weak, tmp_path / "log", 400)
+    verdict = update(weak, tmp_path / "log", epochs=40, epsilon=EPSILON, gate=GATE, device="cpu")
+    assert [check.passed for check in verdict.checks] == [True] * 3, verdict.reasons
+    assert verdict.published == weak.current() == "v000002"
+    version = weak.open()
+    assert version.parent == "v000001"
+    assert [check["name"] for check in version.metrics["checks"]] == ["sessions", "overlap", "off-policy"]
+    test = starts(200, seed=9)
+    earned = [evaluate(load(weak.open(name).path, "cpu"), DelayedPrize(), test).mean.mean for name in weak.versions()]
+    assert earned[1] > earned[0] + 1
+    assert served(weak, tmp_path / "later", 100, seed=1) > before
+    assert verdict.counts is not None
+    assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
+
+
+def test_an_engine_teaches_what_one_process_would(weak: Registry, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 150)
+    shutil.copytree(weak.path, tmp_path / "other")
+    made: list[Any] = []
+    for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
+        told: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
+        verdict = update(registry, tmp_path / "log", engine=engine, **told)
+        assert verdict.published == "v000002", verdict.reasons
+        made.append(load(registry.open().path, "cpu"))
+        assert not list(registry.path.glob(".learning-*"))
+    assert made[0].n_fits == made[1].n_fits == 2
+    assert made[0].config == made[1].config
+    for name, curve in made[0].curves.items():
+        for mine, theirs in zip(curve, made[1].curves[name], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("low", "ess", "weight", "reason"),
+    [
+        (-0.01, 100.0, 1.0, None),
+        (-1.0, 100.0, 1.0, "off-policy: +2.000 per session [-1.000, +5.000], at least -0.0"),
+        (1.0, 5.0, 1.0, "overlap: 5 effective sessions, 20 needed"),
+        (1.0, 100.0, 0.4, "overlap: 100 effective sessions, 20 needed; mean weight 0.40, near 1 needed"),
+    ],
+)
+def test_what_the_log_says_decides(
+    low: float,
+    ess: float,
+    weight: float,
+    reason: str | None,
+    weak: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served(weak, tmp_path / "log", 120)
+    gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
+    monkeypatch.setattr("mbcal.release.gate.estimate_value", lambda *_, **__: [gap])
+    verdict = update(
+        weak, tmp_path / "log", epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1)
+    )
+    assert (verdict.published is None) == (reason is not None)
+    assert weak.current() == ("v000001" if reason else "v000002")
+    if reason:
+        assert verdict.reasons[0].startswith(reason)
+        page = write_verdict(tmp_path / "updates", verdict)
+        said = json.loads(page.with_suffix(".json").read_text())
+        assert said["reasons"] == verdict.reasons
+        assert "The candidate was refused" in page.read_text()
+        assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+
+
+def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
+    weak.publish(agent(1200).save(tmp_path / "good"))
+    served(weak, tmp_path / "log", 150)
+    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=15, batch=64, learning_rate=3e-3))
+    simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
+    gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
+    told: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
+    silent = update(weak, tmp_path / "log", candidate=good, **told)
+    assert "explore more, or give a simulator" in silent.reasons[0]
+    for candidate, passes in ((bad, False), (good, True)):
+        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **told)
+        assert [check.name for check in verdict.checks] == ["sessions", "overlap", "simulator"]
+        assert (verdict.published is not None) == passes, verdict.checks
+
+
+def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 20)
+    verdict = update(weak, tmp_path / "log", gate=GATE, device="cpu")
+    assert verdict.reasons == ["sessions: 20 logged, 100 needed"]
+    with pytest.raises(InputError, match="no version is live"):
+        update(Registry(tmp_path / "empty"), tmp_path / "log")
+
+
+def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served(weak, tmp_path / "log", 150)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the power failed")
+
+    for where in (
+        "mbcal.agents.base.Agent.fit",
+        "mbcal.release.gate.estimate_value",
+        "mbcal.registry.registry.Registry.publish",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, broken)
+            with pytest.raises(RuntimeError):
+                update(
+                    weak, tmp_path / "log", gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu"
+                )
+        assert weak.current() == "v000001"
+        assert weak.versions() == ["v000001"]
+    assert [path.name for path in weak.path.glob(".candidate-*")] == []
+
+
+def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served(weak, tmp_path / "log", 150)
+    where = ["--registry", str(weak.path), "--log", str(tmp_path / "log"), "--device", "cpu"]
+    with pytest.raises(SystemExit) as left:
+        app(["update", *where, "--min-sessions", "1000"])
+    assert left.value.code == 3
+    said = capsys.readouterr().out
+    assert "FAILED  sessions: 150 logged, 1000 needed" in said
+    assert "refused; v000001 stays live" in said
+    assert (weak.path / "updates" / "000001.html").is_file()
+    with pytest.raises(SystemExit) as left:
+        app(["loop", *where, "--min-sessions", "1000", "--times", "2", "--every", "1"])
+    assert left.value.code in (0, None)
+    assert (weak.path / "updates" / "000003.json").is_file()
+
+
+def test_who_teaches_does_not_judge_and_replay_reaches_back(
+    weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served(weak, tmp_path / "log", 60)
+    weak.publish(tmp_path / "weak")
+    served(weak, tmp_path / "log", 50, seed=1)
+    seen: dict[str, set[int]] = {}
+    gap = Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)
+
+    def judged(candidate: Agent, now: Agent, sessions: Any, **_: Any) -> list[Estimate]:
+        seen["judge"] = set(sessions.user.tolist())
+        return [gap]
+
+    def taught(self: Agent, sessions: Any, **_: Any) -> Agent:
+        seen["teach"] = set(sessions.user.tolist())
+        return self
+
+    monkeypatch.setattr("mbcal.release.gate.estimate_value", judged)
+    monkeypatch.setattr(Agent, "fit", taught)
+    for replay, users in ((1, 50), (2, 110)):
+        verdict = update(weak, tmp_path / "log", replay=replay, gate=GateConfig(sessions=10), device="cpu")
+        assert verdict.counts is not None
+        assert verdict.counts.sessions == len(seen["teach"] | seen["judge"]) == users
+        assert not seen["teach"] & seen["judge"]
+        assert 0 < len(seen["judge"]) < len(seen["teach"])
+
+
+def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over updates whose logs hold other users in other orders, and under other seeds."""
+    names: dict[str, set[str]] = {"teach": set(), "judge": set()}
+    joined: list[Joined] = []
+
+    def spy_join(*arguments: Any, **options: Any) -> Joined:
+        joined.append(join_sessions(*arguments, **options))
+        return joined[-1]
+
+    def judged(candidate: Agent, live: Agent, sessions: Any, **_: Any) -> list[Estimate]:
+        names["judge"] |= {joined[-1].users[user] for user in sessions.user}
+        return [Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)]
+
+    def taught(self: Agent, sessions: Any, **_: Any) -> Agent:
+        names["teach"] |= {joined[-1].users[user] for user in sessions.user}
+        return self
+
+    monkeypatch.setattr("mbcal.release.update.join_sessions", spy_join)
+    monkeypatch.setattr("mbcal.release.gate.estimate_value", judged)
+    monkeypatch.setattr(Agent, "fit", taught)
+    for number in range(3):
+        served(weak, tmp_path / "log", 40, seed=number)
+        update(weak, tmp_path / "log", gate=GateConfig(sessions=10), seed=number, device="cpu")
+    assert len(names["teach"] | names["judge"]) == 120
+    assert not names["teach"] & names["judge"]
+
+
+def test_candidates_of_every_step_reach_the_learner(weak: Registry, tmp_path: Path) -> None:
+    """DQN learns from the sets that were ranked, on one worker and on several."""
+    served(weak, tmp_path / "log", 40)
+    live = load(weak.open().path, "cpu").domain
+    sessions = join_sessions(read_log(tmp_path / "log"), live.catalog, live.behaviours, horizon=6, history=0).sessions
+    assert sessions.candidates is not None
+    assert sessions.candidates.shape == (40, 6, 12)
+    seen: list[torch.Tensor] = []
+
+    class Spy(DQN):
+        def label(self, batch: SessionTensors) -> torch.Tensor:
+            seen.append(batch.require_candidates())
+            return super().label(batch)
+
+    Spy(net=NetConfig(hidden=8, embedding=8), epochs=1, validation=0.0, batch=40, device="cpu").fit(sessions)
+    assert torch.equal(seen[0].sort(0).values, torch.from_numpy(sessions.candidates).sort(0).values)
+    write_sessions(tmp_path / "store", sessions)
+    assert np.array_equal(Store.open(tmp_path / "store").sessions("train").candidates, sessions.candidates)

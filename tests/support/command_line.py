@@ -1,0 +1,48 @@
+"""Running the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mbcal import cli
+from tests.support.logs import ROOT
+
+HEADER = ("uid", "doc", "ts", "action")
+
+
+ROWS = [(f"u{k % 17}", f"d{k % 9}", 1_650_000_000 + k, ("skip", "click", "like")[k % 3]) for k in range(300)]
+
+
+TABLE = ["prepare", "table", "log.csv", "--user", "uid", "--item", "doc", "--time", "ts", "--behaviour", "action"]
+
+
+REWARDS = ["--rewards", "skip=0,click=1,like=5"]
+
+
+def mbcal(*arguments: str, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", "mbcal", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def refused(*arguments: str, cwd: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says when it exits with code 2; in this process, since there are many and torch is slow to import."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    capsys.readouterr()
+    with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mbcal", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    said = capsys.readouterr().err.strip()
+    assert stopped.value.code == 2, said
+    assert said.splitlines()[-1].startswith("mbcal: ")
+    return said

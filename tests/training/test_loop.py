@@ -1,0 +1,375 @@
+"""The loop: it learns, stops, survives being killed, and says where a loss went wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mbcal.errors import OptionError, TrainingError
+from mbcal.nn.config import NetConfig
+from mbcal.nn.label_scaler import LabelScaler
+from mbcal.nn.recurrent import ValueNet
+from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.config import TrainingConfig
+from mbcal.training.device import resolve_device
+from mbcal.training.device_data import DeviceSessions
+from mbcal.training.holdout import split_held_out_users
+from mbcal.training.loop import TrainingJob, train
+from mbcal.training.losses import behaviour_nll, value_mse
+from mbcal.training.random import Noise
+from mbcal.training.state import load_state_arrays, state_to_arrays
+from mbcal.types import MASK_ROW
+from tests.support.batches import CATALOG, LABELS, net, sessions
+
+NO_ROWS = np.zeros(0, np.int64)
+
+
+def line(rows: int = 40) -> tuple[nn.Linear, Any]:
+    """y = 2x fitted by one weight; the objective adds noise that must not matter."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+    x = torch.linspace(-1, 1, rows).unsqueeze(1)
+
+    def objective(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        jitter = 0.02 * noise.uniform((len(batch), 1)) - 0.01
+        return (model(x[batch]) - 2 * x[batch] + jitter).square().sum(), torch.tensor(len(batch))
+
+    return model, objective
+
+
+def fit(model: nn.Module, objective: Any, how: TrainingConfig, rows: int = 40, held: Any = NO_ROWS, **more: Any) -> Any:
+    optimiser = more.pop("optimiser", None) or how.create_optimiser(model.parameters())
+    job = TrainingJob("line", model, objective, optimiser, np.arange(rows), held)
+    return train(job, how, seed=0, **more)
+
+
+def test_it_learns() -> None:
+    model, objective = line()
+    curve = fit(model, objective, TrainingConfig(epochs=60, batch=8, learning_rate=0.05))
+    assert len(curve) == 60
+    assert curve[-1]["loss"] < 1e-3 < curve[0]["loss"]
+    assert float(model.weight.detach()) == pytest.approx(2, abs=0.02)
+
+
+def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
+    model, _ = line()
+    held = np.arange(40, 42)
+
+    def objective(batch: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+        aim = 1.0 if int(batch.min()) >= 40 else 3.0  # training pulls past what is held out
+        return (model.weight - aim).square().sum() * len(batch), torch.tensor(len(batch))
+
+    curve = fit(model, objective, TrainingConfig(epochs=50, batch=40, learning_rate=0.1, patience=3), held=held)
+    losses = [epoch["held_out"] for epoch in curve]
+    assert len(curve) == losses.index(min(losses)) + 1 + 3 < 50
+    assert float((model.weight.detach() - 1).square()) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_curves_are_means_over_steps_that_count() -> None:
+    model, data = net(), DeviceSessions(sessions(count=50), torch.device("cpu"))
+    frozen = TrainingConfig(epochs=1, batch=7, learning_rate=1e-30)
+    curve = fit(model, behaviour_nll(model, data), frozen, rows=50)
+    batch = data[slice(None)]
+    chances = torch.log_softmax(model.forward_batch(batch).detach(), -1)
+    right = chances.gather(2, batch.behaviours.long().unsqueeze(2)).squeeze(2)[batch.mask]
+    assert curve[0]["loss"] == pytest.approx(-float(right.mean()), rel=1e-5)
+
+
+def test_masking_hides_the_share_of_items_it_says() -> None:
+    model, seen = net(), []
+    data = DeviceSessions(sessions(count=400), torch.device("cpu"))
+    forward = model.forward
+    model.forward = lambda state, items, behaviours: (seen.append(items), forward(state, items, behaviours))[1]  # type: ignore[method-assign]
+    objective, noise = behaviour_nll(model, data, 0.2), Noise(torch.tensor(0))
+    objective(torch.arange(400), noise)
+    counted = data[slice(None)].mask
+    hidden = (seen[0][counted] == MASK_ROW).float()
+    assert float(hidden.mean()) == pytest.approx(0.2, abs=4 * (0.16 / len(hidden)) ** 0.5)
+    assert torch.equal(seen[0][counted][hidden == 0], data[slice(None)].items[counted][hidden == 0])
+
+
+def test_padding_never_enters_a_loss() -> None:
+    known = sessions(count=30)
+    model, values = net(), ValueNet(CATALOG, LABELS, NetConfig(hidden=8, embedding=5))
+    data = DeviceSessions(known, torch.device("cpu"))
+    labels = torch.where(data[slice(None)].mask, 1.0, torch.nan)
+    total, count = value_mse(values, data, torch.nan_to_num(labels, nan=1e9))(torch.arange(30), Noise(torch.tensor(0)))
+    assert float(count) == known.length.sum()
+    assert float(total.detach()) < 1e3
+    total, count = behaviour_nll(model, data)(torch.arange(30), Noise(torch.tensor(0)))
+    assert float(count) == known.length.sum()
+
+
+def test_labels_are_standardised_within_and_restored_without() -> None:
+    data = DeviceSessions(sessions(count=60), torch.device("cpu"))
+    mask = data[slice(None)].mask
+    labels = torch.where(mask, 1000 + 50 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)), 0)
+    model = ValueNet(CATALOG, LABELS, NetConfig(hidden=8, embedding=5))
+    model.label_scaler.fit(labels, mask)
+    assert float(model.label_scaler.shift) == pytest.approx(float(labels[mask].mean()), rel=1e-6)
+    assert float(model.label_scaler.scale) == pytest.approx(float(labels[mask].std(correction=0)), rel=1e-5)
+    fit(model, value_mse(model, data, labels), TrainingConfig(epochs=200, batch=20, learning_rate=1e-2), rows=60)
+    error = (model.values(data[slice(None)]).detach() - labels)[mask]
+    assert float(error.square().mean()) < 0.5 * 50**2
+    constant = torch.full_like(labels, 7.0)
+    model.label_scaler.fit(constant, mask)
+    assert float(model.label_scaler.scale) == 1.0
+
+
+def test_labels_are_standardised_step_by_step() -> None:
+    unit = LabelScaler(3)
+    labels = torch.tensor([[10.0, 5.0, 77.0], [14.0, 77.0, 77.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    unit.fit(labels, mask)
+    assert unit.shift.tolist() == pytest.approx([12, 5, 29 / 3])  # nobody reaches the third step
+    assert float(unit.scale) == pytest.approx((8 / 3) ** 0.5)
+    assert torch.allclose(unit.normalize(labels)[mask], torch.tensor([-2.0, 0.0, 2.0]) / (8 / 3) ** 0.5)
+    assert torch.allclose(unit.denormalize(unit.normalize(labels)), labels)
+    longer = unit.denormalize(torch.zeros(1, 5))  # what comes after the last step is read as the last
+    assert longer.tolist()[0] == pytest.approx([12, 5, 29 / 3, 29 / 3, 29 / 3])
+
+
+def test_a_loss_that_is_no_number_is_named_with_step_and_batch() -> None:
+    model, objective = line()
+
+    def poisoned(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        total, count = objective(batch, noise)
+        return total + (torch.nan if 17 in batch.tolist() else 0.0), count
+
+    with pytest.raises(
+        TrainingError, match=r"line: the loss became nan at epoch 1, step (\d+), batch of sessions ([\d, ]+), …"
+    ):
+        fit(model, poisoned, TrainingConfig(epochs=3, batch=8))
+
+
+def test_the_guard_names_the_last_good_checkpoint(tmp_path: Path) -> None:
+    model, objective = line()
+    calls = []
+
+    def late(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        calls.append(batch)
+        total, count = objective(batch, noise)
+        return total * (torch.inf if len(calls) > 12 else 1.0), count
+
+    kept = Checkpoints(tmp_path / "kept", {})
+    with pytest.raises(TrainingError, match=r"became inf at epoch 3, step 3.*the last good checkpoint is .*000001"):
+        fit(model, late, TrainingConfig(epochs=4, batch=8), checkpoints=kept)
+    assert Checkpoints(tmp_path / "kept", {}).latest == kept.latest
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 9, 13, 24])
+def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path) -> None:
+    how = TrainingConfig(epochs=6, batch=8, learning_rate=0.05, patience=6)
+    held = np.arange(30, 40)
+    straight, objective = line()
+    curve = fit(straight, objective, how, rows=30, held=held)
+
+    model, objective = line()
+    calls = []
+
+    def killed(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        calls.append(batch)
+        if len(calls) == at + 1:
+            raise KilledError
+        return objective(batch, noise)
+
+    import mbcal.training.loop
+
+    checked = mbcal.training.loop.LOSS_CHECK_INTERVAL
+    mbcal.training.loop.LOSS_CHECK_INTERVAL = 1
+    try:
+        with pytest.raises(KilledError):
+            fit(model, killed, how, rows=30, held=held, checkpoints=Checkpoints(tmp_path / "kept", {"a": 1}, every=-1))
+        again, objective = line()
+        kept = Checkpoints(tmp_path / "kept", {"a": 1}, every=-1)
+        assert (kept.latest is not None) == (at > 0)
+        assert fit(again, objective, how, rows=30, held=held, checkpoints=kept) == curve
+    finally:
+        mbcal.training.loop.LOSS_CHECK_INTERVAL = checked
+    assert torch.equal(again.weight, straight.weight)
+    assert torch.equal(again.bias, straight.bias)
+
+
+def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
+    how = TrainingConfig(epochs=3, batch=8)
+    model, objective = line()
+    fit(model, objective, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
+    again, _ = line()
+
+    def never(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        raise AssertionError("it was done")
+
+    fit(again, never, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
+    assert torch.equal(again.weight, model.weight)
+
+
+def test_checkpoints_of_other_settings_are_refused(tmp_path: Path) -> None:
+    model, objective = line()
+    fit(model, objective, TrainingConfig(epochs=1), checkpoints=Checkpoints(tmp_path / "kept", {"seed": 0, "pair": (1, 2)}))
+    assert Checkpoints(tmp_path / "kept", {"seed": 0, "pair": (1, 2)}).latest  # a pair comes back from JSON as a list
+    with pytest.raises(TrainingError, match="other settings or data"):
+        Checkpoints(tmp_path / "kept", {"seed": 1})
+
+
+def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    model, objective = line()
+    kept = Checkpoints(tmp_path / "kept", {})
+    fit(model, objective, TrainingConfig(epochs=1), checkpoints=kept)
+    assert kept.latest is not None
+    torn = kept.latest.parent / "000009"
+    torn.mkdir()
+    (torn / "manifest.json").write_text('{"half": ')
+    assert Checkpoints(tmp_path / "kept", {}).latest == kept.latest
+    mine = kept.latest.parent / "2024-thesis"
+    mine.mkdir()
+    fit(model, objective, TrainingConfig(epochs=2), checkpoints=Checkpoints(tmp_path / "kept", {}, every=-1))
+    kept = Checkpoints(tmp_path / "kept", {})
+    kept.remove()
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000009", "2024-thesis"]  # not ours to remove
+
+
+def test_the_first_checkpoint_may_be_torn(tmp_path: Path) -> None:
+    torn = tmp_path / "kept" / "000000"
+    torn.mkdir(parents=True)
+    (torn / "manifest.json").write_text('{"half": ')
+    kept = Checkpoints(tmp_path / "kept", {})
+    assert kept.latest is None
+    model, objective = line()
+    fit(model, objective, TrainingConfig(epochs=1), checkpoints=kept)
+    assert kept.latest == tmp_path / "kept" / "000001"
+
+
+def test_optimiser_state_goes_to_arrays_and_back() -> None:
+    model, objective = line()
+    how = TrainingConfig(epochs=3, batch=8)
+    optimiser = how.create_optimiser(model.parameters())
+    fit(model, objective, how, optimiser=optimiser)
+    arrays = state_to_arrays(model, optimiser)
+    assert {name for name in arrays if name.startswith("adam/weight/")} == {
+        "adam/weight/step", "adam/weight/exp_avg", "adam/weight/exp_avg_sq",
+    }  # fmt: skip
+    again, objective_again = line()
+    optimiser_again = how.create_optimiser(again.parameters())
+    load_state_arrays(again, optimiser_again, arrays)
+    fit(model, objective, how, optimiser=optimiser)
+    fit(again, objective_again, how, optimiser=optimiser_again)
+    assert torch.equal(again.weight, model.weight)
+
+
+def test_no_user_is_both_trained_on_and_held_out() -> None:
+    users = np.repeat(np.arange(1000, dtype=np.int32), 3)
+    rows, held_out = split_held_out_users(users, 0.3, seed=0)
+    assert sorted([*rows, *held_out]) == list(range(3000))
+    assert not set(users[rows]) & set(users[held_out])
+    assert len(set(users[held_out])) == pytest.approx(300, abs=45)  # three standard deviations
+    assert len({tuple(split_held_out_users(users, 0.3, seed)[1].tolist()) for seed in range(20)}) == 20
+    assert len(split_held_out_users(users, 0.0, seed=0)[1]) == 0
+
+
+def test_who_is_held_out_depends_on_the_user_alone() -> None:
+    """Neither on how many users there are, nor on who they are."""
+    users = np.arange(1000, dtype=np.int32)
+    held_out = set(split_held_out_users(users, 0.2, seed=3)[1].tolist())
+    for some in (users[:100], users[500:], users[::7], np.repeat(users[:50], 4)):
+        again = {int(some[row]) for row in split_held_out_users(some, 0.2, seed=3)[1]}
+        assert again == held_out & set(some.tolist())
+
+
+@given(share=st.floats(0.001, 0.999), count=st.integers(1, 5), seed=st.integers(0, 100))
+def test_with_few_users_both_sides_have_one(share: float, count: int, seed: int) -> None:
+    rows, held_out = split_held_out_users(np.arange(count, dtype=np.int32), share, seed)
+    assert len(rows) >= 1
+    assert len(held_out) >= min(count - 1, 1)
+
+
+def test_settings_are_checked() -> None:
+    for wrong in ({"epochs": 0}, {"batch": 0}, {"patience": 0}, {"validation": 1.0}, {"learning_rate": 0.0}):
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            TrainingConfig(**wrong)  # type: ignore[arg-type]
+    model, objective = line()
+    with pytest.raises(TrainingError, match="no sessions to learn from"):
+        fit(model, objective, TrainingConfig(), rows=0)
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(OptionError, match="'gpu' is unknown"):
+        resolve_device("gpu")
+    if not torch.cuda.is_available():
+        assert resolve_device("auto") == torch.device("cpu")
+        with pytest.raises(OptionError, match="cuda was asked for, but PyTorch sees no GPU here"):
+            resolve_device("cuda")
+
+
+def test_sequences_that_fit_lie_on_the_device_once() -> None:
+    known = sessions(count=20)
+    data = DeviceSessions(known, torch.device("cpu"))
+    assert data.tensors.items.data_ptr() == torch.from_numpy(known.items).data_ptr()  # no copy on the CPU
+    assert data[torch.tensor([3, 5])].items.tolist() == known.items[[3, 5]].tolist()
+
+
+KILLABLE = """
+import sys
+from mbcal import Store
+import mbcal.training.loop
+mbcal.training.loop.LOSS_CHECK_INTERVAL = 1
+from mbcal.agents import MBCAL, MBCALConfig
+from mbcal.nn.config import NetConfig
+from mbcal.training.random import uniform
+from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.config import TrainingConfig
+config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
+agent = MBCAL(config, "cpu")
+agent.fit(Store.open(sys.argv[1]).sessions("train"), checkpoints=Checkpoints(sys.argv[2], {}, every=0.0))
+agent.save(sys.argv[3])
+"""
+
+
+def test_kill_minus_nine_and_resume_gives_the_identical_model(tmp_path: Path) -> None:
+    from mbcal import NewsfeedConfig, prepare_newsfeed
+
+    prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=600, items=120))
+    arguments = [sys.executable, "-c", KILLABLE, str(tmp_path / "feed")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    straight = [*arguments, str(tmp_path / "kept-straight"), str(tmp_path / "straight")]
+    subprocess.run(straight, check=True, env=environment)
+    disturbed = [*arguments, str(tmp_path / "kept"), str(tmp_path / "disturbed")]
+    draw, kills = np.random.default_rng(0), 0
+    for _ in range(30):
+        running = subprocess.Popen(disturbed, env=environment)
+        deadline = time.monotonic() + 60
+        before = {path.name for path in (tmp_path / "kept").glob("[0-9]*")}
+        while running.poll() is None and time.monotonic() < deadline:  # let it get a little further than last time
+            if {path.name for path in (tmp_path / "kept").glob("[0-9]*")} - before:
+                break
+            time.sleep(0.005)
+        time.sleep(float(draw.uniform(0, 0.15)))
+        if running.poll() is not None:
+            break
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        kills += 1
+        if kills == 4:
+            subprocess.run(disturbed, check=True, env=environment)
+            break
+    assert kills >= 2
+    files = [json.loads((tmp_path / name / "manifest.json").read_text())["files"] for name in ("straight", "disturbed")]
+    assert files[0] == files[1]
