@@ -1,4 +1,4 @@
-"""What every network over sessions has in common."""
+"""The base class of all networks over sessions."""
 
 from __future__ import annotations
 
@@ -13,51 +13,87 @@ from mbcal.nn.embeddings import Embedding, ItemEmbedding
 from mbcal.types import Behaviours, Catalog, SessionTensors
 
 State = tuple[Tensor, ...]
-"""(h,) of a GRU or (h, c) of an LSTM, each (…, H)."""
+"""The state of a network in B sessions: (h,) of a GRU or (h, c) of an LSTM, each (B, H); for a transformer see
+`TransformerNet.begin`."""
 
 
 class SessionNet(nn.Module):
-    """What every network over sessions has: embeddings, and the verbs begin, forward, advance (defined by its family)."""
+    """A network over sessions: embeddings of items and behaviours, and a family's own `begin`, `forward`, `forward_step`.
+
+    Args:
+        catalog: The items.
+        behaviours: The behaviours; a start symbol b_s, which stands before the first step, is added to them.
+        config: Sizes and inputs.
+    """
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig) -> None:
         super().__init__()
         self.config, self.start = config, behaviours.start
         self.items = ItemEmbedding(catalog, config)
-        self.behaviours = Embedding(len(behaviours) + 1, config.embedding)  # and the start symbol b_s
+        self.behaviours = Embedding(len(behaviours) + 1, config.embedding)  # with the start symbol b_s
+
+    # ---- what a family defines
 
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> State:
-        """The state before the first step of users (B,) with histories (B, H)."""
+        """Return the state before the first step.
+
+        Args:
+            user: (B,) users, int32.
+            history_items: (B, L) catalogue rows, int32, oldest first, padded at the end.
+            history_behaviours: (B, L) behaviours, uint8.
+            history_length: (B,) how many steps of each history count, int32.
+        """
         raise NotImplementedError
 
     def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
-        """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
+        """Run over whole sessions.
+
+        Args:
+            state: The state before their first step.
+            items: (B, T) catalogue rows.
+            behaviours: (B, T). Step t depends on behaviours before t only.
+
+        Returns:
+            Outputs (B, T, outputs).
+        """
         raise NotImplementedError
 
     def forward_step(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
-        """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
+        """Run one step.
+
+        Args:
+            state: The state before it.
+            item: (B,) the item shown.
+            previous: (B,) the behaviour at the step before, or the start symbol.
+
+        Returns:
+            Outputs (B, outputs), and the state after the step.
+        """
         raise NotImplementedError
 
+    # ---- what all families share
+
     def merge(self, mask: Tensor, yes: State, no: State) -> State:
-        """Session by session (B,) the one state or the other."""
+        """Return, session by session, the state `yes` where mask (B,) is true, else `no`."""
         return tuple(torch.where(mask.unsqueeze(1), a, b) for a, b in zip(yes, no, strict=True))
 
     def inputs(self, items: Tensor, behaviours: Tensor) -> Tensor:
-        """x = [Emb(b), Emb(a)]."""
+        """x = [Emb(b), Emb(a)]: items and behaviours (…) -> (…, X)."""
         return torch.cat([self.behaviours(behaviours.int()), self.items(items)], -1)
 
     def previous(self, behaviours: Tensor) -> Tensor:
-        """b_{t-1} for every step: the behaviours (B, T) moved on by one, the start symbol first."""
+        """b_{t-1} of every step, (B, T): the behaviours (B, T) shifted by one, the start symbol first."""
         first = torch.full_like(behaviours[:, :1], self.start)
         return torch.cat([first, behaviours[:, :-1]], 1)
 
     def forward_batch(self, batch: SessionTensors) -> Tensor:
-        """Outputs for a batch as it was logged."""
+        """Outputs (B, T, outputs) of B sessions as they were logged."""
         outputs: Tensor = self(self.begin(*batch.history), batch.items, batch.behaviours)
         return outputs
 
     @torch.no_grad()
     def frozen_copy(self) -> Self:
-        """A copy that only answers: its weights never move, its item embeddings lie in one table."""
+        """Return a copy for inference: no gradients, item embeddings in one table."""
         copied = copy.deepcopy(self).eval().requires_grad_(False)
         copied.items.cache_table()
         for module in copied.modules():
@@ -67,5 +103,13 @@ class SessionNet(nn.Module):
 
 
 def expected_reward(logits: Tensor, rewards: Tensor) -> Tensor:
-    """r_phi = sum_n R_n f_phi(b = B_n): (…, behaviours) -> (…)  # Eq. EnvironmentModel."""
+    """r_phi = sum_n R_n f_phi(b = B_n)  # Eq. EnvironmentModel.
+
+    Args:
+        logits: (…, K) outputs of a network of K behaviours.
+        rewards: (K,) the reward of each behaviour.
+
+    Returns:
+        (…) expected rewards.
+    """
     return torch.softmax(logits, -1) @ rewards

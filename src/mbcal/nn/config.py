@@ -1,4 +1,4 @@
-"""Sizes and choices of a network."""
+"""Sizes and inputs of a network."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from typing import Literal, get_args
 from mbcal.errors import OptionError, nearest
 
 Cell = Literal["gru", "lstm", "transformer"]
-"""The family of a network; the transformer lives in `attention.py`."""
-
+"""The family of a network: `recurrent.RecurrentNet` with either cell, or `transformer.TransformerNet`."""
 
 UserEncoder = Literal["history", "id", "none"]
+"""What the state before the first step comes from: the history, an embedding of the user, or nothing."""
+
+MAX_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Sizes and choices of one network."""
+    """Sizes and inputs of one network.
+
+    Raises:
+        OptionError: If a size is outside 1..4096, or a name is unknown.
+    """
 
     cell: Cell = "gru"
     hidden: int = 32
+    """Width of the hidden state, H."""
     embedding: int = 32
+    """Width of each embedding: of behaviours, of item ids, and of every item feature."""
     features: tuple[str, ...] | None = None
-    """Item features seen beside the id. None: those the store proposes for agents, or none without a store."""
+    """Item features read beside the id. None: those the store proposes for agents, or none without a store."""
     user: UserEncoder = "history"
 
     def __post_init__(self) -> None:
         for name in ("hidden", "embedding"):
-            if not 1 <= getattr(self, name) <= 4096:
-                raise OptionError(f"{name}: must be at least 1 and at most 4096, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise OptionError(f"{name}: must be at least 1 and at most {MAX_SIZE}, got {getattr(self, name)}")
         for name, known in (("cell", get_args(Cell)), ("user", get_args(UserEncoder))):
             value = getattr(self, name)
             if value not in known:

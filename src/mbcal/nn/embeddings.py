@@ -16,20 +16,21 @@ from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, Feature,
 
 
 class Embedding(nn.Embedding):
-    """torch's, with a gradient that needs no sorting on a GPU: rows are added where they belong, or counted by a product."""
-
-    FEW = 64
-    """Rows up to which a product is faster than many additions to one place."""
+    """`torch.nn.Embedding` with a faster gradient on a GPU: torch's sorts the rows first, `EmbeddingLookup`'s does not."""
 
     def forward(self, rows: Tensor) -> Tensor:
+        """Rows (…) -> (…, embedding)."""
         if not self.weight.is_cuda or not torch.is_grad_enabled():
             return super().forward(rows)
-        found: Tensor = EmbeddingLookup.apply(self.weight, rows)  # type: ignore[no-untyped-call]
-        return found
+        embedded: Tensor = EmbeddingLookup.apply(self.weight, rows)  # type: ignore[no-untyped-call]
+        return embedded
 
 
 class EmbeddingLookup(torch.autograd.Function):
-    """Rows of a table, with that gradient."""
+    """Rows (…) of a table (N, D) -> (…, D). The gradient is a matrix product for small tables, else atomic additions."""
+
+    MAX_PRODUCT_ROWS = 64
+    """Largest table for which the product is faster: there many additions would meet in the same row."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, rows: Tensor) -> Tensor:
@@ -40,20 +41,30 @@ class EmbeddingLookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         rows, grad = ctx.saved_tensors[0].flatten(), grads[0].flatten(0, -2)
-        if ctx.count <= Embedding.FEW:
-            places = torch.arange(ctx.count, device=rows.device).unsqueeze(1) == rows
-            return places.to(grad.dtype) @ grad, None
+        if ctx.count <= EmbeddingLookup.MAX_PRODUCT_ROWS:
+            one_hot = torch.arange(ctx.count, device=rows.device).unsqueeze(1) == rows
+            return one_hot.to(grad.dtype) @ grad, None
         return grad.new_zeros(ctx.count, grad.shape[1]).index_add_(0, rows, grad), None
 
 
 class ItemEmbedding(nn.Module):
-    """Emb(a): embeddings of the item's id and features, concatenated; several values of a feature are averaged.
+    """Emb(a): embeddings of an item's id and of its features, concatenated; several values of one feature are averaged.
 
-    An id that no session has shown means nothing, so it is read as the unknown one, which stands for the average item.
+    An id that occurred in no training session has learned nothing. It is read as the unknown item, whose embedding is the
+    mean over the seen items.
+
+    Args:
+        catalog: The items.
+        config: Embedding width, and which features to read.
+
+    Raises:
+        OptionError: If the catalogue lacks one of the features.
     """
 
     table: Tensor | None
+    """(rows, size) all embeddings, once `cache_table` was called."""
     seen: Tensor
+    """(rows,) bool, true where a row occurred in training."""
 
     def __init__(self, catalog: Catalog, config: NetConfig) -> None:
         super().__init__()
@@ -66,26 +77,32 @@ class ItemEmbedding(nn.Module):
         self.register_buffer("seen", torch.ones(catalog.n_rows, dtype=torch.bool))
 
     @torch.no_grad()
-    def mark_seen(self, shown: Tensor, first: bool) -> None:
-        """Before a fit on sessions that show these rows (rows,): ids seen for the first time begin as the average item."""
+    def mark_seen(self, occurs: Tensor, first: bool) -> None:
+        """Prepare a fit: mark the rows that occur in its sessions.
+
+        Args:
+            occurs: (rows,) bool, true where a row occurs.
+            first: Whether this is the first fit. In later ones, rows new to the network begin with the embedding of the
+                unknown item.
+        """
         if first:
-            self.seen.copy_(shown)
+            self.seen.copy_(occurs)
         else:
-            new = shown & ~self.seen
+            new = occurs & ~self.seen
             self.id.weight[new] = self.id.weight[UNKNOWN_ROW].clone()
-            self.seen |= shown
+            self.seen |= occurs
         self.seen[MASK_ROW] = True
 
     @torch.no_grad()
     def fill_unknown(self) -> None:
-        """After a fit: an item nobody has seen is the average of those seen."""
-        known = self.seen.clone()
-        known[:FIRST_ITEM_ROW] = False
-        if not self.seen[UNKNOWN_ROW] and bool(known.any()):
-            self.id.weight[UNKNOWN_ROW] = self.id.weight[known].mean(0)
+        """Finish a fit: set the unknown item to the mean of the seen ones, unless it was itself trained on."""
+        seen_items = self.seen.clone()
+        seen_items[:FIRST_ITEM_ROW] = False
+        if not self.seen[UNKNOWN_ROW] and bool(seen_items.any()):
+            self.id.weight[UNKNOWN_ROW] = self.id.weight[seen_items].mean(0)
 
     def cache_table(self) -> None:
-        """From now on look whole embeddings up in one table: for networks that learn no more."""
+        """Compute all embeddings once and look them up from now on. For networks that are not trained any more."""
         self.table = self(torch.arange(self.id.num_embeddings, device=self.id.weight.device))
 
     def forward(self, items: Tensor) -> Tensor:
@@ -97,7 +114,7 @@ class ItemEmbedding(nn.Module):
 
 
 def require_features(catalog: Catalog, names: Sequence[str]) -> None:
-    """Refuse features the catalogue does not have."""
+    """Raise OptionError if the catalogue lacks a feature."""
     for name in names:
         if name not in catalog.features:
             known = ", ".join(catalog.features) or "none"
@@ -105,26 +122,29 @@ def require_features(catalog: Catalog, names: Sequence[str]) -> None:
 
 
 class _FeatureEmbedding(nn.Module):
-    """The mean embedding of an item's values of one feature; zero where it has none."""
+    """The mean embedding of an item's values of one feature; zero for an item without any."""
 
     codes: Tensor
+    """(values,) codes of all items, one item after another."""
     offsets: Tensor
+    """(rows + 1,) where each item's codes begin."""
 
     def __init__(self, feature: Feature, size: int) -> None:
         super().__init__()
         self.embedding = Embedding(feature.cardinality, size)
         self.single = feature.offsets is None
         offsets = np.arange(feature.n_rows + 1) if feature.offsets is None else feature.offsets
-        # derived from the catalogue, so no part of the weights on disk
+        # not persistent: derived from the catalogue, which is saved with the model
         self.register_buffer("codes", torch.from_numpy(feature.codes), persistent=False)
         self.register_buffer("offsets", torch.from_numpy(offsets.astype(np.int32)), persistent=False)
 
     def forward(self, items: Tensor) -> Tensor:
+        """Catalogue rows (…) -> (…, embedding)."""
         if self.single:
             values: Tensor = self.embedding(self.codes[items])
             return values
-        # One mean an item of the catalogue, then a look-up: items come up many times in a batch, and the most tagged item
-        # has a hundred times the values of the usual one, so that padding each look-up to the longest would cost far more.
+        # Means of the whole catalogue, then a look-up. Items occur many times in a batch, and the item with the most values
+        # may have a hundred times the usual number, so padding every look-up to the longest would cost far more.
         means = nn.functional.embedding_bag(
             self.codes, self.embedding.weight, self.offsets, mode="mean", include_last_offset=True
         )
@@ -132,20 +152,29 @@ class _FeatureEmbedding(nn.Module):
 
 
 def mark_seen_items(net: nn.Module, sessions: SessionTensors, first: bool, group: Group = SINGLE_WORKER) -> None:
-    """Tell every item embedding within which items the sessions show."""
-    workers = torch.zeros(sessions.catalog.n_rows, dtype=torch.int32, device=sessions.device)
-    workers[sessions.items.flatten().long()] = 1
-    workers[sessions.history_items.flatten().long()] = 1
-    workers[MASK_ROW] = 0  # the padding
-    group.all_reduce_sum(workers)
-    shown = workers > 0
+    """Mark the items of all sessions as seen in every item embedding of a network. Call before a fit.
+
+    Args:
+        net: The network.
+        sessions: This worker's sessions, histories included.
+        first: Whether this is the network's first fit (`ItemEmbedding.mark_seen`).
+        group: The workers that share the fit.
+    """
+    n_workers = torch.zeros(
+        sessions.catalog.n_rows, dtype=torch.int32, device=sessions.device
+    )  # in whose sessions a row occurs
+    n_workers[sessions.items.flatten().long()] = 1
+    n_workers[sessions.history_items.flatten().long()] = 1
+    n_workers[MASK_ROW] = 0  # padding
+    group.all_reduce_sum(n_workers)
+    occurs = n_workers > 0
     for module in net.modules():
         if isinstance(module, ItemEmbedding):
-            module.mark_seen(shown.to(module.seen.device), first)
+            module.mark_seen(occurs.to(module.seen.device), first)
 
 
 def fill_unknown_items(net: nn.Module) -> None:
-    """The other end of a fit."""
+    """Set the unknown item in every item embedding of a network. Call after a fit."""
     for module in net.modules():
         if isinstance(module, ItemEmbedding):
             module.fill_unknown()

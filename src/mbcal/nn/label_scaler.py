@@ -1,4 +1,4 @@
-"""The unit in which a network of values learns."""
+"""Normalisation of a value network's labels."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from torch import Tensor, nn
 
 from mbcal.distributed.group import SINGLE_WORKER, Group
 
+MIN_SCALE = 1e-8
+"""A standard deviation up to this counts as zero."""
+
 
 class LabelScaler(nn.Module):
-    """The unit in which a value is learned: (label - its mean at this step) / spread, so that no label is too large for Adam
-    and no network spends its first epochs on learning that less is to come late in a session.
+    """Normalises labels: (label - mean at its step) / standard deviation over all steps.
 
-    Taken from the labels of the first fit; later fits keep it, or warm-started weights would mean something else.
+    So labels of any size suit Adam, and the network need not first learn that less reward is left late in a session. Fitted
+    to the labels of an agent's first fit; later fits keep it, because the weights depend on it.
+
+    Args:
+        horizon: Steps with a mean of their own; with 1 all steps share one.
     """
 
     shift: Tensor
+    """(horizon,) the mean label of every step."""
     scale: Tensor
+    """() the standard deviation."""
 
     def __init__(self, horizon: int) -> None:
         super().__init__()
@@ -24,27 +32,35 @@ class LabelScaler(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def fit(self, labels: Tensor, mask: Tensor, group: Group = SINGLE_WORKER) -> None:
-        """From the labels (B, T) that count. Steps that nobody reaches share the mean of all; a spread of 0 counts as 1."""
-        place = self._place(labels.shape[1])
-        known = torch.where(mask, labels, 0).double()
-        nothing = torch.zeros(len(self.shift), dtype=torch.float64, device=labels.device)
-        sums, counts = (nothing.index_add(0, place, part.sum(0).double()) for part in (known, mask))
+        """Fit means and scale.
+
+        A step that no session reaches gets the mean over all steps; a standard deviation of 0 becomes 1.
+
+        Args:
+            labels: (B, T), those of this worker.
+            mask: (B, T) bool, true where a step counts.
+            group: Workers whose labels are fitted together.
+        """
+        steps = self._shift_index(labels.shape[1])
+        counted = torch.where(mask, labels, 0).double()
+        zeros = torch.zeros(len(self.shift), dtype=torch.float64, device=labels.device)
+        sums, counts = (zeros.index_add(0, steps, part.sum(0).double()) for part in (counted, mask))
         group.all_reduce_sum(sums, counts)
         overall = sums.sum() / counts.sum().clamp(min=1)
         self.shift.copy_(torch.where(counts > 0, sums / counts.clamp(min=1), overall))
-        squares = torch.where(mask, labels - self.shift[place], 0).double().square().sum()
+        squares = torch.where(mask, labels - self.shift[steps], 0).double().square().sum()
         group.all_reduce_sum(squares)
-        spread = float((squares / counts.sum().clamp(min=1)).sqrt())
-        self.scale.fill_(spread if spread > 1e-8 else 1.0)
+        deviation = float((squares / counts.sum().clamp(min=1)).sqrt())
+        self.scale.fill_(deviation if deviation > MIN_SCALE else 1.0)
 
     def normalize(self, labels: Tensor) -> Tensor:
-        """Labels (B, T) as the network learns them."""
-        return (labels - self.shift[self._place(labels.shape[1])]) / self.scale
+        """Reward units to the network's: labels (B, T) -> (B, T)."""
+        return (labels - self.shift[self._shift_index(labels.shape[1])]) / self.scale
 
     def denormalize(self, outputs: Tensor) -> Tensor:
-        """What the network says (B, T) in the labels' own unit."""
-        return outputs * self.scale + self.shift[self._place(outputs.shape[1])]
+        """The network's units to those of rewards: outputs (B, T) -> (B, T)."""
+        return outputs * self.scale + self.shift[self._shift_index(outputs.shape[1])]
 
-    def _place(self, steps: int) -> Tensor:
-        """Which shift each step has; what comes after the last has the last's."""
-        return torch.arange(steps, device=self.shift.device).clamp(max=len(self.shift) - 1)
+    def _shift_index(self, n_steps: int) -> Tensor:
+        """(n_steps,) the index of each step's mean; steps after the last use the last."""
+        return torch.arange(n_steps, device=self.shift.device).clamp(max=len(self.shift) - 1)

@@ -1,15 +1,15 @@
-"""Encoders and heads: the paper's architecture, no training.
+"""Recurrent networks over sessions: the paper's architecture, without training.
 
 ::
 
-    h_0 = user encoder                      from the history (default), the user's id, or nothing
-    x_t = [Emb(b_{t-1}), Emb(a_t)]          an item's embedding is that of its id and of any of its features, side by side
-    h_t = GRU(h_{t-1}, x_t)                 LSTM in simulators
-    y_t = MLP(h_t)                          logits of behaviours, or one number
+    h_0 = user encoder                      from the history (default), the user's id, or zero
+    x_t = [Emb(b_{t-1}), Emb(a_t)]          Emb(a) concatenates the embeddings of an item's id and features
+    h_t = GRU(h_{t-1}, x_t)                 or an LSTM, in simulators
+    y_t = MLP(h_t)                          logits of behaviours, or one value
 
-Sequences run through torch's own recurrent layers, which are fused. `gates` and `step` are the same arithmetic taken
-apart: what the input adds to the gates depends on the item alone and on the behaviour alone, so scoring can keep both in
-tables, and labels can branch from any hidden state.
+Whole sequences run through torch's recurrent layers, or on a GPU through `kernels.triton.gru`. `gates` and `cell_step` are
+the same arithmetic in two parts: what the input adds to the gates depends on item and behaviour separately, so scoring
+keeps both in tables (`to_tables`), and counterfactual branches can start from any hidden state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mbcal.errors import OptionError
-from mbcal.kernels import triton as fused
+from mbcal.kernels import triton
 from mbcal.nn.base import SessionNet, State
 from mbcal.nn.config import NetConfig
 from mbcal.nn.label_scaler import LabelScaler
@@ -30,7 +30,18 @@ from mbcal.types import MASK_ROW, Behaviours, Catalog, SessionTensors
 
 
 class RecurrentNet(SessionNet):
-    """One recurrent network over sessions: user encoder, step encoder, head with `outputs` numbers a step."""
+    """User encoder, recurrent cell and a head of two layers.
+
+    Args:
+        catalog: The items.
+        behaviours: The behaviours.
+        config: Sizes and inputs; `cell` must be gru or lstm.
+        outputs: Numbers per step: as many as behaviours for their logits, 1 for a value.
+        users: Users with an embedding of their own, for `config.user == "id"`; higher numbers share one more embedding.
+
+    Raises:
+        OptionError: If the cell is a transformer, or the id encoder is given no users.
+    """
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int, users: int = 0) -> None:
         super().__init__(catalog, behaviours, config)
@@ -43,13 +54,15 @@ class RecurrentNet(SessionNet):
         elif config.user == "id":
             if users < 1:
                 raise OptionError("user: the 'id' encoder needs to know how many users there are")
-            self.user = nn.Embedding(users + 1, config.hidden)  # the last row is for users never seen
+            self.user = nn.Embedding(users + 1, config.hidden)  # the last row is for users not seen in training
         self.head = nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, outputs))
 
+    # ---- whole sessions
+
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> State:
-        """h_0 of users (B,) with histories (B, H)."""
+        """See `SessionNet`: h_0 (B, H), for an LSTM with c_0 = 0."""
         if self.config.user == "history":
-            hidden = self._read(history_items, history_behaviours, history_length)
+            hidden = self._encode_history(history_items, history_behaviours, history_length)
         elif self.config.user == "id":
             hidden = self.user(user.clamp(max=self.user.num_embeddings - 1))
         else:
@@ -57,23 +70,23 @@ class RecurrentNet(SessionNet):
         return self.initial_state(hidden)
 
     def initial_state(self, hidden: Tensor) -> State:
-        """The state of a cell that begins with h_0."""
+        """The cell's state for h_0 (B, H): (h_0,), or (h_0, 0) for an LSTM."""
         return (hidden,) if self.config.cell == "gru" else (hidden, torch.zeros_like(hidden))
 
-    def _read(self, items: Tensor, behaviours: Tensor, length: Tensor) -> Tensor:
-        """Hidden state after the last step of each history; zero where there is none."""
+    def _encode_history(self, items: Tensor, behaviours: Tensor, length: Tensor) -> Tensor:
+        """The hidden state (B, H) after the last step of each history (B, L); zero for an empty one."""
+        zeros = torch.zeros(len(items), self.config.hidden, device=items.device)
         if items.shape[1] == 0:
-            return torch.zeros(len(items), self.config.hidden, device=items.device)
-        nothing = torch.zeros(len(items), self.config.hidden, device=items.device)
-        return last_hidden(run_gru(self.history, self.inputs(items, behaviours), nothing), length)
+            return zeros
+        return last_hidden(run_gru(self.history, self.inputs(items, behaviours), zeros), length)
 
     def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
-        """Outputs (B, T, outputs) of sessions with items and behaviours (B, T); step t sees behaviours before t only."""
+        """See `SessionNet`."""
         outputs: Tensor = self.head(self._hidden(state, items, behaviours))
         return outputs
 
     def _hidden(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
-        """h_t (B, T, H) after every step."""
+        """h_t (B, T, H) after every step of items and behaviours (B, T)."""
         inputs = self.inputs(items, self.previous(behaviours))
         if len(state) == 1:
             return run_gru(self.cell, inputs, state[0])
@@ -81,36 +94,69 @@ class RecurrentNet(SessionNet):
         return hidden
 
     def states_before(self, batch: SessionTensors) -> Tensor:
-        """h_{t-1} (B, T, H): where the network stands before each logged step, its item not yet seen."""
+        """h_{t-1} (B, T, H): the hidden state before each logged step."""
         state = self.begin(*batch.history)
         return torch.cat([state[0].unsqueeze(1), self._hidden(state, batch.items, batch.behaviours)[:, :-1]], 1)
 
     def forward_masked(self, batch: SessionTensors) -> Tensor:
-        """Outputs (B, T, outputs) where each logged step's own item is not told: what depends on the state alone."""
+        """Outputs (B, T, outputs) with each step's own item masked, so that they depend on the state alone; GRU only."""
         gates = self.gates(torch.full_like(batch.items, MASK_ROW), self.previous(batch.behaviours))
         outputs: Tensor = self.head(self.cell_step(gates, (self.states_before(batch),))[0])
         return outputs
 
+    # ---- single steps
+
     def forward_step(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
-        """Outputs (B, outputs) for item (B,) shown after previous behaviour (B,), and the state after it."""
+        """See `SessionNet`."""
         state = self.cell_step(self.gates(item, previous), state)
         outputs: Tensor = self.head(state[0])
         return outputs, state
 
     def gates(self, items: Tensor, previous: Tensor) -> Tensor:
-        """What item and previous behaviour (…) add to the gates: W_x x + bias, (…, gates · H)."""
+        """What items and previous behaviours (…) add to the gates: W_x x + bias, (…, G), with G = 3H (GRU) or 4H (LSTM)."""
         return nn.functional.linear(self.inputs(items, previous), *self._weights("ih"))
+
+    def cell_step(self, gates: Tensor, state: State) -> State:
+        """Run the cell one step.
+
+        Args:
+            gates: (…, G) from `gates`; broadcast over the states.
+            state: The state before, each part (…, H).
+
+        Returns:
+            The state after, each part (…, H).
+        """
+        hidden_gates = nn.functional.linear(state[0], *self._weights("hh"))
+        if self.config.cell == "gru":
+            reset_x, update_x, new_x = gates.chunk(3, -1)
+            reset_h, update_h, new_h = hidden_gates.chunk(3, -1)
+            update = torch.sigmoid(update_x + update_h)
+            new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+            return (new + update * (state[0] - new),)
+        take, forget, cell, out = (gates + hidden_gates).chunk(4, -1)
+        memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(take) * torch.tanh(cell)
+        return torch.sigmoid(out) * torch.tanh(memory), memory
+
+    def _weights(self, part: Literal["ih", "hh"]) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the cell's input half (ih) or hidden half (hh)."""
+        return self.cell.get_parameter(f"weight_{part}_l0"), self.cell.get_parameter(f"bias_{part}_l0")
+
+    # ---- tables
 
     @torch.no_grad()
     def scoring_tables(self) -> Tables:
-        """The network for scoring; make them anew after every update."""
+        """Return the network as tables that rank candidates. A snapshot: call again after every update.
+
+        Raises:
+            OptionError: If the cell is an LSTM.
+        """
         if self.config.cell != "gru":
             raise OptionError("cell: only a GRU can be folded into tables")
         return self.to_tables()
 
     @torch.no_grad()
     def to_tables(self) -> Tables:
-        """With a cell of either kind; what scores by tables knows a GRU's alone."""
+        """Return the network as tables, with either cell. `Tables.score` computes a GRU; `kernels.triton.respond` both."""
         first, second = self.head[0], self.head[2]
         weights = [layer.get_parameter(part).clone() for layer in (first, second) for part in ("weight", "bias")]
         return Tables(
@@ -122,51 +168,25 @@ class RecurrentNet(SessionNet):
 
     def _cell_tables(self, layer: nn.RNNBase) -> CellTables:
         items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
-        weight, size = layer.get_parameter("weight_ih_l0"), self.config.embedding
+        weight, n_behaviour_inputs = layer.get_parameter("weight_ih_l0"), self.config.embedding
         return CellTables(
-            items=items @ weight[:, size:].T + layer.get_parameter("bias_ih_l0"),
-            behaviours=self.behaviours.weight @ weight[:, :size].T,
+            items=items @ weight[:, n_behaviour_inputs:].T + layer.get_parameter("bias_ih_l0"),
+            behaviours=self.behaviours.weight @ weight[:, :n_behaviour_inputs].T,
             weight=layer.get_parameter("weight_hh_l0").clone(),
             bias=layer.get_parameter("bias_hh_l0").clone(),
         )
 
-    def _weights(self, part: Literal["ih", "hh"]) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the input (ih) or hidden (hh) half of the cell."""
-        return self.cell.get_parameter(f"weight_{part}_l0"), self.cell.get_parameter(f"bias_{part}_l0")
-
-    def cell_step(self, gates: Tensor, state: State) -> State:
-        """One step of the cell from states (…, H); gates broadcast over them."""
-        hidden = nn.functional.linear(state[0], *self._weights("hh"))
-        if self.config.cell == "gru":
-            reset_x, update_x, new_x = gates.chunk(3, -1)
-            reset_h, update_h, new_h = hidden.chunk(3, -1)
-            update = torch.sigmoid(update_x + update_h)
-            new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
-            return (new + update * (state[0] - new),)
-        take, forget, cell, out = (gates + hidden).chunk(4, -1)
-        memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(take) * torch.tanh(cell)
-        return torch.sigmoid(out) * torch.tanh(memory), memory
-
-
-def run_gru(layer: nn.RNNBase, inputs: Tensor, begin: Tensor) -> Tensor:
-    """h_t (B, T, H) of inputs (B, T, X) after h_0 (B, H)."""
-    if fused.runs_on(inputs):
-        weights = [getattr(layer, f"{name}_l0") for name in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")]
-        made: Tensor | None = fused.gru(nn.functional.linear(inputs, *weights[:2]), begin, *weights[2:])
-        if made is not None:
-            return made
-    hidden: Tensor = layer(inputs, begin.unsqueeze(0))[0]
-    return hidden
-
-
-def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
-    """(B, H) of hidden states (B, T, H): that of each row's last step, zero where there is none."""
-    last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
-    return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
-
 
 class ValueNet(RecurrentNet):
-    """A network with one number a step, learned in a `LabelScaler`; with a horizon of 1 the unit is the same at all steps."""
+    """A recurrent network with one output per step, trained on labels normalised by a `LabelScaler`.
+
+    Args:
+        catalog: The items.
+        behaviours: The behaviours.
+        config: Sizes and inputs.
+        users: See `RecurrentNet`.
+        horizon: Steps with a mean label of their own; with 1 all steps share one.
+    """
 
     def __init__(
         self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, users: int = 0, horizon: int = 1
@@ -175,17 +195,52 @@ class ValueNet(RecurrentNet):
         self.label_scaler = LabelScaler(horizon)
 
     def values(self, batch: SessionTensors, mask_item: bool = False) -> Tensor:
-        """(B, T) in the labels' own unit; of the state alone, without the step's own item, where it is not `told`."""
+        """Predict the label of every logged step.
+
+        Args:
+            batch: B sessions.
+            mask_item: Mask each step's own item, which gives the mean label of the state.
+
+        Returns:
+            (B, T) in reward units.
+        """
         outputs = self.forward_masked(batch) if mask_item else self.forward_batch(batch)
         return self.label_scaler.denormalize(outputs.squeeze(-1))
 
     @torch.no_grad()
     def scoring_tables(self, share: float = 1.0) -> Tables:
-        """With the scale and the mean shift of all steps folded into the head; of a share of the values where told.
+        """Return the network as tables whose output is in reward units, times `share`.
 
-        What is left out, by how much this step's shift differs from the mean, is the same for all candidates.
+        The label scaler is folded into the head, with the mean shift over steps in place of each step's own: the
+        difference is the same for all candidates of a step and does not change their order.
         """
         tables = super().scoring_tables()
         first_weight, first_bias, weight, bias = tables.head
         scale, shift = self.label_scaler.scale, self.label_scaler.shift.mean()
         return replace(tables, head=(first_weight, first_bias, share * weight * scale, share * (bias * scale + shift)))
+
+
+def run_gru(layer: nn.RNNBase, inputs: Tensor, begin: Tensor) -> Tensor:
+    """Run a GRU over sequences, on a GPU by the Triton kernels where they support its size.
+
+    Args:
+        layer: One batch-first layer.
+        inputs: (B, T, X).
+        begin: (B, H) the hidden state before the first step.
+
+    Returns:
+        Hidden states (B, T, H) after every step.
+    """
+    if triton.runs_on(inputs):
+        weights = [getattr(layer, f"{name}_l0") for name in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")]
+        fast: Tensor | None = triton.gru(nn.functional.linear(inputs, *weights[:2]), begin, *weights[2:])
+        if fast is not None:
+            return fast
+    hidden: Tensor = layer(inputs, begin.unsqueeze(0))[0]
+    return hidden
+
+
+def last_hidden(hidden: Tensor, length: Tensor) -> Tensor:
+    """The state after each sequence's last step: (B, T, H) and lengths (B,) -> (B, H); zero where the length is 0."""
+    last = (length.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+    return hidden.gather(1, last).squeeze(1) * (length > 0).unsqueeze(1)
