@@ -1,4 +1,8 @@
-"""A step of training recorded as a CUDA graph: launched whole, since launching small kernels takes longer than they do."""
+"""A training step as a CUDA graph: recorded once, then launched as a whole.
+
+An update of a small network is about a hundred kernels of a few microseconds; launching them one by one takes longer than
+they run.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,29 @@ from typing import Any
 
 import torch
 
-_recording = threading.Lock()
-"""One recording at a time: memory asked for by others must not end up in it."""
+_recording_lock = threading.Lock()
+"""One recording at a time in the process: memory that other threads allocate must not become part of it."""
 
 
 class GraphedStep:
-    """Call it again and again: on a GPU the first call runs the step as it is, the second records it, all others replay.
+    """A function without arguments that is called many times.
 
-    Between calls nothing may change but the contents of tensors. Where there is nothing to record the step is simply called.
+    With `record`, the first call runs it as it is (optimisers and libraries allocate their state then), the second records
+    it, and all later calls replay the recording. Between calls only the contents of tensors may change.
+
+    Args:
+        step: The function.
+        record: Whether to record; otherwise every call runs the function. Recording needs a GPU.
     """
 
     def __init__(self, step: Callable[[], None], record: bool) -> None:
-        self._step, self._records = step, record
-        self._warm = False
+        self._step, self._record_step = step, record
+        self._has_run = False
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if not self._records or not self._warm:
-            self._warm = True  # optimisers and libraries make what they keep in their first step
+        if not self._record_step or not self._has_run:
+            self._has_run = True
             self._step()
             return
         if self._graph is None:
@@ -36,61 +45,62 @@ class GraphedStep:
         self._graph.replay()
 
     def release(self) -> None:
-        """Give back the memory of the recording."""
+        """Free the memory of the recording. The next call would record again."""
         self._graph = None
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        graph, aside = torch.cuda.CUDAGraph(), _stream_aside()
-        with _recording, _no_collection():
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                graph.capture_begin(pool=_memory(), capture_error_mode="thread_local")
+        graph, stream = torch.cuda.CUDAGraph(), _recording_stream()
+        with _recording_lock, _garbage_collection_paused():
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=_memory_pool(), capture_error_mode="thread_local")
                 try:
                     self._step()
                 finally:
                     graph.capture_end()
-            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(stream)
         return graph
 
 
-_own = threading.local()
+_thread_data = threading.local()
 
 
-def _memory() -> Any:
-    """One pool for all recordings of a thread, since only one of them is in use at a time.
+def _memory_pool() -> Any:
+    """One memory pool for all recordings of a thread; only one of them is in use at a time.
 
-    A recording of nothing keeps the pool: left to itself each would take new memory, and give it back only when all is full.
+    Without a shared pool every recording allocates memory of its own, which torch frees only when the device is full. An
+    otherwise unused recording keeps the pool alive.
     """
-    if not hasattr(_own, "keeper"):
-        _own.keeper = torch.cuda.CUDAGraph()
-        _own.keeper.capture_begin(capture_error_mode="thread_local")
+    if not hasattr(_thread_data, "pool_owner"):
+        _thread_data.pool_owner = torch.cuda.CUDAGraph()
+        _thread_data.pool_owner.capture_begin(capture_error_mode="thread_local")
         torch.zeros(1, device="cuda")
-        _own.keeper.capture_end()
-    return _own.keeper.pool()
+        _thread_data.pool_owner.capture_end()
+    return _thread_data.pool_owner.pool()
 
 
-def _stream_aside() -> torch.cuda.Stream:
-    """Where to record: this thread's own stream, or one kept for threads on the default stream, which cannot be recorded.
+def _recording_stream() -> torch.cuda.Stream:
+    """The stream to record on: the thread's own, or a shared one if that is the default stream, which cannot be recorded.
 
-    Never a new one each time: torch hands out the same thirty-two streams again and again, so that sooner or later it would
-    be one that another thread is working on.
+    Never a new stream per recording: torch hands out the same 32 streams in turns, so one of them would sooner or later be
+    in use by another thread.
     """
     current = torch.cuda.current_stream()
-    return current if current != torch.cuda.default_stream() else _kept_stream()
+    return current if current != torch.cuda.default_stream() else _shared_stream()
 
 
 @functools.cache
-def _kept_stream() -> torch.cuda.Stream:
+def _shared_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """An old recording that is collected while a new one is made would spoil it."""
-    collects = gc.isenabled()
+def _garbage_collection_paused() -> Iterator[None]:
+    """Freeing an old recording while a new one is made would invalidate the new one."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The device to compute on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from mbcal.errors import OptionError, nearest
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes the GPU where there is one."""
-    if name not in get_args(Device):
-        raise OptionError(
-            f"device: {name!r} is unknown; known are {', '.join(get_args(Device))}.{nearest(name, get_args(Device))}"
-        )
+    """Return the device of a name.
+
+    Args:
+        name: `cpu`, `cuda`, or `auto` for a GPU if PyTorch sees one, else the CPU.
+
+    Raises:
+        OptionError: If the name is unknown, or `cuda` is asked for without a GPU.
+    """
+    known = get_args(Device)
+    if name not in known:
+        raise OptionError(f"device: {name!r} is unknown; known are {', '.join(known)}.{nearest(name, known)}")
     if name == "cuda" and not torch.cuda.is_available():
         raise OptionError("device: cuda was asked for, but PyTorch sees no GPU here; use --device cpu or auto")
     return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else name.replace("auto", "cpu"))

@@ -1,4 +1,4 @@
-"""What networks are fitted by: likelihood of behaviours, squared error of values. Both sum over the steps that count."""
+"""Objectives of the training loop: likelihood of behaviours, squared error of values. Both sum over the steps that count."""
 
 from __future__ import annotations
 
@@ -15,33 +15,47 @@ from mbcal.types import MASK_ROW
 def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0) -> Objective:
     """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
 
-    Behaviours are never masked, so the model learns what a step is like whose item is not told.
+    Behaviours are never masked, so the network also learns to predict steps whose item is masked.
+
+    Args:
+        net: A network of behaviours.
+        data: The sessions that rows are taken from.
+        mask_rate: Probability that a step's item is masked.
+
+    Returns:
+        The objective: rows (B,) and noise -> summed loss () and number of steps ().
     """
 
     def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
-        items, counted = batch.items, batch.mask
+        items, mask = batch.items, batch.mask
         if mask_rate:
             items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK_ROW)
         logits = net(net.begin(*batch.history), items, batch.behaviours)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
-        return (nll * counted.flatten()).sum(), counted.sum()
+        return (nll * mask.flatten()).sum(), mask.sum()
 
     return objective
 
 
 def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bool = False) -> Objective:
-    """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's own unit  # Eq. CFAApproximator.
+    """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's normalised units  # Eq. CFAApproximator.
 
-    Labels (N, T) belong to the rows of `data`. Where the step's item is not `told`, the network learns what labels are on
-    average in a state.
+    Args:
+        net: The value network.
+        data: The N sessions that rows are taken from.
+        labels: (N, T) in reward units, one per step of `data`.
+        mask_item: Mask each step's own item, so that the network learns the mean label of a state.
+
+    Returns:
+        The objective: rows (B,) and noise -> summed loss () and number of steps ().
     """
 
     def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
-        counted = batch.mask
+        mask = batch.mask
         outputs = net.forward_masked(batch) if mask_item else net.forward_batch(batch)
         error = outputs.squeeze(-1) - net.label_scaler.normalize(labels[rows])
-        return (error.square() * counted).sum(), counted.sum()
+        return (error.square() * mask).sum(), mask.sum()
 
     return objective

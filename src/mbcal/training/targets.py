@@ -1,7 +1,7 @@
-"""What value networks learn: pure functions, one per equation, in the paper's symbols.
+"""Labels and targets of value networks: pure functions, one per equation, in the paper's symbols.
 
-Rewards and predictions are (B, T); `mask` (B, T) is true where a step counts, and nothing depends on the others. Labels are
-computed without gradients.
+Rewards and predictions are (B, T) float32. `mask` (B, T) bool is true where a step counts; no result depends on the other
+steps, whose own results are 0. Everything is computed without gradients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mbcal.kernels import triton as fused
+from mbcal.kernels import triton
 from mbcal.nn.base import State, expected_reward
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.types import MASK_ROW, SessionTensors
@@ -17,8 +17,20 @@ from mbcal.types import MASK_ROW, SessionTensors
 
 @torch.no_grad()
 def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """G_t = sum_{tau >= t} gamma^{tau - t} r_tau."""
-    _require(rewards, mask)
+    """G_t = sum_{tau >= t} gamma^{tau - t} r_tau.
+
+    Args:
+        rewards: (B, T).
+        mask: (B, T).
+        gamma: Discount.
+
+    Returns:
+        (B, T).
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    _require_same_shape(rewards, mask)
     returns = torch.zeros_like(rewards)
     following = torch.zeros_like(rewards[:, 0])
     for step in range(rewards.shape[1] - 1, -1, -1):
@@ -31,9 +43,19 @@ def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 def temporal_difference_targets(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """y_t = r_t + gamma V_{t+1}, and r_t at a session's last step  # Eq. ValueIteration.
 
-    `values` (B, T) is what the policy expects from each step on; that of the first step is not used.
+    Args:
+        rewards: (B, T).
+        values: (B, T) what the policy expects from each step on. That of the first step is not used.
+        mask: (B, T).
+        gamma: Discount.
+
+    Returns:
+        (B, T).
+
+    Raises:
+        ValueError: If the shapes differ.
     """
-    _require(rewards, mask)
+    _require_same_shape(rewards, mask)
     following = torch.nn.functional.pad(torch.where(mask, values, 0)[:, 1:], (0, 1))
     return torch.where(mask, rewards + gamma * following, 0)
 
@@ -41,7 +63,13 @@ def temporal_difference_targets(rewards: Tensor, values: Tensor, mask: Tensor, g
 def simulated_future_reward(predicted: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """R_future(o, t) = sum_{tau > t} gamma^{tau - t} r_phi(o_[1:tau-1], a_tau)  # Eq. future_reward.
 
-    `predicted` are the rewards r_phi the environment model expects at each step of the session as it was logged.
+    Args:
+        predicted: (B, T) the reward r_phi that the environment model expects at each logged step.
+        mask: (B, T).
+        gamma: Discount.
+
+    Returns:
+        (B, T), 0 at a session's last step.
     """
     returns = discounted_returns(predicted, mask, gamma)
     return torch.where(mask, torch.nn.functional.pad(gamma * returns[:, 1:], (0, 1)), 0)
@@ -52,33 +80,42 @@ def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: S
     """A_future(o, t) = R_future(o, t) - R_future(M(o, {t}, a_M), t)  # Eq. couterfactual_future_advantage.
 
     Both futures keep the logged items and behaviours; only the item at t is replaced by the masking item. A masked session
-    equals the logged one until t, so branch t begins from h_{t-1} and all open branches take each later step together::
+    equals the logged one before t, so branch t begins from h_{t-1}, and all open branches take each later step together::
 
         logged     h_0  h_1  h_2  h_3  …
         branch 1         ·----·----·   …        item 1 masked
         branch 2              ·----·   …        item 2 masked
 
-    T + T (T + 1) / 2 steps of the cell instead of the 2 T² of running masked copies from the start. `rewards` (behaviours,)
-    is the reward of each behaviour; the result is (B, T), zero at a session's last step and in the padding.
+    This takes T + T (T + 1) / 2 steps of the cell, instead of 2 T² for masked copies that run from the start.
+
+    Args:
+        net: The environment model, a network of K behaviours.
+        rewards: (K,) the reward of each behaviour.
+        batch: B logged sessions.
+        gamma: Discount.
+
+    Returns:
+        (B, T), 0 at a session's last step and in the padding.
     """
     size, horizon = batch.items.shape
     state = net.begin(*batch.history)
-    if net.config.cell == "gru" and fused.runs_on(rewards):
-        made: Tensor | None = fused.advantage(net.scoring_tables(), rewards, state[0], batch, gamma)
-        if made is not None:
-            return made
+    if net.config.cell == "gru" and triton.runs_on(rewards):
+        fast: Tensor | None = triton.advantage(net.scoring_tables(), rewards, state[0], batch, gamma)
+        if fast is not None:
+            return fast
     mask, previous = batch.mask, net.previous(batch.behaviours)
-    logged = net.gates(batch.items, previous)  # (B, T, G)
-    masked = net.gates(torch.full_like(batch.items, MASK_ROW), previous)
-    branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)
-    advantage = logged.new_zeros(size, horizon)
+    logged_gates = net.gates(batch.items, previous)  # (B, T, G)
+    masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous)
+    branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)  # column t: the branch masked at t
+    advantage = logged_gates.new_zeros(size, horizon)
     for step in range(horizon):
-        opened = net.cell_step(masked[:, step], state)
-        state = net.cell_step(logged[:, step], state)
+        opened = net.cell_step(masked_gates[:, step], state)
+        state = net.cell_step(logged_gates[:, step], state)
         if step:
-            branched = net.cell_step(logged[:, step : step + 1], tuple(part[:, :step] for part in branches))
-            _store(branches, slice(0, step), branched)
-            gain = _reward(net, state, rewards).unsqueeze(1) - _reward(net, branched, rewards)  # (B, step)
+            open_branches = tuple(part[:, :step] for part in branches)
+            open_branches = net.cell_step(logged_gates[:, step : step + 1], open_branches)
+            _store(branches, slice(0, step), open_branches)
+            gain = _reward(net, state, rewards).unsqueeze(1) - _reward(net, open_branches, rewards)  # (B, step)
             age = torch.arange(step, 0, -1, device=gain.device)
             advantage[:, :step] += gamma**age * gain * mask[:, step : step + 1]
         _store(branches, step, opened)
@@ -86,25 +123,35 @@ def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: S
 
 
 def mixed_advantage(advantage: Tensor, masked_future: Tensor, expected: Tensor, mix: float) -> Tensor:
-    """A(lambda) = A_future + lambda (R_future(M(o, {t}, a_M), t) - V(s_t)), all (B, T).
+    """A(lambda) = A_future + lambda (R_future(M(o, {t}, a_M), t) - V(s_t)).
 
-    A_future leaves out whatever the rest of the session as it was logged gives away of the item at t: that a user clicked,
-    that the next items were chosen otherwise. It is all in the future with the item masked, together with the noise of
-    everything else; V is that future's mean in the state. lambda = 0 is MBCAL; lambda = 1 is the simulated future reward
-    (without variance reduction) less a baseline that does not change the ranking.
+    A_future leaves out what the rest of the logged session reveals about the item at t: that the user clicked, that the
+    next items were chosen differently. All of that is part of the masked future, together with the noise of everything
+    else, and V is the mean of that future in the state. lambda = 0 is MBCAL. lambda = 1 is the simulated future reward (no
+    variance reduction) less a baseline that does not change the ranking.
+
+    Args:
+        advantage: (B, T) A_future.
+        masked_future: (B, T) R_future with the item at t masked.
+        expected: (B, T) V(s_t).
+        mix: lambda.
+
+    Returns:
+        (B, T).
     """
     return advantage + mix * (masked_future - expected)
 
 
 def _reward(net: RecurrentNet, state: State, rewards: Tensor) -> Tensor:
+    """The reward (…) the network expects in a state (…, H)."""
     return expected_reward(net.head(state[0]), rewards)
 
 
-def _store(branches: State, where: int | slice, states: State) -> None:
+def _store(branches: State, columns: int | slice, states: State) -> None:
     for branch, part in zip(branches, states, strict=True):
-        branch[:, where] = part
+        branch[:, columns] = part
 
 
-def _require(rewards: Tensor, mask: Tensor) -> None:
+def _require_same_shape(rewards: Tensor, mask: Tensor) -> None:
     if rewards.shape != mask.shape or rewards.dim() != 2:
         raise ValueError(f"rewards and mask must both be (B, T), got {tuple(rewards.shape)} and {tuple(mask.shape)}")
