@@ -1,4 +1,4 @@
-"""The few operations that numpy and torch spell differently, for code that works on both and imports no torch."""
+"""The operations that numpy and torch spell differently, for code that works on both and does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sigmoid_(x: Array) -> Array:
     """1 / (1 + exp(-x)), in place."""
     if not isinstance(x, np.ndarray):
         return x.sigmoid_()
-    np.multiply(x, 0.5, out=x)  # 1/2 tanh(x/2) + 1/2 is the same function and never overflows
+    np.multiply(x, 0.5, out=x)  # tanh(x/2) / 2 + 1/2 is the same function and never overflows
     np.tanh(x, out=x)
     x *= 0.5
     x += 0.5
@@ -23,7 +23,7 @@ def sigmoid_(x: Array) -> Array:
 
 
 def tanh_(x: Array) -> Array:
-    """In place."""
+    """tanh(x), in place."""
     return np.tanh(x, out=x) if isinstance(x, np.ndarray) else x.tanh_()
 
 
@@ -38,17 +38,17 @@ def sqrt(x: Array) -> Array:
 
 
 def stack(parts: list[Array]) -> Array:
-    """(B,) each -> (B, how many)."""
+    """Stack N arrays (…) along a new last axis: (…, N)."""
     if isinstance(parts[0], np.ndarray):
         return np.stack(parts, -1)
-    made = parts[0].new_empty(*parts[0].shape, len(parts))
-    for place, part in enumerate(parts):
-        made[..., place] = part
-    return made
+    stacked = parts[0].new_empty(*parts[0].shape, len(parts))
+    for index, part in enumerate(parts):
+        stacked[..., index] = part
+    return stacked
 
 
 def largest(x: Array) -> Array:
-    """The maximum along the last axis, kept as an axis."""
+    """The maximum along the last axis: (…, N) -> (…, 1)."""
     return x.max(-1, keepdims=True) if isinstance(x, np.ndarray) else x.amax(-1, keepdim=True)
 
 
@@ -58,23 +58,23 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
 
 
 def as_index(x: Array) -> Array:
-    """As 64-bit integers, to index with."""
+    """As int64, to index with."""
     return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
 
 
 def as_float(x: Array) -> Array:
-    """As 32-bit floats."""
+    """As float32."""
     return x.astype(np.float32) if isinstance(x, np.ndarray) else x.float()
 
 
 def zeros(like: Array, rows: int) -> Array:
-    """(rows, columns of `like`) of zeros, wherever `like` lives."""
+    """Zeros (rows, N) of the type and on the device of `like` (M, N)."""
     shape = (rows, like.shape[1])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors within tables, terms and scorers as plain arrays, for where torch is not."""
+    """Convert every tensor in a nest of dataclasses, tuples and dictionaries (tables, terms, scorers) to a numpy array."""
     if value is None or isinstance(value, np.ndarray | int | float):
         return value
     if isinstance(value, dict):
@@ -86,13 +86,16 @@ def to_numpy(value: Any) -> Any:
     return value.detach().cpu().numpy()
 
 
-def copy_into(kept: Any, fresh: Any) -> None:
-    """Overwrite the tensors within tables and terms by those of another of the same shape, in their own memory."""
-    if isinstance(kept, tuple):
-        for mine, new in zip(kept, fresh, strict=True):
-            copy_into(mine, new)
-    elif is_dataclass(kept) and not isinstance(kept, type):
-        for field in fields(kept):
-            copy_into(getattr(kept, field.name), getattr(fresh, field.name))
-    elif kept is not None:
-        kept.copy_(fresh)
+def copy_into(target: Any, source: Any) -> None:
+    """Overwrite every tensor in a nest of dataclasses and tuples, in place, by its counterpart of the same shape.
+
+    A CUDA graph that reads the target goes on reading the same memory.
+    """
+    if isinstance(target, tuple):
+        for target_part, source_part in zip(target, source, strict=True):
+            copy_into(target_part, source_part)
+    elif is_dataclass(target) and not isinstance(target, type):
+        for field in fields(target):
+            copy_into(getattr(target, field.name), getattr(source, field.name))
+    elif target is not None:
+        target.copy_(source)

@@ -6,9 +6,9 @@ But the scores of a model, as vectors over the items, lie close to a space of fe
     s(user) ~ mean + coefficients(user) @ basis            basis (D, C) from the exact scores of some users
 
 So for each user the scores of a few anchor items give the coefficients, the coefficients give approximate scores of all
-items, and the best of these, the shortlist, are scored exactly. The approximation's largest error on users that were not used
-for the basis tells how far an item outside the shortlist could reach: where it could reach the k-th best score, the shortlist
-is enlarged, in the end to all candidates. With few users or candidates, or `exact=True`, everything is scored.
+items, and the best of these, the shortlist, are scored exactly. The approximation's largest error on users that were not
+used for the basis tells how far an item outside the shortlist could reach: where it could reach the k-th best score, the
+shortlist is enlarged, in the end to all candidates. With few users or candidates, or `exact=True`, everything is scored.
 
 All of it is numpy, on top of a scorer's own `score`.
 """

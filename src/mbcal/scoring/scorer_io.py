@@ -1,4 +1,4 @@
-"""Scorers as named arrays and a few words of JSON, and back: what a service needs of a model, without torch or pickle.
+"""Scorers as named arrays and a JSON description, and back: what the service loads of a model, without torch or pickle.
 
 ::
 
@@ -37,82 +37,156 @@ KINDS: dict[type, str] = {
     NearestScorer: "nearest",
     LinUCBScorer: "linear",
 }
+"""Scorers that can be written, and what a description calls them."""
+
+
+# ---- to arrays
 
 
 def scorer_to_arrays(scorer: Scorer) -> tuple[dict[str, Any], Arrays]:
-    """What to write as JSON and as arrays, of a scorer made of numpy arrays."""
-    if type(scorer) not in KINDS:  # one derived from a known kind may score otherwise
-        rule = f"scorer: a {type(scorer).__name__} cannot be written; known are {', '.join(k.__name__ for k in KINDS)}"
-        raise ModelError(f"{rule}; let the agent's scorer() answer with one of these")
-    said: dict[str, Any] = {"kind": KINDS[type(scorer)]}
+    """Describe a scorer.
+
+    Args:
+        scorer: A scorer of numpy arrays (`backend.to_numpy`).
+
+    Returns:
+        Its description, to be written as JSON, and its arrays by name.
+
+    Raises:
+        ModelError: If its class is not one of `KINDS`. Derived classes are not: they may score differently.
+    """
+    if type(scorer) not in KINDS:
+        known = ", ".join(kind.__name__ for kind in KINDS)
+        raise ModelError(
+            f"scorer: a {type(scorer).__name__} cannot be written; known are {known}; return one of these from build_scorer"
+        )
+    description: dict[str, Any] = {"kind": KINDS[type(scorer)]}
     arrays: Arrays = {}
     match scorer:
         case NetScorer():
-            said |= {"start": scorer.start, "terms": []}
+            description |= {"start": scorer.start, "terms": []}
             for name, term in scorer.terms.items():
-                said["terms"].append({"name": name, "rewards": term.rewards is not None, "user": _user(term.tables)})
+                has_rewards = term.rewards is not None
+                description["terms"].append({"name": name, "rewards": has_rewards, "user": _user_encoder(term.tables)})
                 arrays |= _tables_to_arrays(name, term.tables)
                 if term.rewards is not None:
                     arrays[f"{name}/rewards"] = term.rewards
         case ItemScorer():
             arrays["values"] = scorer.values
         case RandomScorer():
-            said["seed"] = scorer.seed
+            description["seed"] = scorer.seed
         case NearestScorer():
-            said |= {"start": scorer.start, "user": _user(scorer.actor)}
+            description |= {"start": scorer.start, "user": _user_encoder(scorer.actor)}
             arrays = {**_tables_to_arrays("actor", scorer.actor), "points": scorer.points}
         case LinUCBScorer():
-            said["alpha"] = scorer.alpha
+            description["alpha"] = scorer.alpha
             arrays = {name: getattr(scorer, name) for name in ("values", "weights", "spread", "cross", "within", "rewards")}
-    return said, arrays
+    return description, arrays
 
 
-def scorer_from_arrays(said: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> Scorer:
-    """The scorer for this many item rows and behaviours; arrays missing, misshapen or not finite are refused by name."""
-    taken = _Arrays(arrays, rows, behaviours)
+def _tables_to_arrays(path: str, tables: Tables) -> Arrays:
+    arrays = _cell_to_arrays(f"{path}/cell", tables.cell)
+    arrays |= {f"{path}/head/{index}": array for index, array in enumerate(tables.head)}
+    if tables.history is not None:
+        arrays |= _cell_to_arrays(f"{path}/history", tables.history)
+    if tables.users is not None:
+        arrays[f"{path}/users"] = tables.users
+    return arrays
+
+
+def _cell_to_arrays(path: str, cell: CellTables) -> Arrays:
+    return {f"{path}/{name}": getattr(cell, name) for name in ("items", "behaviours", "weight", "bias")}
+
+
+def _user_encoder(tables: Tables) -> str:
+    if tables.users is not None:
+        return "id"
+    return "none" if tables.history is None else "history"
+
+
+# ---- from arrays
+
+
+def scorer_from_arrays(
+    description: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int
+) -> Scorer:
+    """Build the scorer that `scorer_to_arrays` described.
+
+    Args:
+        description: Its description.
+        arrays: Its arrays by name.
+        rows: Rows of the catalogue it must fit.
+        behaviours: Number of behaviours it must fit.
+
+    Returns:
+        The scorer, on the given arrays.
+
+    Raises:
+        ModelError: If the description is invalid, or an array is missing, superfluous, of the wrong shape or type, or not
+            finite. The message names it.
+    """
+    checked = _CheckedArrays(arrays, rows, behaviours)
     try:
-        scorer = _read(said, taken)
+        scorer = _build_scorer(description, checked)
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"scorer: the manifest does not describe one ({type(error).__name__}: {error})") from error
-    if taken.left:
-        raise ModelError(f"scorer: {taken.left[0]!r} belongs to no part of it")
+    if checked.unused:
+        raise ModelError(f"scorer: {checked.unused[0]!r} belongs to no part of it")
     return scorer
 
 
-def _read(said: Mapping[str, Any], taken: _Arrays) -> Scorer:
-    rows, behaviours = taken.rows, taken.behaviours
-    match said["kind"]:
+def _build_scorer(description: Mapping[str, Any], arrays: _CheckedArrays) -> Scorer:
+    rows, behaviours = arrays.rows, arrays.behaviours
+    match description["kind"]:
         case "net":
-            terms = {str(one["name"]): _term(one, taken) for one in said["terms"]}
+            terms = {str(term["name"]): _build_term(term, arrays) for term in description["terms"]}
             if not terms:
                 raise ModelError("scorer: has no terms, so there is nothing to rank by")
-            return NetScorer(terms, _start(said, behaviours))
+            return NetScorer(terms, _start_symbol(description, behaviours))
         case "item":
-            return ItemScorer(taken.take("values", rows))
+            return ItemScorer(arrays.take("values", rows))
         case "chance":
-            return RandomScorer(_whole(said, "seed", 2**31))
+            return RandomScorer(_integer(description, "seed", 2**31))
         case "nearest":
-            points = taken.take("points", rows, None)
-            actor = taken.tables("actor", points.shape[1], said["user"])
-            return NearestScorer(actor, points, _start(said, behaviours))
+            points = arrays.take("points", rows, None)
+            actor = arrays.take_tables("actor", points.shape[1], description["user"])
+            return NearestScorer(actor, points, _start_symbol(description, behaviours))
         case "linear":
-            alpha = said["alpha"]
+            alpha = description["alpha"]
             if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
                 raise ModelError(f"scorer: alpha must be a finite number, got {alpha!r}")
             return LinUCBScorer(
-                values=taken.take("values", rows),
-                weights=taken.take("weights", N_CONTEXT),
-                spread=taken.take("spread", rows),
-                cross=taken.take("cross", rows, N_CONTEXT),
-                within=taken.take("within", N_CONTEXT, N_CONTEXT),
-                rewards=taken.take("rewards", behaviours),
+                values=arrays.take("values", rows),
+                weights=arrays.take("weights", N_CONTEXT),
+                spread=arrays.take("spread", rows),
+                cross=arrays.take("cross", rows, N_CONTEXT),
+                within=arrays.take("within", N_CONTEXT, N_CONTEXT),
+                rewards=arrays.take("rewards", behaviours),
                 alpha=float(alpha),
             )
         case other:
             raise ModelError(f"scorer: kind {other!r} is unknown; known are {', '.join(KINDS.values())}")
 
 
-class _Arrays:
+def _build_term(description: Mapping[str, Any], arrays: _CheckedArrays) -> ScoreTerm:
+    name = description["name"]
+    rewards = arrays.take(f"{name}/rewards", arrays.behaviours) if description["rewards"] else None
+    outputs = 1 if rewards is None else arrays.behaviours
+    return ScoreTerm(arrays.take_tables(name, outputs, description["user"]), rewards)
+
+
+def _start_symbol(description: Mapping[str, Any], behaviours: int) -> int:
+    return _integer(description, "start", behaviours + 1)
+
+
+def _integer(description: Mapping[str, Any], name: str, below: int) -> int:
+    value = description[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
+        raise ModelError(f"scorer: {name} must be a whole number in 0..{below - 1}, got {value!r}")
+    return value
+
+
+class _CheckedArrays:
     """Arrays by name, each checked when it is taken."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> None:
@@ -120,12 +194,12 @@ class _Arrays:
         self.rows, self.behaviours = rows, behaviours
 
     @property
-    def left(self) -> list[str]:
-        """Those nobody asked for."""
+    def unused(self) -> list[str]:
+        """Names that were not taken."""
         return sorted(set(self._arrays) - self._taken)
 
     def take(self, name: str, *shape: int | None) -> NDArray[Any]:
-        """The array of this name; None stands for any size from 1 on."""
+        """Return an array of this shape, in which None stands for any size above 0; raise ModelError if there is none."""
         if name not in self._arrays:
             raise ModelError(f"scorer: {name!r} is missing")
         array = self._arrays[name]
@@ -140,8 +214,8 @@ class _Arrays:
         self._taken.add(name)
         return array
 
-    def cell(self, path: str, hidden: int | None) -> CellTables:
-        """A cell of this hidden size, or of any."""
+    def take_cell(self, path: str, hidden: int | None) -> CellTables:
+        """Return a cell of this hidden size, or of any if None."""
         size = hidden or self.take(f"{path}/weight", None, None).shape[1]
         return CellTables(
             items=self.take(f"{path}/items", self.rows, 3 * size),
@@ -150,9 +224,9 @@ class _Arrays:
             bias=self.take(f"{path}/bias", 3 * size),
         )
 
-    def tables(self, path: str, outputs: int, user: str) -> Tables:
-        """A network with this many outputs that knows its user by history, by id or not at all."""
-        cell = self.cell(f"{path}/cell", None)
+    def take_tables(self, path: str, outputs: int, user: str) -> Tables:
+        """Return a network with this many outputs, whose users are encoded by `history`, `id` or `none`."""
+        cell = self.take_cell(f"{path}/cell", None)
         size = cell.weight.shape[1]
         first = self.take(f"{path}/head/0", None, size)
         inner = first.shape[0]
@@ -163,43 +237,6 @@ class _Arrays:
             self.take(f"{path}/head/3", outputs),
         )
         if user not in ("history", "id", "none"):
-            raise ModelError(f"scorer: {path} knows its user by {user!r}; known are history, id, none")
-        history = self.cell(f"{path}/history", size) if user == "history" else None
+            raise ModelError(f"scorer: {path} encodes users by {user!r}; known are history, id, none")
+        history = self.take_cell(f"{path}/history", size) if user == "history" else None
         return Tables(cell, head, history, self.take(f"{path}/users", None, size) if user == "id" else None)
-
-
-def _term(said: Mapping[str, Any], taken: _Arrays) -> ScoreTerm:
-    name = said["name"]
-    rewards = taken.take(f"{name}/rewards", taken.behaviours) if said["rewards"] else None
-    return ScoreTerm(taken.tables(name, 1 if rewards is None else taken.behaviours, said["user"]), rewards)
-
-
-def _tables_to_arrays(path: str, tables: Tables) -> Arrays:
-    made = _cell_to_arrays(f"{path}/cell", tables.cell)
-    made |= {f"{path}/head/{place}": array for place, array in enumerate(tables.head)}
-    if tables.history is not None:
-        made |= _cell_to_arrays(f"{path}/history", tables.history)
-    if tables.users is not None:
-        made[f"{path}/users"] = tables.users
-    return made
-
-
-def _cell_to_arrays(path: str, cell: CellTables) -> Arrays:
-    return {f"{path}/{name}": getattr(cell, name) for name in ("items", "behaviours", "weight", "bias")}
-
-
-def _user(tables: Tables) -> str:
-    if tables.users is not None:
-        return "id"
-    return "none" if tables.history is None else "history"
-
-
-def _start(said: Mapping[str, Any], behaviours: int) -> int:
-    return _whole(said, "start", behaviours + 1)
-
-
-def _whole(said: Mapping[str, Any], name: str, below: int) -> int:
-    value = said[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
-        raise ModelError(f"scorer: {name} must be a whole number in 0..{below - 1}, got {value!r}")
-    return value

@@ -1,7 +1,6 @@
-"""What agents rank by once they have learned: `begin`, `score`, `observe`, written once for numpy arrays and torch tensors.
+"""Scorers: what a fitted agent ranks by. `begin`, `score`, `observe`, written once for numpy arrays and torch tensors.
 
-A scorer holds tables and a few small matrices and knows no network, so that the service ranks by the very code that was
-measured in the laboratory.
+A scorer holds tables and a few small matrices but no network, so the service ranks by the code that experiments measured.
 """
 
 from __future__ import annotations
@@ -10,47 +9,64 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mbcal.kernels import triton as fused
+from mbcal.kernels import triton
 from mbcal.scoring.backend import Array, as_float, as_index, exp, largest, sqrt, stack, tanh_, where
 from mbcal.scoring.tables import Tables
 from mbcal.types import MASK_ROW
 
 UNKNOWN_USER = 2**31 - 1
-"""A user never seen, for the encoder that goes by id."""
+"""The number of a user not seen in training, for user encoders by id."""
 N_CONTEXT = 3
-"""What LinUCB knows of a user: a constant, the mean reward so far, the last reward."""
+"""What LinUCB knows about a user: a constant, the mean reward so far, the last reward."""
 
 
 class Scorer(Protocol):
-    """What ranks, for B sessions at a time. The state is explicit and immutable."""
+    """Scores candidates, for B sessions at a time. States are explicit and immutable."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> Any:
-        """The state before the first step of users (B,) with histories (B, H)."""
+        """Return the state before the first step.
+
+        Args:
+            user: (B,).
+            history_items: (B, L) catalogue rows, oldest first, padded at the end.
+            history_behaviours: (B, L).
+            history_length: (B,) how many steps of each history count.
+        """
 
     def score_parts(self, state: Any, candidates: Array) -> dict[str, Array]:
-        """What the score of candidates (B, C) is the sum of, each (B, C)."""
+        """Return the terms, each (B, C), whose sum is the score of candidates (B, C)."""
 
     def score(self, state: Any, candidates: Array) -> Array:
-        """(B, C)."""
+        """Return scores (B, C) of candidates (B, C)."""
 
     def observe(self, state: Any, item: Array, behaviour: Array) -> Any:
-        """The state after item (B,) was shown and behaviour (B,) came back."""
+        """Return the state after item (B,) was shown and behaviour (B,) was observed."""
 
 
 @dataclass(frozen=True)
 class ScoreTerm:
-    """One part of a score: a network of behaviours gives the reward it expects, a network of values its value."""
+    """One term of a score: the reward that a network of behaviours expects, or the value that a value network predicts."""
 
     tables: Tables
-    rewards: Array | None  # (behaviours,); None for a network of values
+    rewards: Array | None
+    """(K,) the reward of each behaviour; None for a value network."""
 
     def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
-        """(B, C) for candidates (B, C) after hidden states (B, H) and previous behaviours (B,)."""
-        made = fused.score(self.tables, self.rewards, hidden, previous, candidates)
-        return self.value(self.tables.score(hidden, previous, candidates)) if made is None else made
+        """Score candidates.
+
+        Args:
+            hidden: (B, H) hidden states.
+            previous: (B,) previous behaviours.
+            candidates: (B, C) catalogue rows.
+
+        Returns:
+            (B, C).
+        """
+        fast = triton.score(self.tables, self.rewards, hidden, previous, candidates)
+        return self.value(self.tables.score(hidden, previous, candidates)) if fast is None else fast
 
     def value(self, outputs: Array) -> Array:
-        """Outputs (B, C, outputs) -> (B, C)."""
+        """The network's outputs as one number: (B, C, K) -> (B, C)."""
         if self.rewards is None:
             return outputs[..., 0]
         weights = exp(outputs - largest(outputs))
@@ -59,22 +75,25 @@ class ScoreTerm:
 
 @dataclass(frozen=True)
 class ScorerState:
-    """Where a scorer stands in B sessions; immutable."""
+    """The state of a scorer of networks in B sessions."""
 
-    hidden: tuple[Array, ...]  # one (B, H) a term
-    previous: Array  # (B,)
+    hidden: tuple[Array, ...]
+    """One (B, H) per term."""
+    previous: Array
+    """(B,) the last behaviour, or the start symbol."""
 
 
 @dataclass(frozen=True)
 class NetScorer:
-    """What a trained agent ranks by: the sum of its terms, such as instant reward + future advantage."""
+    """The sum of terms, such as instant reward + future advantage."""
 
     terms: Mapping[str, ScoreTerm]
     start: int
+    """The start symbol, which stands for the behaviour before the first step."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> ScorerState:
-        known = (user, history_items, history_behaviours, history_length)
-        hidden = tuple(term.tables.begin(*known) for term in self.terms.values())
+        history = (user, history_items, history_behaviours, history_length)
+        hidden = tuple(term.tables.begin(*history) for term in self.terms.values())
         return ScorerState(hidden, as_index(user) * 0 + self.start)
 
     def score_parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
@@ -84,10 +103,10 @@ class NetScorer:
         }
 
     def score(self, state: ScorerState, candidates: Array) -> Array:
-        first, *others = self.score_parts(state, candidates).values()
+        total, *others = self.score_parts(state, candidates).values()
         for other in others:
-            first = first + other
-        return first
+            total = total + other
+        return total
 
     def observe(self, state: ScorerState, item: Array, behaviour: Array) -> ScorerState:
         hidden = tuple(
@@ -99,12 +118,13 @@ class NetScorer:
 
 @dataclass(frozen=True)
 class ItemScorer:
-    """One number an item, whoever asks."""
+    """One score per item, the same for all users. Without state."""
 
-    values: Array  # (rows,)
+    values: Array
+    """(rows,)."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> None:
-        """Nothing to remember."""
+        """See `Scorer`."""
 
     def score_parts(self, state: None, candidates: Array) -> dict[str, Array]:
         return {"instant": self.score(state, candidates)}
@@ -113,12 +133,12 @@ class ItemScorer:
         return self.values[candidates]
 
     def observe(self, state: None, item: Array, behaviour: Array) -> None:
-        """Nothing to remember."""
+        """See `Scorer`."""
 
 
 @dataclass(frozen=True)
 class RandomScorer:
-    """Uniform chance as a function of what has been seen: the same session gets the same scores, in any batch."""
+    """Uniformly random scores, a hash of user, history, session so far and candidate: independent of the batch."""
 
     seed: int
 
@@ -133,8 +153,8 @@ class RandomScorer:
         return {"instant": self.score(state, candidates)}
 
     def score(self, state: Array, candidates: Array) -> Array:
-        drawn = _scramble(state[:, None] ^ as_index(candidates)) & 0xFFFFFF  # 24 bits are exact in float32
-        return as_float(drawn) / 2**24
+        bits = _scramble(state[:, None] ^ as_index(candidates)) & 0xFFFFFF  # 24 bits are exact in float32
+        return as_float(bits) / 2**24
 
     def observe(self, state: Array, item: Array, behaviour: Array) -> Array:
         return _scramble(state ^ _scramble(as_index(item) * 256 + as_index(behaviour)))
@@ -142,11 +162,14 @@ class RandomScorer:
 
 @dataclass(frozen=True)
 class NearestScorer:
-    """DDPG: minus the squared distance of an item's point to the actor's."""
+    """DDPG: minus the squared distance between an item's point and the actor's."""
 
     actor: Tables
-    points: Array  # (rows, D)
+    """A network with D outputs; its point is their tanh."""
+    points: Array
+    """(rows, D) the point of every item."""
     start: int
+    """The start symbol."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> ScorerState:
         hidden = self.actor.begin(user, history_items, history_behaviours, history_length)
@@ -156,8 +179,8 @@ class NearestScorer:
         return {"nearness": self.score(state, candidates)}
 
     def score(self, state: ScorerState, candidates: Array) -> Array:
-        nothing = as_index(candidates[:, :1]) * 0 + MASK_ROW  # the actor is not told an item
-        point = tanh_(self.actor.score(state.hidden[0], state.previous, nothing))  # (B, 1, D)
+        masked = as_index(candidates[:, :1]) * 0 + MASK_ROW  # the actor reads the masking item
+        point = tanh_(self.actor.score(state.hidden[0], state.previous, masked))  # (B, 1, D)
         return -((self.points[candidates] - point) ** 2).sum(-1)
 
     def observe(self, state: ScorerState, item: Array, behaviour: Array) -> ScorerState:
@@ -166,56 +189,69 @@ class NearestScorer:
 
 
 class RewardRecord(NamedTuple):
-    """What LinUCB remembers of B users: rewards summed, counted, and the last."""
+    """LinUCB's state: the rewards of B users so far."""
 
     total: Array
+    """(B,) their sum."""
     count: Array
+    """(B,) their number."""
     last: Array
+    """(B,) the last one, 0 if there is none."""
 
 
 @dataclass(frozen=True)
 class LinUCBScorer:
-    """LinUCB: a linear guess and an upper confidence bound, x = [item's vector, context] taken apart into tables."""
+    """LinUCB: a linear prediction theta x and an upper confidence bound alpha sqrt(x' P x), with P = A^-1.
 
-    values: Array  # (rows,) theta_z z
-    weights: Array  # (3,) theta_c
-    spread: Array  # (rows,) z' P_zz z
-    cross: Array  # (rows, 3) 2 z' P_zc
-    within: Array  # (3, 3) P_cc
-    rewards: Array  # (behaviours,)
+    x = [z, c] is an item's vector z and the user's context c. Products with z alone are tables over the items.
+    """
+
+    values: Array
+    """(rows,) theta_z z."""
+    weights: Array
+    """(3,) theta_c."""
+    spread: Array
+    """(rows,) z' P_zz z."""
+    cross: Array
+    """(rows, 3) 2 z' P_zc."""
+    within: Array
+    """(3, 3) P_cc."""
+    rewards: Array
+    """(behaviours,)."""
     alpha: float
+    """Weight of the bound."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> RewardRecord:
-        nothing = as_float(as_index(user) * 0)
-        state = RewardRecord(nothing, nothing, nothing)
+        zeros = as_float(as_index(user) * 0)
+        state = RewardRecord(zeros, zeros, zeros)
         for step in range(history_items.shape[1]):
             moved = self.observe(state, history_items[:, step], history_behaviours[:, step])
             state = RewardRecord(*(where(history_length > step, a, b) for a, b in zip(moved, state, strict=True)))
         return state
 
     def context(self, state: RewardRecord) -> Array:
-        """(B, 3)."""
+        """c (B, 3): 1, the mean reward so far, the last reward."""
         mean = state.total / state.count.clip(1, None)
         return stack([mean * 0 + 1, mean, state.last])
 
     def score_parts(self, state: RewardRecord, candidates: Array) -> dict[str, Array]:
-        known = self.context(state)
-        guess = self.values[candidates] + (known @ self.weights)[:, None]
-        within = ((known @ self.within) * known).sum(-1)[:, None]
-        doubt = self.spread[candidates] + (self.cross[candidates] * known[:, None]).sum(-1) + within
-        return {"instant": guess, "bonus": self.alpha * sqrt(doubt.clip(0, None))}
+        context = self.context(state)
+        prediction = self.values[candidates] + (context @ self.weights)[:, None]
+        within = ((context @ self.within) * context).sum(-1)[:, None]
+        variance = self.spread[candidates] + (self.cross[candidates] * context[:, None]).sum(-1) + within
+        return {"instant": prediction, "bonus": self.alpha * sqrt(variance.clip(0, None))}
 
     def score(self, state: RewardRecord, candidates: Array) -> Array:
         parts = self.score_parts(state, candidates)
         return parts["instant"] + parts["bonus"]
 
-    def observe(self, state: RewardRecord, item: Array, behaviour: Array) -> RewardRecord:  # noqa: ARG002 - which item it was does not matter here
+    def observe(self, state: RewardRecord, item: Array, behaviour: Array) -> RewardRecord:  # noqa: ARG002 - the item is not used
         reward = self.rewards[as_index(behaviour)]
         return RewardRecord(state.total + reward, state.count + 1, reward)
 
 
 def _scramble(x: Array) -> Array:
-    """Mix the bits of 31-bit numbers well enough that neighbours have nothing in common; stays within int64."""
+    """Hash 31-bit numbers so that neighbours are unrelated. Products stay within int64."""
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) & 0x7FFFFFFF
     return x ^ (x >> 16)

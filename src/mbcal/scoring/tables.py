@@ -1,12 +1,11 @@
-"""Candidates to scores, scores to a choice and its propensity: one place, for roll-outs and for the service.
+"""A network as tables: scores of many candidates for the price of an addition, the non-linearities and a small head each.
 
 A GRU's gates are W_a Emb(a) + W_b Emb(b) + bias + W_h h. The first term depends on the item alone and the second on the last
-behaviour alone, so both are tables, made once per version of a policy; W_h h is made once per session; per candidate there
-remain an add, the non-linearities and the small head.
+behaviour alone, so both are tables, computed once per version of a policy; W_h h is computed once per session.
 
-Everything here works on numpy arrays and torch tensors alike and imports neither network nor torch, so that what ranks in
-the service is what was measured in the laboratory. Where `native` was compiled and arrays lie in a CPU's memory, it does the
-same several times faster. Randomness comes in as uniform numbers: two policies can share them.
+The code works on numpy arrays and torch tensors alike and imports no torch, so the service ranks by the code that
+experiments measured. It is the reference implementation of the kernels: `kernels.native` (C, arrays in CPU memory) and
+`kernels.triton` (on a GPU) are asked first, and return None for what they do not support.
 """
 
 from __future__ import annotations
@@ -15,22 +14,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mbcal.kernels import native
-from mbcal.kernels import triton as fused
+from mbcal.kernels import native, triton
 from mbcal.scoring.backend import Array, as_index, sigmoid_, tanh_, where, zeros
 
 
 @dataclass(frozen=True)
 class CellTables:
-    """A GRU cell with its inputs folded into tables."""
+    """A GRU cell with its inputs folded into tables. Gates lie as reset, update, new."""
 
-    items: Array  # (rows, 3H), the bias of the input included
-    behaviours: Array  # (behaviours + 1, 3H)
-    weight: Array  # (3H, H)
-    bias: Array  # (3H,)
+    items: Array
+    """(rows, 3H) W_a Emb(a) of every catalogue row, with the bias of the input."""
+    behaviours: Array
+    """(behaviours + 1, 3H) W_b Emb(b), the start symbol last."""
+    weight: Array
+    """(3H, H) W_h."""
+    bias: Array
+    """(3H,) of the hidden half."""
 
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """All four, in the order of the fields."""
         return self.items, self.behaviours, self.weight, self.bias
 
     def hidden_gates(self, hidden: Array) -> Array:
@@ -38,29 +41,42 @@ class CellTables:
         return hidden @ self.weight.T + self.bias
 
     def step(self, gates: Array, hidden_gates: Array, hidden: Array) -> Array:
-        """h_t from what the input adds to the gates, what the hidden state adds, and h_{t-1}; all broadcast.
+        """Run the cell one step; all arguments broadcast.
 
-        `gates` is used up: the work is done in its memory, since on a CPU traffic costs more than arithmetic.
+        Args:
+            gates: (…, 3H) what the input adds. Overwritten: on a CPU, moving memory costs more than the arithmetic.
+            hidden_gates: (…, 3H) what the hidden state adds.
+            hidden: (…, H) h_{t-1}.
+
+        Returns:
+            (…, H) h_t.
         """
         size = hidden.shape[-1]
-        both, new = gates[..., : 2 * size], gates[..., 2 * size :]
-        both += hidden_gates[..., : 2 * size]
-        both = sigmoid_(both)
-        new += both[..., :size] * hidden_gates[..., 2 * size :]
+        reset_update, new = gates[..., : 2 * size], gates[..., 2 * size :]
+        reset_update += hidden_gates[..., : 2 * size]
+        reset_update = sigmoid_(reset_update)
+        new += reset_update[..., :size] * hidden_gates[..., 2 * size :]
         new = tanh_(new)
         after = hidden - new
-        after *= both[..., size:]
+        after *= reset_update[..., size:]
         after += new
         return after
 
     def observe(self, hidden: Array, item: Array, behaviour: Array) -> Array:
-        """The hidden state (B, H) after item and behaviour (B,) have gone in."""
-        made = native.score(self.arrays, None, hidden, as_index(behaviour), item[:, None])
-        if made is not None:
-            return made[:, 0]
-        made = fused.read(self, hidden, item[:, None], behaviour[:, None], None)
-        if made is not None:
-            return made
+        """Return the hidden state (B, H) after one step.
+
+        Args:
+            hidden: (B, H) the state before.
+            item: (B,) catalogue rows.
+            behaviour: (B,) the behaviour that goes in with the item: in a session that of the step before, in a history
+                the item's own.
+        """
+        fast = native.score(self.arrays, None, hidden, as_index(behaviour), item[:, None])
+        if fast is not None:
+            return fast[:, 0]
+        fast = triton.read(self, hidden, item[:, None], behaviour[:, None], None)
+        if fast is not None:
+            return fast
         return self.step(self.items[item] + self.behaviours[as_index(behaviour)], self.hidden_gates(hidden), hidden)
 
 
@@ -69,38 +85,61 @@ class Tables:
     """A whole network for scoring: user encoder, cell, head."""
 
     cell: CellTables
-    head: tuple[Array, Array, Array, Array]  # weight and bias of the two layers
-    history: CellTables | None  # of the history encoder
-    users: Array | None  # (users + 1, H) of the id encoder, the last row for users never seen
+    head: tuple[Array, Array, Array, Array]
+    """Weight (M, H) and bias (M,) of the first layer, weight (K, M) and bias (K,) of the second."""
+    history: CellTables | None
+    """The history encoder; None unless users are encoded by history."""
+    users: Array | None
+    """(users + 1, H) embeddings of users, the last for those not seen in training; None unless users are encoded by id."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> Array:
-        """h_0 (B, H) of users (B,) with histories (B, H')."""
+        """Return the hidden state before the first step.
+
+        Args:
+            user: (B,).
+            history_items: (B, L) catalogue rows, padded at the end.
+            history_behaviours: (B, L).
+            history_length: (B,) how many steps of each history count.
+
+        Returns:
+            (B, H).
+        """
         if self.users is not None:
             return self.users[user.clip(0, len(self.users) - 1)]
         hidden = zeros(self.cell.weight, len(user))
-        if self.history is not None:
-            made = fused.read(self.history, hidden, history_items, history_behaviours, history_length)
-            if made is None and isinstance(history_items, np.ndarray):
-                made = native.read(self.history.arrays, history_items, history_behaviours, history_length)
-            if made is not None:
-                return made
-            for step in range(history_items.shape[1]):
-                moved = self.history.observe(hidden, history_items[:, step], history_behaviours[:, step])
-                hidden = where((history_length > step)[:, None], moved, hidden)
+        if self.history is None:
+            return hidden
+        fast = triton.read(self.history, hidden, history_items, history_behaviours, history_length)
+        if fast is None and isinstance(history_items, np.ndarray):
+            fast = native.read(self.history.arrays, history_items, history_behaviours, history_length)
+        if fast is not None:
+            return fast
+        for step in range(history_items.shape[1]):
+            moved = self.history.observe(hidden, history_items[:, step], history_behaviours[:, step])
+            hidden = where((history_length > step)[:, None], moved, hidden)
         return hidden
 
     def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
-        """Outputs (B, C, outputs) for candidates (B, C) after hidden states (B, H) and previous behaviours (B,)."""
-        made = native.score(self.cell.arrays, self.head, hidden, as_index(previous), candidates)
-        if made is not None:
-            return made
+        """Compute the network's outputs for every candidate.
+
+        Args:
+            hidden: (B, H) hidden states.
+            previous: (B,) previous behaviours.
+            candidates: (B, C) catalogue rows.
+
+        Returns:
+            (B, C, K).
+        """
+        fast = native.score(self.cell.arrays, self.head, hidden, as_index(previous), candidates)
+        if fast is not None:
+            return fast
         gates = self.cell.items[candidates]
         gates += self.cell.behaviours[as_index(previous)][:, None]
         after = self.cell.step(gates, self.cell.hidden_gates(hidden)[:, None], hidden[:, None])
         return self.outputs(after)
 
     def outputs(self, hidden: Array) -> Array:
-        """MLP(h)."""
+        """MLP(h): (…, H) -> (…, K)."""
         first_weight, first_bias, second_weight, second_bias = self.head
         inner = hidden @ first_weight.T + first_bias
         return inner.clip(0, None) @ second_weight.T + second_bias
