@@ -1,19 +1,21 @@
-"""The inner loops of roll-outs and labels as one GPU kernel each: fast twins of plain torch code, written in Triton.
+"""The inner loops of roll-outs, labels and training as GPU kernels, written in Triton.
 
-Each function does what one function elsewhere does, which stays the definition and is used wherever this answers None: on
-a CPU, without Triton, for sizes the kernels are not made for. `MBCAL_FUSED=0` turns all of it off. Nothing here imports
-torch or Triton before a tensor on a GPU has come.
+Each function computes what one function of plain torch code computes, its reference implementation. It returns None where it
+does not apply (arrays on a CPU, no Triton, unsupported sizes), and the caller goes on with the reference implementation.
+`MBCAL_FUSED=0` turns all kernels off. Torch and Triton are imported when the first tensor on a GPU arrives.
 
-============================  =========================================
-fused                         its twin
-============================  =========================================
-`score`                       `scorers.ScoreTerm.value(Tables.score)`
-`read`                        `scoring.CellTables.observe`, step by step
-`epsilon_greedy`              `scoring.epsilon_greedy`
-`answer`                      `environment.ModelEnvironment.answer`
-`advantage`                   `labels.counterfactual_future_advantage`
+============================  ==================================================
+function                      reference implementation
+============================  ==================================================
+`score`                       `scoring.scorers.ScoreTerm.score`
+`read`                        `scoring.tables.CellTables.observe`, step by step
+`epsilon_greedy`              `scoring.choice.epsilon_greedy`
+`respond`                     `environments.model.ModelEnvironment.respond`
+`advantage`                   `training.targets.counterfactual_future_advantage`
 `gru`                         `torch.nn.GRU`
-============================  =========================================
+============================  ==================================================
+
+Modules: `cells` (device functions), `kernels`, `launches` (their call on tensors), `recurrence` (the GRU with gradients).
 """
 
 from __future__ import annotations
@@ -28,74 +30,140 @@ if TYPE_CHECKING:
     from mbcal.types import SessionTensors
 
 Array = Any
+"""A torch tensor, or a numpy array, for which every function returns None."""
 SIZES = (16, 32, 64, 128)
-"""Widths of hidden states the kernels are made for: tiles of matrix units."""
-TRAINED = (16, 32)
-"""Widths for which a GRU learns here; wider ones do not fit a tile's registers and are left to cuDNN."""
+"""Supported widths of hidden states and of the head: tiles of the tensor cores."""
+TRAINABLE_SIZES = (16, 32)
+"""Supported hidden sizes of `gru`. Wider gradients do not fit a tile's registers and are left to cuDNN."""
+MAX_OUTPUTS = 64
+
+
+def runs_on(array: Array) -> bool:
+    """Whether kernels are available for arrays on this array's device."""
+    return bool(getattr(array, "is_cuda", False)) and os.environ.get("MBCAL_FUSED") != "0" and _launches() is not None
 
 
 def gru(gates: Array, begin: Array, weight: Array, bias: Array) -> Array | None:
-    """h_t (B, T, H) from what inputs add to the gates (B, T, 3H) and h_0 (B, H); with gradients."""
-    if not runs_on(gates) or begin.shape[1] not in TRAINED:
+    """Run a GRU over sequences, with gradients.
+
+    Args:
+        gates: (B, T, 3H) what the inputs add to the gates, W_x x + bias.
+        begin: (B, H) h_0.
+        weight: (3H, H) W_h.
+        bias: (3H,).
+
+    Returns:
+        h_t (B, T, H), or None.
+    """
+    if not runs_on(gates) or begin.shape[1] not in TRAINABLE_SIZES:
         return None
     from mbcal.kernels.triton.recurrence import GRU
 
     return GRU.apply(gates, begin, weight, bias)  # type: ignore[no-untyped-call]
 
 
-def runs_on(array: Array) -> bool:
-    """Whether kernels can take arrays that lie where this one does."""
-    return bool(getattr(array, "is_cuda", False)) and os.environ.get("MBCAL_FUSED") != "0" and _kernels() is not None
-
-
 def score(tables: Tables, rewards: Array | None, hidden: Array, previous: Array, candidates: Array) -> Array | None:
-    """(B, C): the value of each candidate, or the reward expected of it where `rewards` are given."""
-    if not _ready(hidden, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
+    """Score candidates by one network.
+
+    Args:
+        tables: The network.
+        rewards: (K,) the reward of each behaviour; None for a value network.
+        hidden: (B, H) hidden states.
+        previous: (B,) previous behaviours, int64.
+        candidates: (B, C) catalogue rows.
+
+    Returns:
+        Expected rewards or values (B, C), or None.
+    """
+    if not _supports(hidden, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _kernels().score(tables, rewards, hidden, previous, candidates)
+    return _launches().score(tables, rewards, hidden, previous, candidates)
 
 
 def read(cell: CellTables, hidden: Array, items: Array, behaviours: Array, length: Array | None) -> Array | None:
-    """The hidden states (B, H) after steps (B, L) have gone in, of which the first `length` (B,) count."""
-    return _kernels().read(cell, hidden, items, behaviours, length) if _ready(hidden, cell) else None
+    """Run a cell over several steps.
+
+    Args:
+        cell: The cell.
+        hidden: (B, H) hidden states before.
+        items: (B, L) catalogue rows.
+        behaviours: (B, L) the behaviour that goes in with each item.
+        length: (B,) how many steps count, int32; None for all.
+
+    Returns:
+        Hidden states (B, H) after, or None.
+    """
+    return _launches().read(cell, hidden, items, behaviours, length) if _supports(hidden, cell) else None
 
 
 def epsilon_greedy(scores: Array, available: Array, epsilon: float, uniform: Array) -> tuple[Array, Array] | None:
-    """Index and propensity (B,) of what is chosen."""
-    return _kernels().epsilon_greedy(scores, available, epsilon, uniform) if runs_on(scores) else None
+    """Choose candidates.
+
+    Args:
+        scores: (B, C).
+        available: (B, C) bool, at least one per session.
+        epsilon: In [0, 1].
+        uniform: (B, 2).
+
+    Returns:
+        Indices (B,) int64 and propensities (B,), or None.
+    """
+    return _launches().epsilon_greedy(scores, available, epsilon, uniform) if runs_on(scores) else None
 
 
 def respond(
     tables: Tables, state: tuple[Array, ...], item: Array, previous: Array, uniform: Array
 ) -> tuple[Array, tuple[Array, ...]] | None:
-    """Behaviours (B,) drawn by a network of behaviours, and the states (h,) or (h, c) after them."""
-    if not _ready(state[0], tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
+    """Sample behaviours from a network of behaviours.
+
+    Args:
+        tables: The network, with a GRU or an LSTM cell.
+        state: (h,) or (h, c), each (B, H).
+        item: (B,) the items shown.
+        previous: (B,) previous behaviours.
+        uniform: (B,).
+
+    Returns:
+        Behaviours (B,) uint8 and the state after the step, or None.
+    """
+    if not _supports(state[0], tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    made: tuple[Array, tuple[Array, ...]] = _kernels().respond(tables, state, item, previous, uniform)
-    return made
+    response: tuple[Array, tuple[Array, ...]] = _launches().respond(tables, state, item, previous, uniform)
+    return response
 
 
 def advantage(tables: Tables, rewards: Array, begin: Array, batch: SessionTensors, gamma: float) -> Array | None:
-    """The counterfactual future advantage (B, T) of every logged step, from states before the first (B, H)."""
-    if not _ready(begin, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
+    """Compute the counterfactual future advantage of every logged step.
+
+    Args:
+        tables: The environment model, with a GRU cell.
+        rewards: (K,) the reward of each behaviour.
+        begin: (B, H) hidden states before the first step.
+        batch: B logged sessions.
+        gamma: Discount.
+
+    Returns:
+        (B, T), or None.
+    """
+    if not _supports(begin, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _kernels().advantage(tables, rewards, begin, batch, gamma)
+    return _launches().advantage(tables, rewards, begin, batch, gamma)
 
 
-def _ready(hidden: Array, cell: CellTables, inner: int | None = None, outputs: int = 1) -> bool:
-    """Whether the kernels are made for states (B, H) of this kind."""
+def _supports(hidden: Array, cell: CellTables, inner: int | None = None, outputs: int = 1) -> bool:
+    """Whether there are kernels for hidden states (B, H) of this device and type, and for a head of these sizes."""
     sizes = [hidden.shape[-1], *([] if inner is None else [inner])]
-    if not runs_on(hidden) or not all(size in SIZES for size in sizes) or outputs > 64:
+    if not runs_on(hidden) or not all(size in SIZES for size in sizes) or outputs > MAX_OUTPUTS:
         return False
     return hidden.ndim == 2 and not hidden.requires_grad and str(cell.items.dtype) == "torch.float32"
 
 
 @cache
-def _kernels() -> Any:
-    """The module with the kernels, or None where there is no Triton."""
+def _launches() -> Any:
+    """The module that starts the kernels; None if Triton is not installed."""
     try:
-        from mbcal.kernels.triton import kernels
+        from mbcal.kernels.triton import launches
     except ImportError:
         return None
-    found: ModuleType = kernels
-    return found
+    module: ModuleType = launches
+    return module
