@@ -1,4 +1,4 @@
-"""What C does for a service, against the twins: one session ranked in a call, and names read straight from JSON."""
+"""What C does for the service, against the reference: one session ranked in a call, names found in JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbcal.scoring.scorers import ScoreTerm
 from mbcal.scoring.tables import Tables
 from mbcal.serving.ranker import choose
 from mbcal.types import UNKNOWN_ROW, Catalog
-from tests.support.kernels import KINDS, ROWS, case, twin
+from tests.support.kernels import BEHAVIOURS, ROWS, case, reference_score
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="score.c was not compiled, or MBCAL_NATIVE=0")
 
@@ -30,51 +30,55 @@ def two_terms(size: int, behaviours: int) -> list[ScoreTerm]:
     return [ScoreTerm(case(size, behaviours)[0], rewards), ScoreTerm(case(size + 1, 1)[0], None)]
 
 
-def prepared(terms: list[ScoreTerm]) -> SessionRanker:
-    made = session_ranker([TermArrays(term.tables.cell.arrays, term.tables.head, term.rewards) for term in terms])
-    assert made is not None
-    return made
+def create_ranker(terms: list[ScoreTerm]) -> SessionRanker:
+    ranker = session_ranker([TermArrays(term.tables.cell.arrays, term.tables.head, term.rewards) for term in terms])
+    assert ranker is not None
+    return ranker
 
 
 @pytest.mark.parametrize("size", [1, 8, 32, 33])
 @pytest.mark.parametrize("level", [0, 1, 2], ids=["plain", "avx2", "avx512"])
-def test_a_session_is_ranked_as_by_the_twins(size: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LEVEL", level)
-    draw = np.random.default_rng(size)
+def test_a_session_is_ranked_as_by_the_reference(size: int, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "INSTRUCTION_LEVEL", level)
+    random = np.random.default_rng(size)
     terms = two_terms(size, 1 + size % 7)
-    ranker = prepared(terms)
+    ranker = create_ranker(terms)
     for width in (1, 7, 40, 200):
-        rows = draw.integers(0, ROWS, width).astype(np.int32)
-        hidden = [np.tanh(draw.normal(0, 1, (1, size + more))).astype(np.float32) for more in (0, 1)]
-        previous, free = draw.integers(0, KINDS, 1), draw.random(width) < 0.8
-        free[0] = True
-        k, epsilon = min(10, int(free.sum())), (0.0, 0.3, 1.0)[width % 3]
-        uniform = draw.random((k, 2))
-        outputs = [twin(term.tables, state, previous, rows[None]) for term, state in zip(terms, hidden, strict=True)]
+        rows = random.integers(0, ROWS, width).astype(np.int32)
+        hidden = [np.tanh(random.normal(0, 1, (1, size + more))).astype(np.float32) for more in (0, 1)]
+        previous, available = random.integers(0, BEHAVIOURS, 1), random.random(width) < 0.8
+        available[0] = True
+        k, epsilon = min(10, int(available.sum())), (0.0, 0.3, 1.0)[width % 3]
+        uniform = random.random((k, 2))
+        outputs = [
+            reference_score(term.tables, state, previous, rows[None]) for term, state in zip(terms, hidden, strict=True)
+        ]
         parts = np.stack([term.value(output)[0] for term, output in zip(terms, outputs, strict=True)])
-        ranked = ranker.rank(hidden, previous, rows, free, k, epsilon, uniform)
+        ranked = ranker.rank(hidden, previous, rows, available, k, epsilon, uniform)
         assert ranked is not None
-        assert np.abs(np.array(ranked.parts) - parts[:, ranked.places].T).max() < 1e-5
+        assert np.abs(np.array(ranked.parts) - parts[:, ranked.indices].T).max() < 1e-5
         assert np.allclose(ranked.scores, np.sum(ranked.parts, 1), atol=1e-6)
         scores = ranker._scores[:width].copy()
         assert np.abs(scores - parts.sum(0)).max() < 1e-5
-        assert (ranked.places, ranked.chances) == choose(scores, np.flatnonzero(free).tolist(), k, epsilon, uniform.tolist())
+        assert (ranked.indices, ranked.propensities) == choose(
+            scores, np.flatnonzero(available).tolist(), k, epsilon, uniform.tolist()
+        )
 
 
-def test_ties_and_what_is_no_number_are_chosen_as_by_the_twin() -> None:
+def test_ties_and_nan_are_chosen_as_by_the_reference() -> None:
     tables, hidden, previous, _ = case(8, 1, sessions=1)
     tables.cell.items[7] = np.nan
     tables.cell.items[8] = tables.cell.items[9]
     rows = np.array([7, 9, 8, 3, 7, 8], np.int32)
     uniform = np.random.default_rng(0).random((6, 2))
     for epsilon in (0.0, 0.5):
-        ranker = prepared([ScoreTerm(tables, None)])
+        ranker = create_ranker([ScoreTerm(tables, None)])
         ranked = ranker.rank([hidden], previous, rows, np.ones(6, np.bool_), 6, epsilon, uniform)
         assert ranked is not None
-        assert (ranked.places, ranked.chances) == choose(ranker._scores[:6], range(6), 6, epsilon, uniform.tolist())
+        assert (ranked.indices, ranked.propensities) == choose(ranker._scores[:6], range(6), 6, epsilon, uniform.tolist())
 
 
-def test_what_it_is_not_made_for_is_left_to_the_twin() -> None:
+def test_unsupported_terms_and_requests_are_left_to_the_reference() -> None:
     (term, _), width = two_terms(8, 3), 4
     cell, head, rewards = term.tables.cell.arrays, term.tables.head, term.rewards
     wrong: list[Any] = [
@@ -88,62 +92,62 @@ def test_what_it_is_not_made_for_is_left_to_the_twin() -> None:
     for arrays in wrong:
         assert session_ranker([arrays]) is None
     assert session_ranker([]) is None
-    ranker, state, free = prepared([term]), np.zeros((1, 8), np.float32), np.ones(width, np.bool_)
-    for rows, previous, k in (([0, 1, 2, ROWS], 0, 1), ([0, 1, 2, 3], KINDS, 1), ([0, 1, 2, 3], 0, 5)):
-        given = ([state], np.array([previous]), np.array(rows, np.int32), free, k, 0.0, np.zeros((k, 2)))
-        assert ranker.rank(*given) is None
+    ranker, state, available = create_ranker([term]), np.zeros((1, 8), np.float32), np.ones(width, np.bool_)
+    for rows, previous, k in (([0, 1, 2, ROWS], 0, 1), ([0, 1, 2, 3], BEHAVIOURS, 1), ([0, 1, 2, 3], 0, 5)):
+        request = ([state], np.array([previous]), np.array(rows, np.int32), available, k, 0.0, np.zeros((k, 2)))
+        assert ranker.rank(*request) is None
     many = np.zeros(10_001, np.int32)
     assert ranker.rank([state], np.zeros(1, np.int64), many, many == 0, 1, 0.0, np.zeros((1, 2))) is None
 
 
 @pytest.mark.parametrize("level", [0, 1, 2], ids=["plain", "avx2", "avx512"])
-def test_histories_are_read_as_by_the_twin(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LEVEL", level)
-    draw = np.random.default_rng(0)
+def test_histories_are_read_as_by_the_reference(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "INSTRUCTION_LEVEL", level)
+    random = np.random.default_rng(0)
     for size, sessions, steps in ((8, 1, 20), (33, 5, 7), (1, 3, 1), (8, 2, 0)):
         cell = case(size)[0].cell
         tables = Tables(cell, case(size)[0].head, cell, None)
-        items = draw.integers(0, ROWS, (sessions, steps)).astype(np.int32)
-        behaviours = draw.integers(0, KINDS, (sessions, steps)).astype(np.uint8)
-        length = draw.integers(0, steps + 1, sessions).astype(np.int32)
-        given = (np.zeros(sessions, np.int32), items, behaviours, length)
-        made = native.read(cell.arrays, items, behaviours, length)
-        assert np.array_equal(made, tables.begin(*given))
+        items = random.integers(0, ROWS, (sessions, steps)).astype(np.int32)
+        behaviours = random.integers(0, BEHAVIOURS, (sessions, steps)).astype(np.uint8)
+        length = random.integers(0, steps + 1, sessions).astype(np.int32)
+        history = (np.zeros(sessions, np.int32), items, behaviours, length)
+        hidden = native.read(cell.arrays, items, behaviours, length)
+        assert np.array_equal(hidden, tables.begin(*history))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("MBCAL_NATIVE", "0")
-            assert np.abs(made - tables.begin(*given)).max(initial=0) < 1e-5
+            assert np.abs(hidden - tables.begin(*history)).max(initial=0) < 1e-5
     cell, one = case(8)[0].cell.arrays, np.ones(1, np.int32)
     items, behaviours = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.uint8)
     assert native.read(cell, items, behaviours, one) is not None
     for wrong in (
         (items.astype(np.int64), behaviours),
         (items + ROWS, behaviours),
-        (items, behaviours + KINDS),
+        (items, behaviours + BEHAVIOURS),
         (items[0], one),
     ):
         assert native.read(cell, *wrong, one) is None
 
 
 @pytest.mark.parametrize("level", [0, 1, 2], ids=["plain", "avx2", "avx512"])
-def test_steps_are_observed_as_by_the_twin(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LEVEL", level)
-    draw, terms = np.random.default_rng(0), two_terms(8, 3)
-    ranker = prepared(terms)
-    begin = [np.tanh(draw.normal(0, 1, (1, size))).astype(np.float32) for size in (8, 9)]
-    previous, items = np.array([2]), draw.integers(0, ROWS, 30).astype(np.int32)
-    behaviours = draw.integers(0, KINDS, 30).astype(np.uint8)
+def test_steps_are_observed_as_by_the_reference(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "INSTRUCTION_LEVEL", level)
+    random, terms = np.random.default_rng(0), two_terms(8, 3)
+    ranker = create_ranker(terms)
+    begin = [np.tanh(random.normal(0, 1, (1, size))).astype(np.float32) for size in (8, 9)]
+    previous, items = np.array([2]), random.integers(0, ROWS, 30).astype(np.int32)
+    behaviours = random.integers(0, BEHAVIOURS, 30).astype(np.uint8)
     for steps in (1, 2, 30):
-        wanted, before = list(begin), previous
+        expected, before = list(begin), previous
         for item, behaviour in zip(items[:steps], behaviours, strict=False):
             cells = [term.tables.cell for term in terms]
-            wanted = [cell.observe(state, item[None], before) for cell, state in zip(cells, wanted, strict=True)]
+            expected = [cell.observe(state, item[None], before) for cell, state in zip(cells, expected, strict=True)]
             before = behaviour[None]
-        kept = [state.copy() for state in begin]
-        found = ranker.after(begin, previous, items[:steps], behaviours[:steps])
-        assert found is not None
-        assert all(np.abs(mine - theirs).max() < 1e-5 for mine, theirs in zip(found, wanted, strict=True))
-        assert all(map(np.array_equal, begin, kept))  # where it began is left as it was
-    for wrong in ((previous + KINDS, items, behaviours), (previous, items + ROWS, behaviours)):
+        copies = [state.copy() for state in begin]
+        states = ranker.after(begin, previous, items[:steps], behaviours[:steps])
+        assert states is not None
+        assert all(np.abs(state - other).max() < 1e-5 for state, other in zip(states, expected, strict=True))
+        assert all(map(np.array_equal, begin, copies))  # the states before are not changed
+    for wrong in ((previous + BEHAVIOURS, items, behaviours), (previous, items + ROWS, behaviours)):
         assert ranker.after(begin, *wrong) is None
 
 
@@ -152,18 +156,18 @@ TEXTS = st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=12), st.text
 
 @settings(max_examples=300, deadline=None)
 @given(names=TEXTS, escaped=st.booleans(), indent=st.sampled_from([None, 0, 2]))
-def test_names_are_read_as_by_the_twin(names: list[str], escaped: bool, indent: int | None) -> None:
+def test_names_are_found_as_by_the_reference(names: list[str], escaped: bool, indent: int | None) -> None:
     catalog, rows = Catalog(NAMES), np.empty(50, np.int32)
     finder = name_finder(NAMES, rows)
     assert finder is not None
     try:
         text = json.dumps(names, ensure_ascii=escaped, indent=indent).encode()
-    except UnicodeEncodeError:  # half a character: no JSON at all
+    except UnicodeEncodeError:  # half of a surrogate pair is not valid JSON
         return
     plain = names and len(set(names)) == len(names) <= 50
     plain = plain and all(0 < len(name) <= 256 and name.isascii() and json.dumps(name) == f'"{name}"' for name in names)
     known = catalog.rows_of(names)
-    for _ in range(2):  # a list leaves nothing behind for the next
+    for _ in range(2):  # one list does not affect the next
         count = finder.find(text)
         assert count == (len(names) if plain and (known == UNKNOWN_ROW).sum() <= 32 else 0)
         if count:
@@ -175,7 +179,7 @@ def test_names_are_read_as_by_the_twin(names: list[str], escaped: bool, indent: 
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.binary(max_size=40), st.text('[]",ab \\\n\x00\x7f', max_size=14).map(str.encode)))
-def test_any_bytes_are_read_as_by_the_twin_or_not_at_all(text: bytes) -> None:
+def test_any_bytes_are_read_as_by_the_reference_or_not_at_all(text: bytes) -> None:
     finder = name_finder(NAMES, np.empty(5, np.int32))
     assert finder is not None
     if finder.find(text):
@@ -183,8 +187,8 @@ def test_any_bytes_are_read_as_by_the_twin_or_not_at_all(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("form", ["{:08d}", "item-{:03d}", "{:016d}", "{}", "{:032x}"])
-def test_names_that_differ_in_few_letters_are_found_without_a_search(form: str) -> None:
+def test_similar_names_do_not_collide_in_the_hash_table(form: str) -> None:
     finder = name_finder([form.format(number) for number in range(1000)], np.empty(5, np.int32))
     assert finder is not None
     gaps = np.diff(np.flatnonzero(finder._slots < 0))
-    assert gaps.max() < 50  # so many places are looked at for a name, at most
+    assert gaps.max() < 50  # slots probed for a name, at most

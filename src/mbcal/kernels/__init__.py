@@ -1,1 +1,1 @@
-"""Fast implementations in C (`native`) and Triton (`triton`) of functions defined elsewhere."""
+"""Kernels by hand: C for CPUs (`native`), Triton for GPUs (`triton`). Each has a reference implementation elsewhere."""

@@ -1,44 +1,44 @@
-/* Names of items to rows of the catalogue, straight from a request's JSON: the twin of decoding a list of texts and of
- * `Catalog.row`.
+/* Rows of the catalogue from a JSON list of item names, without decoding it. The reference implementation decodes the list
+ * and asks `Catalog.row` (serving/candidates.py).
  *
- * What is read is a list of plain texts: no escapes, nothing beyond ASCII, 1 to LONGEST letters, no name twice, no more than
- * STRANGERS unknown ones. Anything else is NOT_PLAIN, and the twin reads it, or says what is wrong with it.
+ * Supported are lists of plain strings: no escapes, ASCII only, 1 to MAX_NAME characters, no name twice, at most MAX_UNKNOWN
+ * unknown names. Anything else is NOT_PLAIN; the reference implementation then reads it, or explains what is wrong.
  */
 #include <stdint.h>
 #include <string.h>
 
-enum { UNKNOWN = 1, SPECIAL = 2 }; /* as in types/catalog.py */
-enum { LONGEST = 256, STRANGERS = 32, NOT_PLAIN = -1 };
+enum { UNKNOWN_ROW = 1, FIRST_ITEM_ROW = 2 }; /* as in types/catalog.py */
+enum { MAX_NAME = 256, MAX_UNKNOWN = 32, NOT_PLAIN = -1 };
 
-/* Mirrored by `_Names` in names.py: all names one after another, and a hash table of their numbers, -1 where it is empty. */
+/* The names of a catalogue, one after another, and a hash table of their numbers. Mirrored by `_Names` in names.py. */
 struct names {
     const char *text;
     const int64_t *ends; /* (count + 1,): name n is text[ends[n]] to text[ends[n + 1]] */
-    int32_t *slots;      /* (size,), a power of two and more than count */
+    int32_t *slots;      /* (size,): numbers of names, -1 where empty; size is a power of two above count */
     int64_t count, size;
 };
 
-/* Mirrored by `_Found` in names.py. */
+/* The names in a list. Mirrored by `_Found` in names.py. */
 struct found {
-    int32_t *rows;         /* (most,): of the catalogue */
-    int32_t *spans;        /* (most, 2): where in the JSON each name begins and ends */
-    uint8_t *packed;       /* the same list as MessagePack; as long as the JSON and 3 bytes more */
-    int32_t *last;         /* (count + SPECIAL,): where a row was found last, in this list or an earlier one */
-    int64_t most;
+    int32_t *rows;    /* (capacity,) out: catalogue rows */
+    int32_t *spans;   /* (capacity, 2) out: where each name begins and ends in the JSON */
+    uint8_t *packed;  /* out: the list as MessagePack; needs the length of the JSON plus 3 bytes */
+    int32_t *last;    /* (count + FIRST_ITEM_ROW,): index at which a row was found last, in this or an earlier list */
+    int64_t capacity; /* names that fit */
     int64_t packed_length; /* out */
 };
 
 #define EXPORT __attribute__((visibility("default")))
-#define EACH(byte) (0x0101010101010101u * (byte))
+#define REPEAT(byte) (0x0101010101010101u * (byte)) /* the byte in all eight bytes of a word */
 
-static uint64_t mix(uint64_t made, uint64_t word) {
-    made = (made ^ word) * 0x9e3779b97f4a7c15u;
-    return made ^ made >> 32;
+static uint64_t mix(uint64_t bits, uint64_t word) {
+    bits = (bits ^ word) * 0x9e3779b97f4a7c15u;
+    return bits ^ bits >> 32;
 }
 
-/* Up to eight letters as a number; what is missing are spaces. */
-static uint64_t letters(const char *name, int64_t length) {
-    uint64_t word = EACH(' ');
+/* The first eight characters as a word, padded with spaces. */
+static uint64_t first_word(const char *name, int64_t length) {
+    uint64_t word = REPEAT(' ');
     if (length >= 8) {
         memcpy(&word, name, 8);
         return word;
@@ -48,18 +48,19 @@ static uint64_t letters(const char *name, int64_t length) {
 }
 
 static uint64_t hash(const char *name, int64_t length) {
-    uint64_t made = (uint64_t)length;
-    for (int64_t at = 0; at < length; at += 8) made = mix(made, letters(name + at, length - at));
-    return mix(made, 0); /* names may differ in their last letters alone, which one turn leaves out of the lowest bits */
+    uint64_t bits = (uint64_t)length;
+    for (int64_t at = 0; at < length; at += 8) bits = mix(bits, first_word(name + at, length - at));
+    return mix(bits, 0); /* once more: the last characters of a name have not reached the lowest bits yet */
 }
 
-/* Whether eight letters are neither escapes, nor beyond ASCII, nor control characters. */
-static int are_plain(uint64_t word) {
-    uint64_t escape = word ^ EACH('\\');
-    uint64_t bad = word | ((word - EACH(' ')) & ~word) | ((escape - EACH(1)) & ~escape);
-    return !(bad & EACH(0x80));
+/* Whether none of eight characters is a backslash, a control character or beyond ASCII. */
+static int is_plain(uint64_t word) {
+    uint64_t escape = word ^ REPEAT('\\');
+    uint64_t bad = word | ((word - REPEAT(' ')) & ~word) | ((escape - REPEAT(1)) & ~escape);
+    return !(bad & REPEAT(0x80));
 }
 
+/* Fill the hash table. */
 EXPORT void mbcal_names_1(struct names *names) {
     for (int64_t n = 0; n < names->count; n++) {
         uint64_t at = hash(names->text + names->ends[n], names->ends[n + 1] - names->ends[n]);
@@ -68,22 +69,23 @@ EXPORT void mbcal_names_1(struct names *names) {
     }
 }
 
+/* The catalogue row of a name, or UNKNOWN_ROW. */
 static int32_t row_of(const struct names *names, const char *name, int64_t length) {
     for (uint64_t at = hash(name, length);; at++) {
         int32_t n = names->slots[at & (names->size - 1)];
-        if (n < 0) return UNKNOWN;
+        if (n < 0) return UNKNOWN_ROW;
         int64_t begin = names->ends[n];
-        if (names->ends[n + 1] - begin == length && !memcmp(names->text + begin, name, length)) return n + SPECIAL;
+        if (names->ends[n + 1] - begin == length && !memcmp(names->text + begin, name, length)) return n + FIRST_ITEM_ROW;
     }
 }
 
-/* Whether one of the `count` names found so far is the same. Rows tell; names nobody knows have to be compared. */
-static int is_there(const struct found *found, const char *json, int64_t count, int32_t row, const int32_t *span) {
-    if (row != UNKNOWN) return found->last[row] < count && found->rows[found->last[row]] == row;
+/* Whether a name is among the `count` names found so far. Known names are compared by row, unknown ones by text. */
+static int is_repeated(const struct found *found, const char *json, int64_t count, int32_t row, const int32_t *span) {
+    if (row != UNKNOWN_ROW) return found->last[row] < count && found->rows[found->last[row]] == row;
     for (int64_t n = 0; n < count; n++) {
         const int32_t *other = found->spans + 2 * n;
         int32_t length = other[1] - other[0];
-        if (found->rows[n] == UNKNOWN && length == span[1] - span[0] && !memcmp(json + other[0], json + span[0], length))
+        if (found->rows[n] == UNKNOWN_ROW && length == span[1] - span[0] && !memcmp(json + other[0], json + span[0], length))
             return 1;
     }
     return 0;
@@ -94,16 +96,17 @@ static int64_t skip_blank(const char *json, int64_t at, int64_t length) {
     return at;
 }
 
-/* Where the text whose first letter is at `at` ends; NOT_PLAIN if it is none. */
-static int64_t text_end(const char *json, int64_t at, int64_t length) {
+/* The end of the string whose first character is at `at`; NOT_PLAIN if it is not a plain one. */
+static int64_t string_end(const char *json, int64_t at, int64_t length) {
     const char *end = memchr(json + at, '"', length - at);
     int64_t size = end ? end - json - at : 0;
-    if (size < 1 || size > LONGEST) return NOT_PLAIN;
+    if (size < 1 || size > MAX_NAME) return NOT_PLAIN;
     for (int64_t n = 0; n < size; n += 8)
-        if (!are_plain(letters(json + at + n, size - n))) return NOT_PLAIN;
+        if (!is_plain(first_word(json + at + n, size - n))) return NOT_PLAIN;
     return at + size;
 }
 
+/* Append a string as MessagePack; returns where the next one goes. */
 static uint8_t *pack(uint8_t *to, const char *name, int64_t length) {
     if (length < 32) {
         *to++ = (uint8_t)(0xa0 | length);
@@ -116,20 +119,20 @@ static uint8_t *pack(uint8_t *to, const char *name, int64_t length) {
     return to + length;
 }
 
-/* How many names the JSON holds, with their rows, their places in it and the list as MessagePack; or NOT_PLAIN. */
+/* Fill `found` from a JSON list; returns the number of names, or NOT_PLAIN. */
 EXPORT int64_t mbcal_find_1(const struct names *names, const char *json, int64_t length, struct found *found) {
     uint8_t *to = found->packed + 3;
-    int64_t count = 0, strangers = 0, at = skip_blank(json, 0, length);
+    int64_t count = 0, unknown = 0, at = skip_blank(json, 0, length);
     if (at >= length || json[at] != '[') return NOT_PLAIN;
     do {
         at = skip_blank(json, at + 1, length);
-        if (at >= length || json[at] != '"' || count == found->most) return NOT_PLAIN;
-        int64_t begin = at + 1, end = text_end(json, begin, length);
+        if (at >= length || json[at] != '"' || count == found->capacity) return NOT_PLAIN;
+        int64_t begin = at + 1, end = string_end(json, begin, length);
         if (end < 0) return NOT_PLAIN;
         int32_t row = row_of(names, json + begin, end - begin), *span = found->spans + 2 * count;
         span[0] = (int32_t)begin, span[1] = (int32_t)end;
-        strangers += row == UNKNOWN;
-        if (strangers > STRANGERS || is_there(found, json, count, row, span)) return NOT_PLAIN;
+        unknown += row == UNKNOWN_ROW;
+        if (unknown > MAX_UNKNOWN || is_repeated(found, json, count, row, span)) return NOT_PLAIN;
         found->last[row] = (int32_t)count;
         found->rows[count++] = row;
         to = pack(to, json + begin, end - begin);

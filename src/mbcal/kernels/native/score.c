@@ -1,10 +1,11 @@
-/* Candidate scoring, fused: the twin of `Tables.score` in scoring.py, which says what is computed.
+/* Candidate scores in one pass. The reference implementation is `Tables.score` in scoring/tables.py.
  *
- * For every (session, candidate): gates from tables, one GRU step, a head of two layers. Work is done in tiles small enough
- * for the first level of cache, so nothing but the item rows comes in from memory and nothing but the outputs goes out.
+ * For every (session, candidate): gates from tables, one GRU step, a head of two layers. The work is done in tiles that fit
+ * the first-level cache, so only item rows are read from memory and only outputs are written.
  *
- * No Python.h: called by ctypes, which lets go of the GIL. One copy of the kernel per instruction set, chosen when called;
- * vectors are those of GCC and clang, and where neither compiles, nothing is built and the twin does the work.
+ * No Python.h: called through ctypes, which releases the GIL. There is one copy of the kernel per instruction set, chosen at
+ * run time. It is written with the vector extensions of GCC and clang; with another compiler nothing is built, and the
+ * reference implementation is used.
  */
 #if !defined(__GNUC__)
 #error "needs the vector extensions of GCC or clang"
@@ -14,39 +15,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Mirrored by `Task` in __init__.py; whoever changes it counts up the function's name, so that no old build is called with
- * it. All arrays are dense and row-major. */
+/* What to score. Mirrored by `Task` in __init__.py. When this struct changes, the number at the end of every exported
+ * function that takes it is counted up, so that an old build is not called with it. Arrays are dense and row-major. */
 struct task {
-    const float *items;      /* (rows, 3H) */
-    const float *behaviours; /* (kinds, 3H) */
+    const float *items;      /* (n_rows, 3H) */
+    const float *behaviours; /* (n_behaviours, 3H), the start symbol included */
     const float *weight;     /* (3H, H) */
     const float *bias;       /* (3H,) */
-    const float *first;      /* (M, H), with its bias (M,); NULL for no head: K is H, outputs are hidden states */
+    const float *first;      /* (M, H), with its bias (M,); NULL for no head: then K is H, and outputs are hidden states */
     const float *first_bias;
     const float *second; /* (K, M), with its bias (K,) */
     const float *second_bias;
-    const float *rewards;    /* (K,): what goes out is the reward (B, C) expected of K behaviours; or NULL */
+    const float *rewards;    /* (K,) for expected rewards of K behaviours as outputs; or NULL */
     const float *hidden;     /* (B, H) */
-    const int64_t *previous; /* (B,) */
-    const void *candidates;  /* (B, C), int64_t if wide, else int32_t */
+    const int64_t *previous; /* (B,) previous behaviours */
+    const void *candidates;  /* (B, C) rows, int64_t if wide_rows, else int32_t */
     float *outputs;          /* (B, C, K); (B, C) with rewards */
-    int64_t rows, kinds, size, inner, count, width, wide; /* width is C, count is K */
+    int64_t n_rows, n_behaviours;
+    int64_t size, inner;      /* H, M */
+    int64_t n_outputs, width; /* K, C */
+    int64_t wide_rows;
 };
 
-/* What a tile is worked on in. Lying: a candidate's units side by side; standing: a unit's candidates side by side. */
+/* Work space of a tile of TILE candidates, or of TILE sessions in hidden_gates. */
 struct scratch {
-    float *lying, *standing; /* (TILE, H padded), (H padded, TILE) */
-    float *gates;            /* (TILE, 3H padded): W_h h + bias of a tile of sessions */
-    float *inner, *made;     /* (M, TILE), (3H padded or K, TILE) */
+    float *by_row;  /* (TILE, H padded): the units of a candidate side by side */
+    float *by_unit; /* (H padded, TILE): the candidates of a unit side by side */
+    float *gates;   /* (TILE, 3H padded): W_h h + bias of a tile of sessions */
+    float *inner;   /* (M, TILE): the head's first layer */
+    float *layer;   /* (3H padded or K, TILE): outputs of another layer */
 };
 
-enum { AHEAD = 8 }; /* candidates between asking for an item's row and using it */
+enum { PREFETCH_DISTANCE = 8 }; /* candidates between prefetching an item's row and using it */
 enum { DONE = 0, OUT_OF_RANGE = 1, OUT_OF_MEMORY = 2 };
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* x P(x^2) / Q(x^2), fitted to tanh for the least absolute error up to 9, where float32 cannot tell it from 1; within 4e-7
- * after rounding. A loop over it becomes vectors, which a call of libm would not. The comparisons let NaN through. */
+/* tanh as x P(x^2) / Q(x^2), fitted for the least absolute error up to 9, from where on tanh is 1 in float32; within 4e-7
+ * after rounding. Loops over it are vectorised, unlike calls of libm. The comparisons let NaN through. */
 INLINE float fast_tanh(float x) {
     x = 9.0f < x ? 9.0f : x;
     x = -9.0f > x ? -9.0f : x;
@@ -64,10 +70,11 @@ INLINE float fast_tanh(float x) {
 
 INLINE float fast_sigmoid(float x) { return 0.5f * fast_tanh(0.5f * x) + 0.5f; }
 
-/* e^x for x <= 0, within 2e-7 of it: 2^n e^r with r in +-0.35 and the polynomial of Cephes. Below -87 as at -87; NaN stays. */
+/* e^x for x <= 0, within 2e-7: 2^n e^r with |r| <= 0.35 and the polynomial of Cephes. Below -87 the value at -87; NaN stays
+ * NaN. */
 INLINE float fast_exp(float x) {
     x = x < -87.0f ? -87.0f : x;
-    float shifted = x * 1.44269504f + 12582912.0f; /* the whole part stands in the last bits */
+    float shifted = x * 1.44269504f + 12582912.0f; /* its last bits are the integer part n */
     float whole = shifted - 12582912.0f;
     float r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
     float p = 1.98756915e-4f * r + 1.39819995e-3f;
@@ -83,19 +90,20 @@ INLINE float fast_exp(float x) {
     return power * (p * r * r + r + 1.0f);
 }
 
-/* Python's indices: -1 is the last. Returns -1 for one that is none. */
-INLINE int64_t place(int64_t index, int64_t size) {
+/* An index as in Python, where -1 is the last; -1 if out of range. */
+INLINE int64_t resolve_index(int64_t index, int64_t size) {
     index += index < 0 ? size : 0;
     return index >= 0 && index < size ? index : -1;
 }
 
-/* The row of the n-th of all B C candidates, or -1. */
-INLINE int64_t candidate(const struct task *t, int64_t n) {
-    return place(t->wide ? ((const int64_t *)t->candidates)[n] : ((const int32_t *)t->candidates)[n], t->rows);
+/* The row of the n-th of all B * C candidates; -1 if out of range. */
+INLINE int64_t candidate_row(const struct task *t, int64_t n) {
+    return resolve_index(t->wide_rows ? ((const int64_t *)t->candidates)[n] : ((const int32_t *)t->candidates)[n],
+                         t->n_rows);
 }
 
-/* Ask for a row of the item table that is needed soon: rows lie anywhere, so no hardware guesses them. */
-INLINE void prefetch(const struct task *t, int64_t row) {
+/* Prefetch a row of the item table: candidates are anywhere in it, which the hardware cannot predict. */
+INLINE void prefetch_row(const struct task *t, int64_t row) {
     if (row < 0) return;
     const char *from = (const char *)(t->items + row * 3 * t->size), *to = from + 3 * t->size * sizeof(float);
     for (; from < to; from += 64) __builtin_prefetch(from);
@@ -138,7 +146,7 @@ static float *zeros(int64_t count) {
 
 typedef int kernel(const struct task *task, int64_t begin, int64_t end);
 
-/* Of the kernels this machine can run, the fastest up to `level` (0 plain, 1 AVX2, 2 AVX-512), so that tests reach them all. */
+/* The fastest kernel this machine can run, up to `level`: 0 plain, 1 AVX2, 2 AVX-512. Tests reach all of them by it. */
 static kernel *kernel_for(int level) {
 #if defined(__x86_64__)
     if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -152,13 +160,13 @@ static kernel *kernel_for(int level) {
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Sessions begin <= b < end of a task; ranges that do not overlap may run at the same time. */
+/* Score the sessions begin <= b < end of a task. Ranges that do not overlap may run at the same time. */
 EXPORT int mbcal_score_2(const struct task *task, int64_t begin, int64_t end, int level) {
     return kernel_for(level)(task, begin, end);
 }
 
-/* Histories, read by a cell without a head: hidden states (B, H) are where `outputs` points, before and after; items and
- * behaviours (B, steps) are the task's candidates and previous. */
+/* Run a cell over steps (B, steps), of which the first `lengths` (B,) count. The task has no head. Its candidates (int32)
+ * and previous are the steps' items and behaviours, and `outputs` holds the hidden states (B, H) before and after. */
 EXPORT int mbcal_read_1(const struct task *task, const int32_t *lengths, int64_t sessions, int64_t steps, int level) {
     struct task one = *task;
     for (int64_t n = 0; n < sessions * steps; n++) {
@@ -174,47 +182,49 @@ EXPORT int mbcal_read_1(const struct task *task, const int32_t *lengths, int64_t
 
 /* Mirrored by `_Choice` in session.py. */
 struct choice {
-    float *scores;         /* (C,): the sum of the terms */
-    uint8_t *free;         /* (C,): 1 where a candidate may be chosen; those chosen become 0 */
+    float *scores;         /* (C,) out: the sum of the terms */
+    uint8_t *available;    /* (C,) 1 where a candidate may be chosen; set to 0 where it was */
     const double *uniform; /* (k, 2) */
-    int32_t *places;       /* (k,): out, which were chosen */
-    double *chances;       /* (k,): out, of each given those before it */
-    float *parts;          /* (k, terms): out, their scores by term */
+    int32_t *chosen;       /* (k,) out: indices of the chosen candidates */
+    double *propensities;  /* (k,) out: of each choice, given those before it */
+    float *parts;          /* (k, terms) out: the chosen candidates' scores by term */
     double epsilon;
     int64_t k;
 };
 
-/* The best that is free; among equals the first, and what is no number last. */
-static int64_t best_free(const float *scores, const uint8_t *free, int64_t width) {
+/* The index of the best available candidate: the first among equals, NaN only if there is nothing else. */
+static int64_t best_available(const float *scores, const uint8_t *available, int64_t width) {
     int64_t best = -1;
     for (int64_t n = 0; n < width; n++)
-        if (free[n] && (best < 0 || scores[n] > scores[best] || (scores[best] != scores[best] && scores[n] == scores[n])))
+        if (available[n] &&
+            (best < 0 || scores[n] > scores[best] || (scores[best] != scores[best] && scores[n] == scores[n])))
             best = n;
     return best;
 }
 
-static int64_t nth_free(const uint8_t *free, int64_t nth) {
-    int64_t place = 0;
-    while (!free[place] || nth--) place++;
-    return place;
+/* The index of the n-th available candidate, from 0; there must be one. */
+static int64_t nth_available(const uint8_t *available, int64_t nth) {
+    int64_t index = 0;
+    while (!available[index] || nth--) index++;
+    return index;
 }
 
-/* Epsilon-greedy k times, each among those the ones before have left: the twin of `choose` in serving/ranking.py. */
+/* Epsilon-greedy k times without replacement. The reference implementation is `choose` in serving/ranker.py. */
 static int choose(struct choice *c, int64_t width) {
     int64_t count = 0;
-    for (int64_t n = 0; n < width; n++) count += c->free[n];
+    for (int64_t n = 0; n < width; n++) count += c->available[n];
     if (c->k > count) return OUT_OF_RANGE;
     for (int64_t i = 0; i < c->k; i++, count--) {
-        int64_t best = best_free(c->scores, c->free, width), nth = (int64_t)(c->uniform[2 * i + 1] * count);
-        int64_t place = c->uniform[2 * i] < c->epsilon ? nth_free(c->free, nth < count ? nth : count - 1) : best;
-        c->places[i] = (int32_t)place;
-        c->chances[i] = c->epsilon / count + (1 - c->epsilon) * (place == best);
-        c->free[place] = 0;
+        int64_t best = best_available(c->scores, c->available, width), nth = (int64_t)(c->uniform[2 * i + 1] * count);
+        int64_t index = c->uniform[2 * i] < c->epsilon ? nth_available(c->available, nth < count ? nth : count - 1) : best;
+        c->chosen[i] = (int32_t)index;
+        c->propensities[i] = c->epsilon / count + (1 - c->epsilon) * (index == best);
+        c->available[index] = 0;
     }
     return DONE;
 }
 
-/* One session, ranked: every term's outputs (1, C), their sum, and k of the free candidates. */
+/* Rank one session: every term's outputs (1, C), their sum, and k of the available candidates. */
 EXPORT int mbcal_rank_1(const struct task *terms, int64_t count, struct choice *choice, int level) {
     int64_t width = terms[0].width;
     memset(choice->scores, 0, width * sizeof(float));
@@ -226,6 +236,6 @@ EXPORT int mbcal_rank_1(const struct task *terms, int64_t count, struct choice *
     int status = choose(choice, width);
     for (int64_t i = 0; status == DONE && i < choice->k; i++)
         for (int64_t term = 0; term < count; term++)
-            choice->parts[i * count + term] = terms[term].outputs[choice->places[i]];
+            choice->parts[i * count + term] = terms[term].outputs[choice->chosen[i]];
     return status;
 }
