@@ -1,4 +1,4 @@
-"""Workers that fit one model together: who one is among them, and the one thing they say to each other, a sum."""
+"""A group of workers that fit one model together. All they exchange is sums of tensors."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ if TYPE_CHECKING:
 
 
 class Group(Protocol):
-    """Some workers, numbered from 0. All of them call the same methods in the same order."""
+    """Workers that call the same methods in the same order."""
 
     rank: int
+    """This worker's number, from 0."""
     size: int
+    """The number of workers."""
 
     def all_reduce_sum(self, *tensors: Tensor) -> None:
         """Replace every tensor, in place, by its sum over the group."""
 
 
 class SingleWorker:
-    """A group of one: its sums are what it has."""
+    """A group of one worker."""
 
     rank, size = 0, 1
 
     def all_reduce_sum(self, *tensors: Tensor) -> None:
-        """Nobody else has anything."""
+        """See `Group`: a sum over one worker is the tensor itself."""
 
 
 SINGLE_WORKER = SingleWorker()

@@ -1,9 +1,11 @@
-"""Where jobs run: on this machine, or on a Ray cluster.
+"""Engines run jobs: in this process (`local`), or on a Ray cluster (`ray`).
 
-An engine has two verbs. `map_unordered` does many independent tasks, on whatever worker is free: cells of an experiment, parts of a
-log, blocks of sessions. `run_spmd` does one job on several workers at a time that add up their tensors as they go: a fit.
-A job is a function of a module and its tasks are plain data, so that they can travel; what is large lies in folders every
-worker can read, and only the folder's name travels. The library knows these verbs and no engine; engines know no job.
+An engine has two methods. `map_unordered` runs many independent tasks on whichever worker is free: cells of an experiment,
+parts of a log, blocks of sessions. `run_spmd` runs one job on several workers at a time, which sum their tensors as they go:
+a fit. A job is a function or class of a module and its tasks are plain data, so that both can be sent to workers. Large data
+lies in folders that every worker can read, and only its path is sent.
+
+The library uses these methods and no engine directly; engines know nothing about jobs.
 """
 
 from __future__ import annotations
@@ -19,30 +21,30 @@ from mbcal.distributed.group import Group
 from mbcal.errors import OptionError, nearest
 
 EngineName = Literal["local", "ray"]
-"""The engines there are."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 OnMessage = Callable[[int, Any], None]
-"""Told what tasks `emit` as they go: a task's number, and what it said."""
+"""Called with a task's number and each message it emits."""
 
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """What of a machine one worker takes."""
+    """What one worker takes of a machine."""
 
     cpus: float = 1.0
     gpus: float = 0.0
+    """May be a fraction, for workers that share a GPU."""
 
 
 ONE_CORE = WorkerResources()
 
 
 class Engine(Protocol):
-    """The two verbs."""
+    """Runs jobs on workers."""
 
     workers: int
-    """Tasks at a time, at most."""
+    """Tasks that run at a time, at most; workers of `run_spmd`."""
 
     def map_unordered(
         self,
@@ -51,8 +53,23 @@ class Engine(Protocol):
         resources: WorkerResources = ONE_CORE,
         on_message: OnMessage | None = None,
     ) -> Iterator[tuple[int, Result]]:
-        """Every task once: its number and what was made of it, as soon as it is done. Where a worker is lost, its task is
-        done again; what a job raises is raised here, and nothing is left running."""
+        """Run a job on every task.
+
+        A task whose worker is lost is run again. When the iterator ends, raises or is closed, nothing is left running.
+
+        Args:
+            job: A function of a module.
+            tasks: Its arguments, plain data.
+            resources: What each task needs.
+            on_message: Called with what tasks `emit`, on the caller's thread.
+
+        Yields:
+            Each task's number and result, in the order in which they finish.
+
+        Raises:
+            EngineError: If no worker becomes free in time, or a task loses its worker again and again.
+            Exception: What a job raises is raised here, as itself.
+        """
 
     def run_spmd(
         self,
@@ -60,23 +77,43 @@ class Engine(Protocol):
         resources: WorkerResources = ONE_CORE,
         on_message: Callable[[Any], None] | None = None,
     ) -> Result:
-        """The same job on all workers at a time, each told its place in the group; returns what the first one made, and
-        passes on what that one says. Where a worker is lost all begin again, so the job keeps checkpoints where every
-        worker can read them."""
+        """Run one job on all workers at a time.
+
+        When a worker is lost, all workers start the job again: it must keep checkpoints where every worker can read them.
+
+        Args:
+            job: A function of the worker's group.
+            resources: What each worker needs.
+            on_message: Called with what the first worker emits.
+
+        Returns:
+            The result of the first worker.
+
+        Raises:
+            EngineError: If the workers cannot be started in time, or are lost again and again.
+            MbcalError: What the job raises on any worker is raised here, as itself.
+        """
 
     def require_shared_file(self, file: Path) -> None:
-        """Refuse a file that some worker does not see as we do: the manifest of a store, say, for the store."""
+        """Raise EngineError if some worker does not see the same file, such as the manifest of a store."""
 
 
 def create_engine(
     name: str, workers: int | None = None, address: str | None = None
 ) -> contextlib.AbstractContextManager[Engine]:
-    """`with create_engine("ray", 4) as engine:` and nothing of it is left afterwards. `workers` is as many as there are cores
-    unless told, `address` a cluster that is there already."""
-    if name not in get_args(EngineName):
-        raise OptionError(
-            f"engine: {name!r} is unknown; known are {', '.join(get_args(EngineName))}.{nearest(name, get_args(EngineName))}"
-        )
+    """Create an engine, as a context manager that leaves nothing running: `with create_engine("ray", 4) as engine:`.
+
+    Args:
+        name: `local` or `ray`.
+        workers: Number of workers on Ray; by default one per core of the cluster.
+        address: An existing Ray cluster; by default one is started on this machine.
+
+    Raises:
+        OptionError: If the name is unknown, or an address is given to the local engine.
+    """
+    known = get_args(EngineName)
+    if name not in known:
+        raise OptionError(f"engine: {name!r} is unknown; known are {', '.join(known)}.{nearest(name, known)}")
     if name == "ray":
         from mbcal.distributed.engines.ray import RayEngine
 
@@ -91,18 +128,24 @@ def create_engine(
 _listener: ContextVar[Callable[[Any], None] | None] = ContextVar("listener", default=None)
 
 
-def emit(what: Any) -> None:
-    """From within a job, to whoever listens to it: how it gets on, in plain data. Nobody may, and some of it may be lost."""
+def emit(message: Any) -> None:
+    """Send a message from within a job to the caller's `on_message`.
+
+    For progress only: there may be no listener, and the last messages of a task may be lost.
+
+    Args:
+        message: Plain data.
+    """
     listener = _listener.get()
     if listener is not None:
-        listener(what)
+        listener(message)
 
 
 @contextlib.contextmanager
 def messages_to(listener: Callable[[Any], None] | None) -> Iterator[None]:
-    """Within, jobs speak to this listener."""
-    before = _listener.set(listener)
+    """Within, `emit` calls this listener."""
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _listener.reset(before)
+        _listener.reset(token)

@@ -1,4 +1,4 @@
-"""This machine, this process: the default, and what other engines are compared with."""
+"""The engine of this process: the default, and what other engines are compared with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbcal.distributed.group import SINGLE_WORKER, Group
 
 
 class LocalEngine:
-    """One task after another."""
+    """Runs tasks in this process, one after another."""
 
     workers = 1
 
@@ -26,8 +26,8 @@ class LocalEngine:
         """See `Engine`."""
         for number, task in enumerate(tasks):
             with messages_to(on_message and partial(on_message, number)):
-                made = job(task)
-            yield number, made
+                result = job(task)
+            yield number, result
 
     def run_spmd(
         self,
@@ -40,4 +40,4 @@ class LocalEngine:
             return job(SINGLE_WORKER)
 
     def require_shared_file(self, file: Path) -> None:
-        """See `Engine`: we see what we see."""
+        """See `Engine`: the only worker is this process."""
