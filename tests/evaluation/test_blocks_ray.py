@@ -103,7 +103,7 @@ def assert_same(one: Run, other: Run) -> None:
 
 def workers() -> list[psutil.Process]:
     """Those that run a task of ours."""
-    return [one for one in psutil.process_iter(["cmdline"]) if "ray::_do" in (one.info["cmdline"] or [""])[0]]
+    return [one for one in psutil.process_iter(["cmdline"]) if "ray::_run_task" in (one.info["cmdline"] or [""])[0]]
 
 
 def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run, ray_engine: Any, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_driver_told_to_stop_stops_its_cluster(tmp_path: Path) -> None:
         ["experiment", "newsfeed", "--preset", "laptop", "--out", "run", "--engine", "ray", "--workers", "1"], tmp_path
     )
     family: list[psutil.Process] = []
-    while not any("ray::_do" in " ".join(process.cmdline()) for process in family):
+    while not any("ray::_run_task" in " ".join(process.cmdline()) for process in family):
         time.sleep(0.2)
         assert driver.poll() is None
         family = psutil.Process(driver.pid).children(recursive=True)

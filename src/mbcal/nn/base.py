@@ -78,7 +78,7 @@ class SessionNet(nn.Module):
         return tuple(torch.where(mask.unsqueeze(1), a, b) for a, b in zip(yes, no, strict=True))
 
     def inputs(self, items: Tensor, behaviours: Tensor) -> Tensor:
-        """x = [Emb(b), Emb(a)]: items and behaviours (…) -> (…, X)."""
+        """Concatenate the embeddings of behaviours and items, x = [Emb(b), Emb(a)]: (…) and (…) -> (…, X)."""
         return torch.cat([self.behaviours(behaviours.int()), self.items(items)], -1)
 
     def previous(self, behaviours: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ LAYERS, HEADS, POSITIONS = 2, 2, 64
 
 
 class TransformerNet(SessionNet):
-    """Transformer blocks of width W = `config.hidden`, rounded up to a multiple of the heads. `config.user` is ignored: the
-    history is always read.
+    """Transformer blocks of width W = `config.hidden`, rounded up to a multiple of the heads.
+
+    `config.user` is ignored: the history is always read.
 
     Args:
         catalog: The items.

@@ -230,7 +230,7 @@ class LinUCBScorer:
         return state
 
     def context(self, state: RewardRecord) -> Array:
-        """c (B, 3): 1, the mean reward so far, the last reward."""
+        """The context (B, 3): 1, the mean reward so far, the last reward."""
         mean = state.total / state.count.clip(1, None)
         return stack([mean * 0 + 1, mean, state.last])
 

@@ -101,7 +101,7 @@ class Engine(Protocol):
 def create_engine(
     name: str, workers: int | None = None, address: str | None = None
 ) -> contextlib.AbstractContextManager[Engine]:
-    """Create an engine, as a context manager that leaves nothing running: `with create_engine("ray", 4) as engine:`.
+    """Create an engine for a `with` block, after which nothing is left running.
 
     Args:
         name: `local` or `ray`.

@@ -1,5 +1,7 @@
-"""Catalogue rows of the item names in a request's JSON, in C. The reference implementation decodes the JSON and asks
-`Catalog.rows_of` (serving/candidates.py)."""
+"""Catalogue rows of the item names in a request's JSON, in C.
+
+The reference implementation decodes the JSON and calls `Catalog.rows_of` (serving/candidates.py).
+"""
 
 from __future__ import annotations
 

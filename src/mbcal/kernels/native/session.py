@@ -1,5 +1,7 @@
-"""One session ranked in one call of C. The service does this for every request, so tables are checked, and their addresses
-taken, once per version."""
+"""One session ranked in one call of C.
+
+The service does this for every request, so tables are checked, and their addresses taken, once per version.
+"""
 
 from __future__ import annotations
 

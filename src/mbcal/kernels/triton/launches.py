@@ -1,5 +1,7 @@
-"""Starts the kernels of `kernels.py` on tensors. What each function computes is documented in `mbcal.kernels.triton`, which
-checks sizes and devices first."""
+"""Launches of the kernels of `kernels.py` on tensors.
+
+What each function computes is documented in `mbcal.kernels.triton`, which checks sizes and devices first.
+"""
 
 from __future__ import annotations
 
