@@ -19,7 +19,6 @@ from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.losses import behaviour_nll
 from mbcal.types import SessionTensors
 
 EPSILON = 0.1
@@ -36,7 +35,7 @@ class DynaQ(DQN):
         return {"environment": RecurrentNet(*shape), **super().build_networks(domain)}
 
     def learn(self, context: FitContext) -> None:
-        context.train("environment", behaviour_nll(self.nets["environment"], context.data))
+        context.fit_behaviours("environment")
         real_and_imagined = SessionTensors.concat([context.data.tensors, self.imagine(context)])
         self.learn_values(context, DeviceSessions(real_and_imagined, self.device, candidates=True), copies=2)
 

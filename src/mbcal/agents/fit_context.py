@@ -22,7 +22,7 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Curve, Objective, TrainingJob, train
-from mbcal.training.losses import value_mse
+from mbcal.training.losses import base_nll, behaviour_nll, value_mse
 from mbcal.types import SessionTensors
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -61,6 +61,7 @@ class FitContext:
         before_update: Callable[[], None] | None = None,
         use_cuda_graph: bool | None = None,
         copies: int = 1,
+        base_loss: float | None = None,
     ) -> None:
         """Fit one network with an objective.
 
@@ -83,6 +84,8 @@ class FitContext:
             before_update=before_update,
             use_cuda_graph=self.data.is_on_device if use_cuda_graph is None else use_cuda_graph,
             loss_scale=_loss_scale(self.nets[name]),
+            steps=float(self.data.tensors.mask.sum()) * len(self.train_rows) / len(self.data) * copies,
+            base_loss=base_loss,
             row_index=worker_slice.row_index(self.data.device, copies),
         )
         self.curves[name] = train(
@@ -119,7 +122,13 @@ class FitContext:
         if not isinstance(net, ValueNet):
             raise TypeError(f"fit_values: {name!r} is a {type(net).__name__}, not a ValueNet")
         self.fit_label_scaler(net.label_scaler, labels)
-        self.train(name, value_mse(net, self.data, labels, mask_item))
+        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=1.0)
+
+    def fit_behaviours(self, name: str, mask_rate: float = 0.0) -> None:
+        """Fit a network of behaviours by likelihood."""
+        objective = behaviour_nll(self.nets[name], self.data, mask_rate)
+        base_loss = base_nll(self.data, torch.from_numpy(self.held_out_rows)) if len(self.held_out_rows) else None
+        self.train(name, objective, base_loss=base_loss)
 
     def fit_label_scaler(self, scaler: LabelScaler, labels: Tensor) -> None:
         """Fit the scale of labels (N, T) over all workers. Later fits keep the first scale: weights depend on it."""

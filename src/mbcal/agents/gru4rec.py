@@ -17,7 +17,6 @@ from mbcal.agents.fit_context import FitContext
 from mbcal.agents.values import reward_term
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.losses import behaviour_nll
 
 
 class GRU4Rec(Agent):
@@ -31,7 +30,7 @@ class GRU4Rec(Agent):
         return {"behaviour": net}
 
     def learn(self, context: FitContext) -> None:
-        context.train("behaviour", behaviour_nll(self.nets["behaviour"], context.data))
+        context.fit_behaviours("behaviour")
 
     def build_scorer(self) -> NetScorer:
         terms = {"instant": reward_term(self.nets["behaviour"], self.domain.behaviours)}

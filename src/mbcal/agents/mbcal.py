@@ -41,7 +41,6 @@ from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.losses import behaviour_nll
 from mbcal.training.targets import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
@@ -101,8 +100,7 @@ class MBCAL(Agent):
         return nets
 
     def learn(self, context: FitContext) -> None:
-        environment = self.nets["environment"]
-        context.train("environment", behaviour_nll(environment, context.data, self.config.mask_rate))
+        context.fit_behaviours("environment", self.config.mask_rate)
         advantage = context.label("labels of advantage", self.advantage)
         context.fit_values("advantage", advantage)
         if self.config.mix:

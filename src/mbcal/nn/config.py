@@ -32,6 +32,8 @@ class NetConfig:
     features: tuple[str, ...] | None = None
     """Item features read beside the id. None: those the store proposes for agents, or none without a store."""
     user: UserEncoder = "history"
+    embedding_scale: float = 0.1
+    """Standard deviation of initial embeddings. torch's default of 1 drowns what is learned (docs/training.md)."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "embedding"):

@@ -18,6 +18,12 @@ from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, Feature,
 class Embedding(nn.Embedding):
     """`torch.nn.Embedding` with a faster gradient on a GPU: torch's sorts the rows first, `EmbeddingLookup`'s does not."""
 
+    def __init__(self, rows: int, size: int, scale: float = 0.1) -> None:
+        super().__init__(rows, size)
+        with torch.no_grad():
+            self.weight.mul_(scale)
+        self.weight.is_embedding = True
+
     def forward(self, rows: Tensor) -> Tensor:
         """Rows (…) -> (…, embedding)."""
         if not self.weight.is_cuda or not torch.is_grad_enabled():
@@ -70,8 +76,8 @@ class ItemEmbedding(nn.Module):
         super().__init__()
         features = config.features or ()
         require_features(catalog, features)
-        self.id = Embedding(catalog.n_rows, config.embedding)
-        self.features = nn.ModuleList(_FeatureEmbedding(catalog.features[name], config.embedding) for name in features)
+        self.id = Embedding(catalog.n_rows, config.embedding, config.embedding_scale)
+        self.features = nn.ModuleList(_FeatureEmbedding(catalog.features[name], config) for name in features)
         self.size = config.embedding * (1 + len(features))
         self.register_buffer("table", None, persistent=False)
         self.register_buffer("seen", torch.ones(catalog.n_rows, dtype=torch.bool))
@@ -129,9 +135,9 @@ class _FeatureEmbedding(nn.Module):
     offsets: Tensor
     """(rows + 1,) where each item's codes begin."""
 
-    def __init__(self, feature: Feature, size: int) -> None:
+    def __init__(self, feature: Feature, config: NetConfig) -> None:
         super().__init__()
-        self.embedding = Embedding(feature.cardinality, size)
+        self.embedding = Embedding(feature.cardinality, config.embedding, config.embedding_scale)
         self.single = feature.offsets is None
         offsets = np.arange(feature.n_rows + 1) if feature.offsets is None else feature.offsets
         # not persistent: derived from the catalogue, which is saved with the model

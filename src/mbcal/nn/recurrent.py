@@ -24,6 +24,7 @@ from mbcal.errors import OptionError
 from mbcal.kernels import triton
 from mbcal.nn.base import SessionNet, State
 from mbcal.nn.config import NetConfig
+from mbcal.nn.embeddings import Embedding
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.scoring.tables import CellTables, Tables
 from mbcal.types import MASK_ROW, Behaviours, Catalog, SessionTensors
@@ -54,7 +55,7 @@ class RecurrentNet(SessionNet):
         elif config.user == "id":
             if users < 1:
                 raise OptionError("user: the 'id' encoder needs to know how many users there are")
-            self.user = nn.Embedding(users + 1, config.hidden)  # the last row is for users not seen in training
+            self.user = Embedding(users + 1, config.hidden, config.embedding_scale)  # the last row is for users not seen in training
         self.head = nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, outputs))
 
     # ---- whole sessions

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mbcal.nn.base import SessionNet, State
 from mbcal.nn.config import NetConfig
+from mbcal.nn.embeddings import Embedding
 from mbcal.types import Behaviours, Catalog
 
 LAYERS, HEADS, POSITIONS = 2, 2, 64
@@ -39,8 +40,8 @@ class TransformerNet(SessionNet):
         width = config.hidden + config.hidden % HEADS
         self.read = nn.Linear(config.embedding + self.items.size, width)  # inputs of history steps
         self.show = nn.Linear(config.embedding + self.items.size, width)  # inputs of session steps
-        self.before = nn.Embedding(POSITIONS, width)  # steps between a history step and the session
-        self.within = nn.Embedding(POSITIONS, width)  # index of a session step
+        self.before = Embedding(POSITIONS, width, config.embedding_scale)  # steps between a history step and the session
+        self.within = Embedding(POSITIONS, width, config.embedding_scale)  # index of a session step
         self.blocks = nn.ModuleList(_Block(width) for _ in range(LAYERS))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
 

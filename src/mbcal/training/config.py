@@ -1,7 +1,8 @@
-"""Settings of the training loop."""
+"""How long and how fast to learn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,49 +11,122 @@ from torch import nn
 
 from mbcal.errors import OptionError
 
-MAX_EPOCHS, MAX_BATCH = 1_000_000, 1 << 20
+UPDATES_PER_EPOCH = 200
+"""Updates that a chosen batch aims at in one pass over the data."""
+MIN_BATCH_STEPS, MAX_BATCH_STEPS = 640, 5120
+"""Bounds of a chosen batch, in steps."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and how fast to train a network.
+    """How long and how fast to learn. The defaults adapt to the data; docs/training.md has the measurements.
 
     Raises:
-        OptionError: If a setting is out of range.
+        OptionError: If a value is out of range.
     """
 
-    epochs: int = 20
-    """Passes over the data, at most."""
-    batch: int = 256
-    """Sessions per update."""
-    learning_rate: float = 1e-3
+    epochs: int = 40
+    """At most this many passes over the data."""
+    batch: int | None = None
+    """Sessions per update. None: as many as give 200 updates in a pass, but 640 to 5,120 steps."""
+    learning_rate: float = 2e-3
+    """The rate after the warm-up."""
+    warmup: int = 100
+    """Updates over which the rate rises from zero."""
+    decay: float = 0.3
+    """Factor on the rate when the held-out loss stops falling. Without held-out users the rate falls linearly to this share
+    over all updates."""
+    reductions: int = 2
+    """How often the rate is reduced before training stops."""
+    patience: int = 1
+    """Epochs without a better held-out loss before the rate is reduced, or training stops."""
+    clip: float | None = 1.0
+    """Largest norm of a gradient."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of embeddings, per unit of the learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of Adam's two moments, each in [0, 1)."""
     eps: float = 1e-8
-    """Adam's epsilon, above 0."""
     validation: float = 0.1
-    """Share of users held out for early stopping, in [0, 1); with 0 all epochs are run."""
-    patience: int = 2
-    """Epochs without a better held-out loss before training stops. The weights of the best epoch are kept."""
+    """Share of users held out to tell when to stop; with 0 every epoch is run."""
 
     def __post_init__(self) -> None:
-        for name, largest in (("epochs", MAX_EPOCHS), ("batch", MAX_BATCH), ("patience", MAX_EPOCHS)):
-            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= largest:
-                raise OptionError(f"{name}: must be a whole number from 1 to {largest:,}, got {getattr(self, name)}")
+        for name, least, most in (
+            ("epochs", 1, 1_000_000),
+            ("batch", 1, 1 << 20),
+            ("patience", 1, 1_000_000),
+            ("warmup", 0, 1_000_000),
+            ("reductions", 0, 100),
+        ):
+            value = getattr(self, name)
+            if name == "batch" and value is None:
+                continue
+            if not isinstance(value, int) or not least <= value <= most:
+                raise OptionError(f"{name}: must be a whole number from {least} to {most:,}, got {value}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not self.eps > 0:
             raise OptionError(f"betas and eps: must be two numbers in [0, 1) and one above 0, got {self.betas}, {self.eps}")
         if not 0 <= self.validation < 1:
             raise OptionError(f"validation: must be in [0, 1), got {self.validation}")
         if not self.learning_rate > 0:
             raise OptionError(f"learning_rate: must be above 0, got {self.learning_rate}")
+        if not 0 < self.decay <= 1:
+            raise OptionError(f"decay: must be above 0 and at most 1, got {self.decay}")
+        if self.clip is not None and not self.clip > 0:
+            raise OptionError(f"clip: must be above 0, got {self.clip}")
+        if not self.weight_decay >= 0:
+            raise OptionError(f"weight_decay: must be at least 0, got {self.weight_decay}")
+
+    def batch_sessions(self, sessions: int, steps: float) -> int:
+        """Sessions per update, as given or chosen.
+
+        Args:
+            sessions: Sessions to learn from.
+            steps: Their steps in all.
+        """
+        if self.batch is not None:
+            return self.batch
+        wanted = min(max(steps / UPDATES_PER_EPOCH, MIN_BATCH_STEPS), MAX_BATCH_STEPS)
+        return max(1, min(round(wanted * sessions / max(steps, 1)), sessions))
+
+    def rate(self, update: int, reductions: int, share_done: float | None) -> float:
+        """The learning rate of one update.
+
+        Args:
+            update: Updates before it.
+            reductions: How often the held-out loss has stopped falling.
+            share_done: Share of all planned updates that is done; None where held-out users decide.
+        """
+        rate = self.learning_rate * min(1.0, (update + 1) / max(self.warmup, 1))
+        if share_done is not None:
+            return rate * (1 - (1 - self.decay) * share_done)
+        return rate * math.pow(self.decay, reductions)
+
+    def set_rate(self, optimiser: torch.optim.Adam, rate: float) -> None:
+        """Set the learning rate of an optimiser; a group with a `share` gets that share of it."""
+        for group in optimiser.param_groups:
+            value = rate * group.get("share", 1.0)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
 
     def apply_to(self, optimiser: torch.optim.Adam) -> None:
-        """Set these rates in an existing Adam. A parameter group with a `share` learns at that share of the rate."""
+        """Give an existing Adam these settings."""
         for group in optimiser.param_groups:
-            group.update(lr=self.learning_rate * group.get("share", 1.0), betas=self.betas, eps=self.eps)
+            group.update(betas=self.betas, eps=self.eps)
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"] = group["lr"].clone()  # torch gives all groups one tensor
+        self.set_rate(optimiser, self.learning_rate)
 
     def create_optimiser(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
-        """Create an Adam over the parameters that require gradients; on a GPU, one whose steps can be recorded."""
+        """A fresh Adam over those of the parameters that can be learned."""
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        on_gpu = any(parameter.is_cuda for parameter in parameters)
-        return torch.optim.Adam(parameters, self.learning_rate, self.betas, self.eps, fused=True, capturable=on_gpu)
+        recorded = any(parameter.is_cuda for parameter in parameters)
+        rate = torch.tensor(self.learning_rate, device="cuda") if recorded else self.learning_rate
+        embeddings = [parameter for parameter in parameters if getattr(parameter, "is_embedding", False)]
+        others = [parameter for parameter in parameters if not getattr(parameter, "is_embedding", False)]
+        groups = [{"params": others, "weight_decay": 0.0}, {"params": embeddings, "weight_decay": self.weight_decay}]
+        optimiser = torch.optim.AdamW(
+            [group for group in groups if group["params"]], rate, self.betas, self.eps, fused=True, capturable=recorded
+        )
+        self.apply_to(optimiser)
+        return optimiser

@@ -28,6 +28,11 @@ from mbcal.training.state import load_state_arrays, state_to_arrays, without_pre
 LOSS_CHECK_INTERVAL = 100
 """Updates between two looks at the losses: each look makes a GPU wait."""
 
+PLATEAU_MARGIN = 2e-2
+"""A network has left its initial plateau when its held-out loss is below the constant prediction's by this share."""
+PLATEAU_UPDATES = 5_000
+"""Updates after which a network that has not left the plateau may stop: there is nothing to learn."""
+
 Objective = Callable[[Tensor, Noise], tuple[Tensor, Tensor]]
 """(rows (B,), noise of the batch) -> (summed loss, number of steps it was summed over).
 
@@ -59,6 +64,10 @@ class TrainingJob:
     """On a GPU, replay updates as a CUDA graph. Needs all data on the device."""
     loss_scale: float = 1.0
     """Factor from the objective's loss to the reported one: value networks learn normalised labels."""
+    steps: float = 0.0
+    """Steps of the training rows, from which a batch size is chosen."""
+    base_loss: float | None = None
+    """Held-out loss of the best constant prediction. Training does not stop early before it is beaten."""
     row_index: Tensor | None = None
     """`WorkerSlice.row_index` where several workers share the fit."""
 
@@ -107,6 +116,12 @@ class _Position:
     best_loss: float | None = None
     """The lowest held-out loss so far."""
     epochs_since_best: int = 0
+    reductions: int = 0
+    """How often the learning rate was reduced."""
+    updates: int = 0
+    """Updates so far."""
+    stopped: str = ""
+    """Why training ended."""
     done: bool = False
     curve: Curve = field(default_factory=list)
 
@@ -142,6 +157,8 @@ class _Trainer:
         self.job, self.config, self.seed = job, config, seed
         self.progress, self.checkpoints, self.group = progress, checkpoints, group
         self.device = next(job.net.parameters()).device
+        n_rows = len(job.train_rows)
+        self.batch_size = config.batch_sessions(n_rows, job.steps or 20.0 * n_rows)
         self.position = _Position()
         self.best_state: dict[str, NDArray[Any]] = {}
         self._restore()
@@ -161,7 +178,7 @@ class _Trainer:
 
     @torch.enable_grad()
     def _run_epoch(self, train_rows: Tensor) -> None:
-        position, batch_size = self.position, self.config.batch
+        position, batch_size = self.position, self.batch_size
         order = permutation(derive_seed(self.seed, self.job.name, "order", position.epoch), len(train_rows), self.device)
         n_batches = -(-len(train_rows) // batch_size)
         noise_seeds = self._noise_seeds(n_batches, "noise", position.epoch)
@@ -177,6 +194,7 @@ class _Trainer:
                 for number in range(first, position.batch):
                     if self.job.before_update:
                         self.job.before_update()
+                    self._set_rate(batches.count)
                     if number < batches.n_full:
                         update_next()
                     else:  # the last, shorter batch does not fit the recorded graph
@@ -194,7 +212,18 @@ class _Trainer:
         if position.curve and "held_out" in position.curve[-1]:
             title += f", held-out loss {position.curve[-1]['held_out']:.4f}"
         self.progress.phase(title, n_sessions)
-        self.progress.advance(position.batch * self.config.batch)
+        self.progress.advance(position.batch * self.batch_size)
+
+    def _set_rate(self, n_batches: int) -> None:
+        position, planned = self.position, self.config.epochs * n_batches
+        share_done = None if len(self.job.held_out_rows) else position.updates / planned
+        self.config.set_rate(self.job.optimiser, self.config.rate(position.updates, position.reductions, share_done))
+        position.updates += 1
+
+    def _clip_gradient(self) -> None:
+        if self.config.clip is not None:
+            parameters = [parameter for group in self.job.optimiser.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.config.clip, foreach=True)
 
     def _update_next(self, batches: _EpochBatches) -> None:
         """Update on the next full batch. Its number is read from a tensor, so that the step can be recorded."""
@@ -210,6 +239,7 @@ class _Trainer:
         loss_sum, step_count = self.job.objective(rows, Noise(noise_seed))
         self.job.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(loss_sum / step_count.clamp(min=1))
+        self._clip_gradient()
         self.job.optimiser.step()
         return torch.stack([loss_sum.detach(), step_count.to(loss_sum.dtype)])
 
@@ -225,6 +255,7 @@ class _Trainer:
             sums = torch.stack([loss_sum.detach(), step_count.to(loss_sum.dtype)])
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         sums = all_reduce_gradients(parameters, sums, self.group)
+        self._clip_gradient()
         optimiser.step()
         return sums
 
@@ -273,16 +304,30 @@ class _Trainer:
                 self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
         position.curve.append({name: loss * self.job.loss_scale for name, loss in losses.items()})
         position.epoch, position.batch, position.loss_sum, position.step_count = position.epoch + 1, 0, 0.0, 0.0
-        position.done = position.epoch >= self.config.epochs or position.epochs_since_best >= self.config.patience
+        if position.epochs_since_best >= self.config.patience and not self._on_initial_plateau():
+            if position.reductions == self.config.reductions:
+                position.done, position.stopped = True, "the held-out loss stopped falling"
+            else:
+                position.reductions, position.epochs_since_best = position.reductions + 1, 0
+                load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
+        if position.epoch >= self.config.epochs and not position.done:
+            position.done, position.stopped = True, f"all {self.config.epochs} epochs were run"
         if position.done and self.best_state:
             load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
             self.best_state = {}
+
+    def _on_initial_plateau(self) -> bool:
+        """Whether the network still predicts no better than a constant, and may yet learn to."""
+        base, best = self.job.base_loss, self.position.best_loss
+        if base is None or best is None or best < base * (1 - PLATEAU_MARGIN):
+            return False
+        return self.position.updates < PLATEAU_UPDATES
 
     @torch.no_grad()
     def _held_out_loss(self, held_out_rows: Tensor) -> float:
         self.job.net.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        batches = torch.split(held_out_rows, 4 * self.config.batch)
+        batches = torch.split(held_out_rows, max(4 * self.batch_size, 256))
         for batch, noise_seed in zip(batches, self._noise_seeds(len(batches), "held-out noise"), strict=True):
             rows, noise = self._local_batch(batch, noise_seed)
             if len(rows):

@@ -59,3 +59,11 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bo
         return (error.square() * mask).sum(), mask.sum()
 
     return objective
+
+
+def base_nll(data: DeviceSessions, rows: Tensor) -> float:
+    """Negative log likelihood per step of sessions `rows` under their own behaviour frequencies."""
+    batch = data[rows]
+    counts = batch.behaviours[batch.mask].long().bincount().double()
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * shares.log()).sum())
