@@ -25,14 +25,14 @@ class NetConfig:
     """
 
     cell: Cell = "gru"
-    hidden: int = 32
+    hidden: int = 64
     """Width of the hidden state, H."""
     embedding: int = 32
     """Width of each embedding: of behaviours, of item ids, and of every item feature."""
     features: tuple[str, ...] | None = None
     """Item features read beside the id. None: those the store proposes for agents, or none without a store."""
     user: UserEncoder = "history"
-    embedding_scale: float = 0.1
+    embedding_scale: float = 0.2
     """Standard deviation of initial embeddings. torch's default of 1 drowns what is learned (docs/training.md)."""
 
     def __post_init__(self) -> None:

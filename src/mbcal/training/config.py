@@ -29,7 +29,7 @@ class TrainingConfig:
     """At most this many passes over the data."""
     batch: int | None = None
     """Sessions per update. None: as many as give 200 updates in a pass, but 640 to 5,120 steps."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     """The rate after the warm-up."""
     warmup: int = 100
     """Updates over which the rate rises from zero."""
