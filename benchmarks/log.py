@@ -80,7 +80,7 @@ def _cpu() -> float:
 
 
 def life_of_a_log(folder: Path, count: int) -> None:
-    with DecisionLog(folder, segment_bytes=16 << 20, most_waiting=10 * count) as log:
+    with DecisionLog(folder, segment_bytes=16 << 20, max_waiting=10 * count) as log:
         for number in range(count):
             made = decision(number)
             log.append(made)

@@ -39,7 +39,7 @@ def joined(*records: Record, horizon: int = 4, history: int = 3) -> Joined:
 def same(one: Joined, other: Joined) -> bool:
     arrays = zip(one.sessions.arrays(), other.sessions.arrays(), strict=True)
     alike = all(a[0] == b[0] and a[1].tobytes() == b[1].tobytes() and a[1].shape == b[1].shape for a, b in arrays)
-    rest = ((found.users, found.names, found.counts, found.sessions.origin) for found in (one, other))
+    rest = ((found.users, found.session_names, found.counts, found.sessions.origin) for found in (one, other))
     return alike and next(rest) == next(rest)
 
 
@@ -65,7 +65,7 @@ def test_a_session_by_hand() -> None:
     assert sessions.history_items.tolist() == [[2, 1, 0]]
     assert sessions.history_behaviours.tolist() == [[0, 1, 0]]
     assert (sessions.length.tolist(), sessions.history_length.tolist(), sessions.user.tolist()) == ([3], [2], [0])
-    assert (found.users, found.names) == (("u",), ("s",))
+    assert (found.users, found.session_names) == (("u",), ("s",))
     assert asdict(found.counts) == {
         "decisions": 2,
         "feedback": 3,
@@ -116,7 +116,7 @@ def test_what_is_left_out_is_counted() -> None:
         answered("d2", behaviour="bitten"),
     )
     assert found.sessions.items.tolist() == [[3, 0, 0, 0]]
-    assert found.names == ("s",)
+    assert found.session_names == ("s",)
     counts = found.counts
     assert (counts.decisions, counts.feedback, counts.sessions, counts.steps) == (3, 7, 1, 1)
     assert (counts.unanswered, counts.orphans, counts.repeated_feedback, counts.unknown_history) == (2, 3, 0, 1)
@@ -153,7 +153,7 @@ def test_long_sessions_are_cut_and_remember() -> None:
     assert found.sessions.length.tolist() == [2, 2, 1]
     assert found.sessions.history_items.tolist() == [[5, 5, 0], [5, 2, 3], [3, 4, 5]]
     assert found.sessions.history_behaviours.tolist() == [[1, 1, 0], [1, 0, 1], [1, 0, 1]]
-    assert found.names == ("s",) * 3
+    assert found.session_names == ("s",) * 3
     assert joined(*records, horizon=2, history=0).sessions.history_items.shape == (3, 0)
     with pytest.raises(OptionError, match=r"horizon: must lie in 1\.\.10000, got 0"):
         joined(horizon=0)

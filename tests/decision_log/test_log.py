@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 
 from mbcal.decision_log import Damage, Decision, DecisionLog, Feedback
-from mbcal.decision_log import compaction as archive
-from mbcal.decision_log import writer as log
+from mbcal.decision_log import compaction, writer
 from mbcal.decision_log.compaction import compact_log
-from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.reader import read_log, segment_records
 from mbcal.decision_log.records import Record, decode, encode
-from mbcal.decision_log.segments import FRAME, HEADER, LONGEST, frame, header
+from mbcal.decision_log.segments import FRAME_BYTES, HEADER, MAX_RECORD_BYTES, frame_record, segment_header
 from mbcal.errors import InputError, LogError, LogFullError, OptionError, OutputError
-from mbcal.storage import atomic as folders
+from mbcal.storage import atomic
 
 
 def decision(number: int, **changes: Any) -> Decision:
@@ -92,7 +91,7 @@ def test_records_come_back_as_they_went(place: Path) -> None:
 def test_a_decision_refuses_propensities_that_are_none() -> None:
     with pytest.raises(ValueError, match=r"decision 'd1': 2 items but 1 propensities; give one each"):
         decision(1, propensities=[1.0])
-    with pytest.raises(ValueError, match=r"propensities must lie in \(0, 1\], got 0"):
+    with pytest.raises(ValueError, match=r"propensities must be in \(0, 1\], got 0"):
         decision(1, propensities=[0.5, 0])
     with pytest.raises(ValueError, match=r"got nan"):
         decision(1, propensities=[0.5, float("nan")])
@@ -113,7 +112,7 @@ def test_every_truncation_recovers_exactly_the_whole_records(place: Path) -> Non
     whole = path.read_bytes()
     ends = [HEADER.size]
     for record in records:
-        ends.append(ends[-1] + FRAME + len(encode(record)))
+        ends.append(ends[-1] + FRAME_BYTES + len(encode(record)))
     assert ends[-1] == len(whole)
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
@@ -121,7 +120,7 @@ def test_every_truncation_recovers_exactly_the_whole_records(place: Path) -> Non
         assert list(read_log(place)) == records[:kept]  # reading does not mend
         with DecisionLog(place) as opened:
             torn = size not in ends and size > HEADER.size
-            cut = f"{path}: {size - ends[kept]} bytes of an unfinished record cut after {kept} records"
+            cut = f"{path}: {size - ends[kept]} bytes of an incomplete record removed after {kept} records"
             assert opened.notes == ((cut,) if torn else ())
             opened.append(records[-1]).result(10)
         assert list(read_log(place)) == [*records[:kept], records[-1]]
@@ -141,13 +140,13 @@ def test_a_tail_of_anything_is_cut(place: Path, tail: bytes) -> None:
 
 
 def test_a_record_quoted_in_another_is_never_taken_for_one(place: Path) -> None:
-    quoted = frame(encode(decision(7)), 1, HEADER.size).decode("latin-1")
+    quoted = frame_record(encode(decision(7)), 1, HEADER.size).decode("latin-1")
     write(place, [decision(1, user=quoted)])
     path = place / "segment-000001.log"
     path.write_bytes(path.read_bytes()[:-1])
     assert list(read_log(place)) == []
     with DecisionLog(place) as opened:
-        assert "cut after 0 records" in opened.notes[0]
+        assert "removed after 0 records" in opened.notes[0]
 
 
 def test_every_flipped_byte_costs_its_record_and_no_other(place: Path) -> None:
@@ -155,8 +154,8 @@ def test_every_flipped_byte_costs_its_record_and_no_other(place: Path) -> None:
     write(place, records)
     path = place / "segment-000001.log"
     whole = path.read_bytes()
-    second = HEADER.size + FRAME + len(encode(records[0]))
-    third = second + FRAME + len(encode(records[1]))
+    second = HEADER.size + FRAME_BYTES + len(encode(records[0]))
+    third = second + FRAME_BYTES + len(encode(records[1]))
     for at in range(second, third):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         with pytest.raises(LogError, match=rf"segment-000001.log: damaged at byte {second} .*--skip-damaged"):
@@ -165,7 +164,7 @@ def test_every_flipped_byte_costs_its_record_and_no_other(place: Path) -> None:
         assert list(read_log(place, skipped)) == [records[0], records[2]]
         assert [(damage.offset, damage.size) for damage in skipped] == [(second, third - second)]
     with DecisionLog(place) as opened:  # records follow the damage, so it is no torn tail: nothing may be cut
-        assert opened.notes == (f"{path}: damaged in the middle; it is left as it is and segment 2 begun",)
+        assert opened.notes == (f"{path}: damaged in the middle; it is left as it is and segment 2 is begun",)
         opened.append(records[1]).result(10)
     assert list(read_log(place, [])) == [records[0], records[2], records[1]]
 
@@ -183,7 +182,7 @@ def test_flips_at_the_tail_and_in_the_header(place: Path) -> None:
             with pytest.raises(LogError, match=r"this mbcal reads up to 1; read it with a newer mbcal"):
                 list(read_log(place))
         else:
-            with pytest.raises(LogError, match=r"damaged at byte 0 .no segment begins like this"):
+            with pytest.raises(LogError, match=r"damaged at byte 0 .no valid segment header"):
                 list(read_log(place))
             assert list(read_log(place, [])) == records
 
@@ -324,7 +323,7 @@ def test_nothing_is_acknowledged_before_its_sync(place: Path, monkeypatch: pytes
 
 
 def test_too_many_waiting_are_refused(place: Path, slow_sync: list[int]) -> None:
-    with DecisionLog(place, most_waiting=10) as opened:
+    with DecisionLog(place, max_waiting=10) as opened:
         accepted = [opened.append(decision(number)) for number in range(10)]
         with pytest.raises(LogFullError, match=r"10 records wait to be written; try again in a moment"):
             opened.append(decision(10))
@@ -402,7 +401,7 @@ def test_a_segment_that_cannot_begin_is_tried_again(place: Path, monkeypatch: py
     with DecisionLog(place, segment_bytes=150) as opened:
         opened.append(decision(1)).result(10)
         with monkeypatch.context() as patch:
-            patch.setattr(log, "fsync", fail)
+            patch.setattr(writer, "fsync", fail)
             for _ in range(2):
                 with pytest.raises(OutputError, match=r"the disk is full"):
                     opened.append(decision(2)).result(10)
@@ -442,8 +441,8 @@ def test_reading_while_writing_sees_a_prefix(place: Path) -> None:
 
 def test_what_cannot_be_logged_is_said_at_once(place: Path, tmp_path: Path) -> None:
     with DecisionLog(place) as opened:
-        with pytest.raises(LogError, match=f"at most {LONGEST:,} are kept; give fewer candidates"):
-            opened.append(decision(1, user="x" * (LONGEST + 1)))
+        with pytest.raises(LogError, match=f"at most {MAX_RECORD_BYTES:,} are allowed; give fewer candidates"):
+            opened.append(decision(1, user="x" * (MAX_RECORD_BYTES + 1)))
         with pytest.raises(InputError, match=r"record 'd1': cannot be written .*; give plain text and 64-bit numbers"):
             opened.append(decision(1, user="\ud800"))
         with pytest.raises(InputError, match=r"64-bit"):
@@ -451,9 +450,9 @@ def test_what_cannot_be_logged_is_said_at_once(place: Path, tmp_path: Path) -> N
         opened.append(decision(2)).result(10)
     assert [record.id for record in read_log(place)] == ["d2"]
     with pytest.raises(
-        OptionError, match=r"segment_bytes and most_waiting must be at least 1 and linger in .0, 1., got 0, 5 and 0.0"
+        OptionError, match=r"segment_bytes and max_waiting must be at least 1 and linger in .0, 1., got 0, 5 and 0.0"
     ):
-        DecisionLog(place, segment_bytes=0, most_waiting=5)
+        DecisionLog(place, segment_bytes=0, max_waiting=5)
     with pytest.raises(LogError, match=r"nothing: cannot be read .No such file or directory.; give the folder"):
         list(read_log(tmp_path / "nothing"))
     with pytest.raises(LogError, match=r"no decision log .no segments."):
@@ -466,9 +465,9 @@ def test_what_cannot_be_logged_is_said_at_once(place: Path, tmp_path: Path) -> N
 def test_a_record_of_a_later_kind_is_damage_by_name(place: Path) -> None:
     place.mkdir()
     payload = b"\x92\x09\xa1x"  # kind 9
-    later = frame(payload, 1, HEADER.size)
-    (place / "segment-000001.log").write_bytes(header(1) + later)
-    with pytest.raises(LogError, match=r"damaged at byte 16 .no record of this mbcal: Invalid value 9"):
+    later = frame_record(payload, 1, HEADER.size)
+    (place / "segment-000001.log").write_bytes(segment_header(1) + later)
+    with pytest.raises(LogError, match=r"damaged at byte 16 .no record this mbcal can read: Invalid value 9"):
         list(read_log(place))
 
 
@@ -497,7 +496,7 @@ def test_compaction_changes_nothing_but_the_size(place: Path) -> None:
 def records_of_last(place: Path) -> list[Record]:
     (path,) = place.glob("*.log")
     number = int(path.stem.split("-")[1])
-    return list(archive._segment_records(path, number, path.read_bytes(), True, None))
+    return list(segment_records(path, number, path.read_bytes(), True, None))
 
 
 class Stopped(Exception):  # noqa: N818  # it stands for a kill
@@ -523,8 +522,8 @@ def test_compaction_may_stop_anywhere(place: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", stopping(os.replace))
         patch.setattr(Path, "unlink", stopping(Path.unlink))
-        patch.setattr(folders, "fsync", stopping(folders.fsync))
-        patch.setattr(archive, "fsync", stopping(archive.fsync))
+        patch.setattr(atomic, "fsync", stopping(atomic.fsync))
+        patch.setattr(compaction, "fsync", stopping(compaction.fsync))
         with pytest.raises(Stopped):
             compact_log(place)
     assert list(read_log(place)) == records
