@@ -3,11 +3,11 @@
     python benchmarks/log_rivals.py                 in the temporary folder
     python benchmarks/log_rivals.py --folder DIR    on another disk
 
-Both acknowledge a record when it is on the disk, and both have the same structure: callers queue encoded records, one thread takes
-all that wait and makes them durable at once. Our log appends them to a segment and calls fdatasync. SQLite (WAL mode,
-synchronous=FULL) inserts them in one transaction, into one table with the record as a blob. Records are decisions with 200
-candidates, as in log.py; those that are read are decisions and feedback, half each. Engines take turns in random order; what is
-printed is the median over `--rounds` turns, of p99 too.
+Both acknowledge a record when it is on the disk, and both have the same structure: callers queue encoded records, one
+thread takes all that wait and makes them durable at once. Our log appends them to a segment and calls fdatasync. SQLite
+(WAL mode, synchronous=FULL) inserts them in one transaction, into one table with the record as a blob. Records are
+decisions with 200 candidates, as in log.py; those that are read are decisions and feedback, half each. Engines take turns
+in random order; what is printed is the median over `--rounds` turns, of p99 too.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from mbcal.decision_log import Damage, Decision, DecisionLog, Feedback
-from mbcal.decision_log import compaction, writer
+from mbcal.decision_log import Damage, Decision, DecisionLog, Feedback, compaction, writer
 from mbcal.decision_log.compaction import compact_log
 from mbcal.decision_log.reader import read_log, segment_records
 from mbcal.decision_log.records import Record, decode, encode

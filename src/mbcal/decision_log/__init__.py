@@ -1,4 +1,4 @@
-"""The decision log of the ranking service: decisions and feedback on disk, and both joined to training sessions. No torch."""
+"""The decision log of the ranking service: decisions and feedback on disk, joined to training sessions. No torch."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ::
 
-    decisions-000002.parquet, feedback-000002.parquet    the records of segment 2; `place` is a record's position in it
+    decisions-000002.parquet, feedback-000002.parquet    the records of segment 2; `position` is a record's position in it
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mbcal.errors import LogError
 _NAMES = pa.list_(pa.string())
 _DECISION_SCHEMA = pa.schema(
     [
-        ("place", pa.int64()),
+        ("position", pa.int64()),
         ("id", pa.string()),
         ("time", pa.int64()),
         ("session", pa.string()),
@@ -45,7 +45,7 @@ _DECISION_SCHEMA = pa.schema(
 )
 _FEEDBACK_SCHEMA = pa.schema(
     [
-        ("place", pa.int64()),
+        ("position", pa.int64()),
         ("decision", pa.string()),
         ("item", pa.string()),
         ("behaviour", pa.string()),
@@ -65,8 +65,8 @@ def compacted_numbers(folder: Path) -> set[int]:
 def to_parquet(records: Sequence[Record]) -> tuple[bytes, bytes]:
     """Return the content of the two Parquet files for the records of one segment: decisions and feedback."""
     numbered = list(enumerate(records))
-    decisions = [_decision_row(place, record) for place, record in numbered if isinstance(record, Decision)]
-    feedback = [{"place": place, **fields(record)} for place, record in numbered if isinstance(record, Feedback)]
+    decisions = [_decision_row(position, record) for position, record in numbered if isinstance(record, Decision)]
+    feedback = [{"position": position, **fields(record)} for position, record in numbered if isinstance(record, Feedback)]
     return _table_bytes(decisions, _DECISION_SCHEMA), _table_bytes(feedback, _FEEDBACK_SCHEMA)
 
 
@@ -81,12 +81,12 @@ def read_parquet(folder: Path, number: int) -> Iterator[Record]:
     return (record for _, record in merged)
 
 
-def _decision_row(place: int, record: Decision) -> dict[str, Any]:
+def _decision_row(position: int, record: Decision) -> dict[str, Any]:
     row = fields(record)
     for name in ("history", "shown"):
         steps = row.pop(name)
         row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
-    return {"place": place, **row}
+    return {"position": position, **row}
 
 
 def _to_decision(row: dict[str, Any]) -> Decision:
@@ -102,14 +102,14 @@ def _table_bytes(rows: list[dict[str, Any]], schema: pa.Schema) -> bytes:
 
 
 def _rows(path: Path, to_record: Callable[[dict[str, Any]], Record]) -> Iterator[tuple[int, Record]]:
-    """Yield (place, record) from one file."""
+    """Yield (position, record) from one file."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                 columns = [_to_list(column) for column in batch.columns]
                 for values in zip(*columns, strict=True):
                     row = dict(zip(batch.schema.names, values, strict=True))
-                    yield row.pop("place"), to_record(row)
+                    yield row.pop("position"), to_record(row)
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path}: cannot be read ({error}); restore the file from a copy") from error
 

@@ -8,8 +8,9 @@
                                                                               propensity .9     .5
 
 Each feedback is one step. Steps are ordered by their decisions (step, then time, then id) and, within a decision, by its
-ranking; when the feedback arrived does not matter. The time of a step is that of its decision. The candidates of a step are those
-of its decision without the items ranked before it, and its propensity is the logged one, which is conditional on those items.
+ranking; when the feedback arrived does not matter. The time of a step is that of its decision. The candidates of a step are
+those of its decision without the items ranked before it, and its propensity is the logged one, which is conditional on
+those items.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ def join_sessions(
 ) -> Joined:
     """Join decisions and feedback to sessions.
 
-    A session longer than the horizon is cut into windows; the steps of earlier windows are history of the later ones. Before them
-    comes the history of the session's first decision. All decisions are held in memory, about 4 bytes per candidate.
+    A session longer than the horizon is cut into windows; the steps of earlier windows are history of the later ones.
+    Before them comes the history of the session's first decision. All decisions are held in memory, about 4 bytes per
+    candidate.
 
     Args:
         records: In any order; repeated records count once.

@@ -5,8 +5,8 @@
     LOG/segment-000003.log                                 open, or closed and not compacted yet
     LOG/decisions-000002.parquet, feedback-000002.parquet  segment 2, compacted (see `archive`)
 
-Compaction removes a segment only after both of its Parquet files are complete on disk, and where both exist they are read instead
-of the segment. So every record is read exactly once, at whatever point compaction is interrupted.
+Compaction removes a segment only after both of its Parquet files are complete on disk, and where both exist they are read
+instead of the segment. So every record is read exactly once, at whatever point compaction is interrupted.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     segment-000001.log   "mbcallog" | format u32 | number u32 |  record  |  record  | …
     record               length u32 | crc32 u32 | payload              all little-endian
 
-The checksum also covers the segment's number, the record's offset and its length. So bytes from elsewhere (an old disk block, a
-record quoted inside a record, a run of zeros) are never mistaken for a record at this offset.
+The checksum also covers the segment's number, the record's offset and its length. So bytes from elsewhere (an old disk
+block, a record quoted inside a record, a run of zeros) are never mistaken for a record at this offset.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writing a decision log: append-only segments, and one thread that makes all waiting records durable with one fdatasync.
 
-A record is acknowledged when it is on disk. Records that arrive during an fdatasync share the next one (group commit), so the
-cost of one falls with the load. After a crash the log holds every acknowledged record: opening it again removes the incomplete
-record that the last write may have left.
+A record is acknowledged when it is on disk. Records that arrive during an fdatasync share the next one (group commit), so
+the cost of one falls with the load. After a crash the log holds every acknowledged record: opening it again removes the
+incomplete record that the last write may have left.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _Waiting(NamedTuple):
 class DecisionLog:
     """A decision log opened for writing, by one process at a time.
 
-    Threads call `append` and wait on the future it returns; coroutines await `append_async`. Neither does any I/O: both encode
-    the record and queue it for the log's own thread, which writes all queued records to the current segment, calls fdatasync
-    once, and then completes their futures. Records reach the disk in the order in which they were queued. Only opening, `close`
-    and waiting on a future block on the disk.
+    Threads call `append` and wait on the future it returns; coroutines await `append_async`. Neither does any I/O: both
+    encode the record and queue it for the log's own thread, which writes all queued records to the current segment, calls
+    fdatasync once, and then completes their futures. Records reach the disk in the order in which they were queued. Only
+    opening, `close` and waiting on a future block on the disk.
 
     A failed write (disk full, I/O error) fails every queued record with one OutputError, and its partial bytes are removed
     before the next write; the log stays open and later records are tried again.
@@ -102,7 +102,8 @@ class DecisionLog:
         """Queue a record, from any thread. Does not block.
 
         Returns:
-            A future that is done when the record is on disk, or holds the OutputError that prevented it. It cannot be cancelled.
+            A future that is done when the record is on disk, or holds the OutputError that prevented it. It cannot be
+            cancelled.
 
         Raises:
             LogError: If the log is closed or the record is too large.
