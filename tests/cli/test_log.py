@@ -43,7 +43,7 @@ def shop(tmp_path: Path) -> Path:
 
 def test_show_counts_by_version(shop: Path) -> None:
     told = mbcal("log", "show", "log", "--last", "1", cwd=shop).stdout.splitlines()
-    assert told[0] == "log: 30 decisions in 6 sessions, 15 records of feedback"
+    assert told[0] == "log: 30 decisions in 6 sessions, 15 feedback records"
     assert [line.split() for line in told[1:4]] == [
         ["version", "decisions", "answered", "share", "sessions"],
         ["v1", "20", "10", "50.0%", "4"],
@@ -62,7 +62,7 @@ def test_compact_and_export(shop: Path) -> None:
     assert told.splitlines() == [
         "first.parquet: 8 sessions, 14 steps of 3 users",
         "decisions 30, feedback 15, unanswered 16",
-        "refused: behaviour 'odd' is unknown to model, 1 records of feedback",
+        "left out: behaviour 'odd' is not in model, 1 feedback records",
     ]
     assert f"log: {segments - 1} segments compacted" in mbcal("log", "compact", "log", cwd=shop).stdout
     assert list(read_log(shop / "log")) == before
