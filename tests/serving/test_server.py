@@ -1,23 +1,15 @@
-"""The server as its clients meet it: in process by ASGI, and as a process of its own by sockets, kindly and not."""
+"""The application in this process: answers, refusals, limits, the OpenAPI document."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -25,52 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from mbcal.agents import load
-from mbcal.client import AsyncClient, Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
-from mbcal.decision_log.writer import DecisionLog
-from mbcal.errors import ServiceError
 from mbcal.registry.registry import Registry
-from mbcal.serving.messages import openapi
-from mbcal.serving.server import App
+from mbcal.serving.endpoints import ROUTES
+from mbcal.serving.openapi import document
 from mbcal.serving.service import Limits, Service
 from mbcal.serving.state import MemoryStore
-from tests.support.versions import HISTORY, ITEMS, SHOWN, fitted
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return [fitted(seed=seed).save(folder / str(seed)) for seed in range(2)]
-
-
-@pytest.fixture
-def registry(models: list[Path], tmp_path: Path) -> Registry:
-    made = Registry(tmp_path / "registry")
-    for path in models:
-        made.publish(path)
-    made.activate(made.versions()[0])
-    return made
-
-
-def run(
-    registry: Registry, story: Callable[[httpx.AsyncClient, Service], Any], log: Path | None = None, **more: Any
-) -> Service:
-    """A story told to the application in this process."""
-    token = more.pop("token", None)
-    epsilon = more.pop("epsilon", 0.0)
-    sessions = more.pop("sessions", None) or MemoryStore()
-
-    async def tell() -> Service:
-        service = Service(registry, sessions, DecisionLog(log) if log else None, epsilon, Limits(**more))
-        await service.refresh_version()
-        app = App(service, token)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
-            await story(http, service)
-        await service.close()
-        return service
-
-    return asyncio.run(tell())
+from tests.support.servers import run_app
+from tests.support.versions import HISTORY, ITEMS, SHOWN
 
 
 def test_it_ranks_as_the_library_does(registry: Registry, models: list[Path]) -> None:
@@ -78,7 +33,7 @@ def test_it_ranks_as_the_library_does(registry: Registry, models: list[Path]) ->
     wanted = load(models[0], "cpu").rank(HISTORY, candidates, SHOWN)
 
     async def story(http: httpx.AsyncClient, _: Service) -> None:
-        asked = {"candidates": candidates, "k": len(candidates), "history": HISTORY, "shown": SHOWN}
+        asked = {"history": HISTORY, "candidates": candidates, "shown": SHOWN, "k": len(candidates)}
         said = (await http.post("/v1/rank", json=asked)).json()
         assert said["version"] == "v000001"
         assert [entry["item"] for entry in said["items"]] == [entry.item for entry in wanted]
@@ -87,7 +42,7 @@ def test_it_ranks_as_the_library_does(registry: Registry, models: list[Path]) ->
             assert sum(entry["parts"].values()) == pytest.approx(entry["score"], abs=1e-6)
             assert entry["propensity"] == 1.0
 
-    run(registry, story)
+    run_app(registry, story)
 
 
 def test_feedback_may_go_to_another_server_than_the_one_that_ranked(registry: Registry) -> None:
@@ -104,10 +59,10 @@ def test_feedback_may_go_to_another_server_than_the_one_that_ranked(registry: Re
         known = await service.sessions.get("s")
         assert known is not None
         assert [behaviour for _, behaviour in known.shown] == ["click"]
-        assert service.stats()["versions"]["v000001"]["feedback"] == 1
+        assert service.stats().versions["v000001"].feedback == 1
 
-    run(registry, rank, sessions=shared)
-    run(registry, tell, sessions=shared)
+    run_app(registry, rank, sessions=shared)
+    run_app(registry, tell, sessions=shared)
 
 
 def test_a_session_remembered_equals_one_sent_whole(registry: Registry, tmp_path: Path) -> None:
@@ -126,7 +81,7 @@ def test_a_session_remembered_equals_one_sent_whole(registry: Registry, tmp_path
                 assert told.json() == {"decision": kept["decision"], "applied": True}
             shown.append([kept["items"][0]["item"], behaviour])
 
-    run(registry, story, tmp_path / "log")
+    run_app(registry, story, tmp_path / "log")
     records = list(read_log(tmp_path / "log"))
     assert sum(isinstance(record, Decision) for record in records) == 6
     assert sum(isinstance(record, Feedback) for record in records) == 3
@@ -143,7 +98,7 @@ def test_asking_again_with_one_id_is_one_decision(registry: Registry, tmp_path: 
         assert len({answer.content for answer in answers}) == 1
         assert answers[0].json()["decision"] == "mine"
 
-    run(registry, story, tmp_path / "log", epsilon=0.5)
+    run_app(registry, story, tmp_path / "log", epsilon=0.5)
     assert len(list(read_log(tmp_path / "log"))) == 1
 
 
@@ -156,7 +111,7 @@ def test_several_users_in_one_call(registry: Registry) -> None:
         told = [{"decision": one["decision"], "behaviour": "click"} for one in together]
         assert len((await http.post("/v1/feedback", json={"batch": told})).json()["answers"]) == 3
 
-    run(registry, story)
+    run_app(registry, story)
 
 
 def test_strangers_and_mistakes_are_told_apart(registry: Registry) -> None:
@@ -185,7 +140,7 @@ def test_strangers_and_mistakes_are_told_apart(registry: Registry) -> None:
         wrong = await http.get("/v1/rank")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
-    run(registry, story)
+    run_app(registry, story)
 
 
 def test_any_bytes_get_an_answer(registry: Registry) -> None:
@@ -235,12 +190,13 @@ def test_any_bytes_get_an_answer(registry: Registry) -> None:
                 answer = await http.post(path, content=body)
                 assert answer.status_code in (200, 400, 422), (path, body, answer.text)
 
-    run(registry, story)
+    run_app(registry, story)
 
 
 def test_requests_made_from_the_document_get_documented_answers(registry: Registry) -> None:
-    """What the OpenAPI document allows, and what it does not, as schemathesis makes it up."""
-    schema = schemathesis.openapi.from_dict(openapi("0"))
+    """Valid and invalid requests, generated by schemathesis from the OpenAPI document."""
+    paths = document(ROUTES, "0")["paths"]
+    schema = schemathesis.openapi.from_dict(document(ROUTES, "0"))
     asked: list[tuple[str, str, Any]] = []
     for found in schema.get_all_operations():
         operation = found.ok()
@@ -253,18 +209,100 @@ def test_requests_made_from_the_document_get_documented_answers(registry: Regist
                 body = given if isinstance(given, bytes | None) else json.dumps(given).encode()
                 asked.append((case.method, case.path, body))
 
-            with contextlib.suppress(Unsatisfiable):  # there is nothing wrong one could say to a GET
+            with contextlib.suppress(Unsatisfiable):  # a GET without parameters has no invalid requests
                 make()
 
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         for method, path, body in asked:
             answer = await http.request(method, path, content=body)
-            known = openapi("0")["paths"][path][method.lower()]["responses"]
-            assert str(answer.status_code) in known, (path, body, answer.text)
+            documented = paths[path][method.lower()]["responses"]
+            assert str(answer.status_code) in documented, (path, body, answer.text)
             assert answer.status_code < 500
 
-    run(registry, story)
-    assert len({path for _, path, _ in asked}) == 6
+    run_app(registry, story)
+    assert {path for _, path, _ in asked} == set(paths)
+
+
+EXAMPLES: dict[str, Any] = {
+    "/v1/rank": {"candidates": ITEMS},
+    "/v1/feedback": {"decision": "old", "behaviour": "click", "item": "item 1"},
+    "/admin/epsilon": {"epsilon": 0.5},
+}
+
+
+def test_every_route_answers_and_is_documented(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        assert {(path, method) for path, methods in paths.items() for method in methods} == {
+            (route.path, route.method.lower()) for route in ROUTES
+        }
+        for route in ROUTES:
+            answer = await http.request(
+                route.method, route.path, json=EXAMPLES.get(route.path), headers={"authorization": "Bearer secret"}
+            )
+            assert answer.status_code == 200, (route.path, answer.text)
+            assert answer.headers["content-type"] == route.media_type
+            content = paths[route.path][route.method.lower()]["responses"]["200"]["content"]
+            assert list(content) == [route.media_type.split(";")[0]]
+            if len(route.response) == 1:
+                msgspec.json.decode(answer.content, type=route.response[0])
+
+    run_app(registry, story, token="secret")  # noqa: S106 - a token of this test
+
+
+def test_whole_numbers_stand_for_their_text(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        history = [["item 1", "click"], [160974, "skip"]]
+        asked = {"history": history, "candidates": [160974, "d3", 7], "session": 5, "user": 42, "k": 2, "id": 9}
+        as_text = {
+            "history": [["item 1", "click"], ["160974", "skip"]],
+            "candidates": ["160974", "d3", "7"],
+            "session": "6",
+            "user": "42",
+            "k": 2,
+        }
+        answer = (await http.post("/v1/rank", json=asked)).json()
+        assert answer["decision"] == "9"
+        assert answer["items"] == (await http.post("/v1/rank", json=as_text)).json()["items"]
+        again = (await http.post("/v1/rank", json=asked | {"id": "9"})).json()
+        assert again == answer  # one id, as number and as text
+        first = int(answer["items"][0]["item"]) if answer["items"][0]["item"] != "d3" else "d3"
+        told = await http.post("/v1/feedback", json={"decision": 9, "behaviour": "click", "item": first})
+        assert told.json() == {"decision": "9", "applied": True}
+        session = await service.sessions.get("5")
+        assert session is not None
+        assert session.shown == ((str(first), "click"),)
+        whole = {"history": history, "candidates": [160974, 7], "shown": [[3, "like"]], "k": 2}
+        assert (await http.post("/v1/rank", json={"batch": [whole]})).status_code == 200
+
+    run_app(registry, story, tmp_path / "log")
+    decisions = [record for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
+    assert [(record.session, record.user) for record in decisions] == [("5", "42"), ("6", "42"), ("", "")]
+    assert decisions[0].candidates == ["160974", "d3", "7"]
+    assert decisions[0].history == [("item 1", "click"), ("160974", "skip")]
+    assert decisions[2].shown == [("3", "like")]
+
+
+@pytest.mark.parametrize(("value", "kind"), [(True, "bool"), (1.0, "float"), (None, "null"), ([1], "array")])
+def test_other_values_are_refused_as_names(registry: Registry, value: Any, kind: str) -> None:
+    good: dict[str, Any] = {"history": [["item 1", "click"]], "candidates": ["item 2"], "shown": [["item 3", "click"]]}
+    cases: list[tuple[str, Any, str]] = [
+        ("/v1/rank", good | {"history": [[value, "click"]]}, "$.history[0][0]"),
+        ("/v1/rank", good | {"candidates": ["item 2", value]}, "$.candidates[1]"),
+        ("/v1/rank", good | {"shown": [[value, "click"]]}, "$.shown[0][0]"),
+        ("/v1/feedback", {"decision": "d", "behaviour": "click", "item": [value]}, "$.item"),
+        ("/v1/feedback", {"decision": value, "behaviour": "click", "item": 1}, "$.decision"),
+    ]
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for path, body, where in cases:
+            answer = await http.post(path, json=body)
+            assert answer.status_code == 422, answer.text
+            got = "array" if where == "$.item" else kind
+            expected = "int | str | null" if where == "$.item" else "int | str"
+            assert answer.json() == {"error": f"Expected `{expected}`, got `{got}` - at `{where}`"}
+
+    run_app(registry, story)
 
 
 def test_only_who_has_the_token_may(registry: Registry) -> None:
@@ -279,12 +317,12 @@ def test_only_who_has_the_token_may(registry: Registry) -> None:
         assert service.epsilon == 0.25
         assert (await http.post("/admin/epsilon", json={"epsilon": 2}, headers=headers)).status_code == 422
 
-    run(registry, story, token="secret")  # noqa: S106 - no password of anybody's
+    run_app(registry, story, token="secret")  # noqa: S106 - no password of anybody's
 
     async def closed(http: httpx.AsyncClient, _: Service) -> None:
         assert (await http.post("/admin/reload", headers={"authorization": "Bearer "})).status_code == 403
 
-    run(registry, closed)
+    run_app(registry, closed)
 
 
 def test_the_rate_of_a_client_is_bounded(registry: Registry) -> None:
@@ -296,7 +334,7 @@ def test_the_rate_of_a_client_is_bounded(registry: Registry) -> None:
         await asyncio.sleep(0.5)
         assert (await http.get("/v1/stats")).status_code == 200
 
-    run(registry, story, rate=5.0)
+    run_app(registry, story, limits=Limits(rate=5.0))
 
 
 def test_more_than_can_be_served_are_told_at_once(registry: Registry, tmp_path: Path) -> None:
@@ -314,7 +352,7 @@ def test_more_than_can_be_served_are_told_at_once(registry: Registry, tmp_path: 
         assert all(answer.headers["retry-after"] == "1" for answer in answers if answer.status_code == 503)
         assert (await ask()).status_code == 200
 
-    run(registry, story, tmp_path / "log", at_once=10)
+    run_app(registry, story, tmp_path / "log", limits=Limits(max_in_progress=10))
 
 
 def test_numbers_for_machines_and_people(registry: Registry) -> None:
@@ -323,7 +361,7 @@ def test_numbers_for_machines_and_people(registry: Registry) -> None:
             said = (await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s"})).json()
             await http.post("/v1/feedback", json={"decision": said["decision"], "behaviour": behaviour})
         stats = (await http.get("/v1/stats")).json()["versions"]["v000001"]
-        assert stats == {"decisions": 2, "sessions": 1, "feedback": 2, "reward per session": 6.0}
+        assert stats == {"decisions": 2, "sessions": 1, "feedback": 2, "reward_per_session": 6.0}
         text = (await http.get("/metrics")).text
         assert 'mbcal_requests_total{path="/v1/rank",status="200"} 2' in text
         assert 'mbcal_reward{version="v000001"} 6.0' in text
@@ -333,7 +371,7 @@ def test_numbers_for_machines_and_people(registry: Registry) -> None:
         assert (await http.get("/readyz")).json() == {"version": "v000001"}
         assert "Rank by hand" in (await http.get("/")).text
 
-    run(registry, story)
+    run_app(registry, story)
 
 
 def test_without_a_version_it_is_not_ready(tmp_path: Path) -> None:
@@ -343,7 +381,7 @@ def test_without_a_version_it_is_not_ready(tmp_path: Path) -> None:
             assert answer.status_code == 503
             assert "publish one" in answer.json()["error"]
 
-    run(Registry(tmp_path / "empty"), story)
+    run_app(Registry(tmp_path / "empty"), story)
 
 
 def test_a_damaged_version_is_refused_and_the_old_one_serves_on(registry: Registry) -> None:
@@ -358,208 +396,4 @@ def test_a_damaged_version_is_refused_and_the_old_one_serves_on(registry: Regist
         assert (await http.post("/v1/rank", json={"candidates": ITEMS})).json()["version"] == "v000001"
         assert "v000002" in (await http.get("/v1/model")).json()["refused"]
 
-    run(registry, story)
-
-
-# ---- a process of its own
-
-
-@contextmanager
-def serving(registry: Registry, *more: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry.path), "--port", "0", *more]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        port = next(int(json.loads(line)["address"].rsplit(":", 1)[1]) for line in process.stderr if "listening" in line)
-        yield process, port
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def test_the_server_imports_no_torch(registry: Registry) -> None:
-    with serving(registry) as (process, port):
-        with Client(f"http://127.0.0.1:{port}") as client:
-            assert client.rank(ITEMS, k=3).version == "v000001"
-        maps = Path(f"/proc/{process.pid}/maps")
-        if maps.exists():
-            assert "libtorch" not in maps.read_text()
-
-
-def test_versions_change_under_load_without_a_failure(registry: Registry) -> None:
-    with serving(registry, "--epsilon", "0") as (_, port):
-        seen: list[tuple[str, str]] = []
-        stop = threading.Event()
-
-        def work(name: str) -> None:
-            with Client(f"http://127.0.0.1:{port}", retries=0) as client:
-                while not stop.is_set():
-                    answer = client.rank(ITEMS, history=HISTORY, shown=SHOWN, k=3)
-                    seen.append((answer.version, json.dumps([[entry.item, entry.score] for entry in answer.items])))
-
-        workers = [threading.Thread(target=work, args=(str(n),)) for n in range(3)]
-        for worker in workers:
-            worker.start()
-        for turn in range(4):
-            name = ("v000002", "v000001")[turn % 2]
-            registry.activate(name)
-            deadline = time.monotonic() + 5
-            while seen[-1:] == [] or seen[-1][0] != name:
-                assert time.monotonic() < deadline, "it was not visible"
-                time.sleep(0.02)
-        stop.set()
-        for worker in workers:
-            worker.join()
-        answers = {version: {said for name, said in seen if name == version} for version in ("v000001", "v000002")}
-        assert all(len(said) == 1 for said in answers.values())  # each answer from exactly one version
-        assert answers["v000001"] != answers["v000002"]
-
-
-def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Path) -> None:
-    acknowledged: set[str] = set()
-    for turn in range(3):
-        with serving(registry, "--log", str(tmp_path / "log")) as (process, port):
-
-            def work(port: int = port) -> None:
-                with Client(f"http://127.0.0.1:{port}", retries=0) as client:
-                    while True:
-                        try:
-                            answer = client.rank(ITEMS, k=2)
-                            acknowledged.add(answer.decision)
-                            client.feedback(answer.decision, "click")
-                            acknowledged.add(f"{answer.decision} told")
-                        except ServiceError:
-                            return
-
-            workers = [threading.Thread(target=work) for _ in range(4)]
-            for worker in workers:
-                worker.start()
-            deadline = time.monotonic() + 30
-            while len(acknowledged) <= 40 * (turn + 1) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            os.kill(process.pid, signal.SIGKILL)
-            for worker in workers:
-                worker.join()
-    kept = {
-        record.id if isinstance(record, Decision) else f"{record.decision} told" for record in read_log(tmp_path / "log")
-    }
-    assert len(acknowledged) > 100
-    assert acknowledged <= kept
-
-
-def test_bodies_that_are_too_large_or_too_slow(registry: Registry) -> None:
-    with serving(registry, "--max-body", "4096") as (_, port):
-        head = "POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        for length in ("content-length: 1000000000", "transfer-encoding: chunked"):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
-                body = b"x" * 65536 if "length" in length else b"10000\r\n" + b"x" * 65536 + b"\r\n"
-                wire.sendall(f"{head}{length}\r\n\r\n".encode() + body)
-                assert wire.recv(4096).startswith(b"HTTP/1.1 413")
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
-            wire.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())  # and nothing more
-            began = time.monotonic()
-            assert wire.recv(4096).startswith(b"HTTP/1.1 408")
-            assert 4 < time.monotonic() - began < 8
-        with Client(f"http://127.0.0.1:{port}") as client:
-            assert client.rank(ITEMS).version == "v000001"
-
-
-def test_it_stops_when_told_and_answers_what_it_began(registry: Registry, tmp_path: Path) -> None:
-    with serving(registry, "--log", str(tmp_path / "log")) as (process, port):
-        with Client(f"http://127.0.0.1:{port}") as client:
-            decision = client.rank(ITEMS).decision
-        process.terminate()
-        assert process.wait(timeout=15) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
-    assert [record.id for record in read_log(tmp_path / "log") if isinstance(record, Decision)] == [decision]
-
-
-# ---- the client
-
-
-def test_the_client_asks_again_and_logs_once(registry: Registry, tmp_path: Path) -> None:
-    """A proxy that cuts every first answer off: the client tries again, the log has one decision each."""
-    with serving(registry, "--log", str(tmp_path / "log")) as (_, port):
-        proxy = _Cutting(port)
-        with Client(f"http://127.0.0.1:{proxy.port}") as client:
-            first = client.rank(ITEMS, session="s")
-            assert client.feedback(first.decision, "like").applied
-
-        async def asynchronously() -> None:
-            async with AsyncClient(f"http://127.0.0.1:{proxy.port}") as client:
-                assert (await client.rank(ITEMS, k=2)).version == "v000001"
-                assert (await client.model())["agent"] == "mbcal"
-
-        asyncio.run(asynchronously())
-        proxy.close()
-        assert proxy.cut >= 3
-    records = list(read_log(tmp_path / "log"))
-    assert [type(record) for record in records] == [Decision, Feedback, Decision]
-
-
-def _message(wire: socket.socket) -> bytes:
-    """One whole HTTP message, as far as its length goes."""
-    data = b""
-    while (part := wire.recv(1 << 20)) != b"":
-        data += part
-        head, _, body = data.partition(b"\r\n\r\n")
-        lengths = [int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        if len(body) >= sum(lengths):
-            break
-    return data
-
-
-class _Cutting:
-    """Passes on what comes, and cuts the first answer of every other connection off."""
-
-    def __init__(self, port: int) -> None:
-        self._to, self.cut = port, 0
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        number = 0
-        while True:
-            try:
-                wire, _ = self._listening.accept()
-            except OSError:
-                return
-            with wire, socket.create_connection(("127.0.0.1", self._to)) as other:
-                wire.settimeout(5)
-                other.settimeout(5)
-                try:
-                    other.sendall(_message(wire))
-                    answer = _message(other)
-                    if number % 2 == 0:
-                        self.cut += 1
-                    else:
-                        wire.sendall(answer)
-                except OSError:
-                    pass
-            number += 1
-
-    def close(self) -> None:
-        self._listening.close()
-
-
-def test_what_the_server_refuses_is_a_sentence(registry: Registry) -> None:
-    twice = r"/v1/rank: candidates: an item is there twice.*\(HTTP 422\)"
-    with (
-        serving(registry) as (_, port),
-        Client(f"http://127.0.0.1:{port}") as client,
-        pytest.raises(ServiceError, match=twice),
-    ):
-        client.rank(["a", "a"])
-    with Client("http://127.0.0.1:9", retries=1) as nobody, pytest.raises(ServiceError, match="'mbcal serve' running there"):
-        nobody.rank(["a"])
-
-
-def test_a_second_server_on_one_log_is_refused(registry: Registry, tmp_path: Path) -> None:
-    with serving(registry, "--log", str(tmp_path / "log")):
-        command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry.path), "--log", str(tmp_path / "log")]
-        second = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, check=False, timeout=60)
-        assert second.returncode == 2
-        assert len(second.stderr.strip().splitlines()) == 1
+    run_app(registry, story)

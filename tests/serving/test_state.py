@@ -59,7 +59,7 @@ def test_the_first_word_on_an_item_counts() -> None:
 
 
 def test_of_an_endless_session_the_newest_steps_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.serving.state.LONGEST", 3)
+    monkeypatch.setattr("mbcal.serving.state.MAX_STEPS", 3)
     session = BEGIN
     for moment in (5, 1, 4, 2, 3):
         session = session.after(Step(moment, 0, f"d{moment}", f"item {moment}", "skip"))
@@ -93,7 +93,7 @@ def test_memory() -> None:
 
 def test_the_oldest_decisions_are_forgotten_first() -> None:
     async def tell() -> list[bool]:
-        store = MemoryStore(decisions=2)
+        store = MemoryStore(max_decisions=2)
         for name in ("d1", "d2", "d3"):
             await store.remember_decision(name, DecisionRef(None, 1, ["item 2"], "v000001"))
         return [await store.recall_decision(name) is None for name in ("d1", "d2", "d3")]
@@ -107,7 +107,7 @@ def test_redis(redis_address: str) -> None:
 
 def test_silent_sessions_are_forgotten() -> None:
     now = [0.0]
-    store = MemoryStore(lifetime=10, most=3, clock=lambda: now[0])
+    store = MemoryStore(lifetime=10, max_sessions=3, clock=lambda: now[0])
 
     async def tell() -> None:
         await store.begin("a", BEGIN)
@@ -123,7 +123,7 @@ def test_silent_sessions_are_forgotten() -> None:
         assert await store.get("e") is not None
         now[0] = 40
         await store.begin("f", BEGIN)
-        assert len(store._sessions) == 1  # memory is given back without anybody asking for them
+        assert store.n_sessions == 1  # expired sessions are freed by the next write
 
     asyncio.run(tell())
 

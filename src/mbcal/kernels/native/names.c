@@ -1,14 +1,15 @@
 /* Names of items to rows of the catalogue, straight from a request's JSON: the twin of decoding a list of texts and of
  * `Catalog.row`.
  *
- * What is read is a list of plain texts: no escapes, nothing beyond ASCII, 1 to LONGEST letters, no name twice, no more than
- * STRANGERS unknown ones. Anything else is NOT_PLAIN, and the twin reads it, or says what is wrong with it.
+ * What is read is a list of plain texts (no escapes, nothing beyond ASCII, 1 to LONGEST letters) and whole numbers of at most
+ * DIGITS digits, which stand for their text; no name twice, no more than STRANGERS unknown ones. Anything else is NOT_PLAIN,
+ * and the twin reads it, or says what is wrong with it.
  */
 #include <stdint.h>
 #include <string.h>
 
 enum { UNKNOWN = 1, SPECIAL = 2 }; /* as in types/catalog.py */
-enum { LONGEST = 256, STRANGERS = 32, NOT_PLAIN = -1 };
+enum { LONGEST = 256, DIGITS = 18, STRANGERS = 32, NOT_PLAIN = -1 };
 
 /* Mirrored by `_Names` in names.py: all names one after another, and a hash table of their numbers, -1 where it is empty. */
 struct names {
@@ -104,6 +105,14 @@ static int64_t text_end(const char *json, int64_t at, int64_t length) {
     return at + size;
 }
 
+/* Where the whole number that begins at `at` ends; NOT_PLAIN if its digits are not its text (-0, 007) or are too many. */
+static int64_t number_end(const char *json, int64_t at, int64_t length) {
+    int64_t first = at + (json[at] == '-'), end = first;
+    while (end < length && end - first <= DIGITS && json[end] >= '0' && json[end] <= '9') end++;
+    if (end == first || end - first > DIGITS || (json[first] == '0' && end - at > 1)) return NOT_PLAIN;
+    return end;
+}
+
 static uint8_t *pack(uint8_t *to, const char *name, int64_t length) {
     if (length < 32) {
         *to++ = (uint8_t)(0xa0 | length);
@@ -123,8 +132,9 @@ EXPORT int64_t mbcal_find_1(const struct names *names, const char *json, int64_t
     if (at >= length || json[at] != '[') return NOT_PLAIN;
     do {
         at = skip_blank(json, at + 1, length);
-        if (at >= length || json[at] != '"' || count == found->most) return NOT_PLAIN;
-        int64_t begin = at + 1, end = text_end(json, begin, length);
+        if (at >= length || count == found->most) return NOT_PLAIN;
+        int64_t quote = json[at] == '"', begin = at + quote;
+        int64_t end = quote ? text_end(json, begin, length) : number_end(json, begin, length);
         if (end < 0) return NOT_PLAIN;
         int32_t row = row_of(names, json + begin, end - begin), *span = found->spans + 2 * count;
         span[0] = (int32_t)begin, span[1] = (int32_t)end;
@@ -133,7 +143,7 @@ EXPORT int64_t mbcal_find_1(const struct names *names, const char *json, int64_t
         found->last[row] = (int32_t)count;
         found->rows[count++] = row;
         to = pack(to, json + begin, end - begin);
-        at = skip_blank(json, end + 1, length);
+        at = skip_blank(json, end + quote, length);
     } while (at < length && json[at] == ',');
     if (at >= length || json[at] != ']' || skip_blank(json, at + 1, length) != length) return NOT_PLAIN;
     found->packed[0] = 0xdc, found->packed[1] = (uint8_t)(count >> 8), found->packed[2] = (uint8_t)count;
