@@ -19,8 +19,8 @@ from tests.support.servers import CuttingProxy, serving
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 
 
-def test_the_client_asks_again_and_logs_once(registry: Registry, tmp_path: Path) -> None:
-    """A proxy that cuts every first answer off: the client tries again, the log has one decision each."""
+def test_the_client_retries_and_is_logged_once(registry: Registry, tmp_path: Path) -> None:
+    """Behind a proxy that cuts off every other answer, each call is logged once."""
     with serving(registry, "--log", str(tmp_path / "log")) as (_, port):
         proxy = CuttingProxy(port)
         with Client(f"http://127.0.0.1:{proxy.port}") as client:
@@ -39,7 +39,7 @@ def test_the_client_asks_again_and_logs_once(registry: Registry, tmp_path: Path)
     assert [type(record) for record in records] == [Decision, Feedback, Decision]
 
 
-def test_what_the_server_refuses_is_a_sentence(registry: Registry) -> None:
+def test_refusals_are_one_sentence(registry: Registry) -> None:
     twice = r"/v1/rank: candidates: an item is there twice.*\(HTTP 422\)"
     with (
         serving(registry) as (_, port),

@@ -49,13 +49,13 @@ def test_versions_change_under_load_without_a_failure(registry: Registry) -> Non
             registry.activate(name)
             deadline = time.monotonic() + 5
             while seen[-1:] == [] or seen[-1][0] != name:
-                assert time.monotonic() < deadline, "it was not visible"
+                assert time.monotonic() < deadline, "the new version did not go live"
                 time.sleep(0.02)
         stop.set()
         for worker in workers:
             worker.join()
-        answers = {version: {said for name, said in seen if name == version} for version in ("v000001", "v000002")}
-        assert all(len(said) == 1 for said in answers.values())  # each answer from exactly one version
+        answers = {version: {items for name, items in seen if name == version} for version in ("v000001", "v000002")}
+        assert all(len(items) == 1 for items in answers.values())  # each answer from exactly one version
         assert answers["v000001"] != answers["v000002"]
 
 
@@ -71,7 +71,7 @@ def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Pa
                             answer = client.rank([], ITEMS, k=2)
                             acknowledged.add(answer.decision)
                             client.feedback(answer.decision, "click")
-                            acknowledged.add(f"{answer.decision} told")
+                            acknowledged.add(f"{answer.decision} feedback")
                         except ServiceError:
                             return
 
@@ -85,7 +85,7 @@ def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Pa
             for worker in workers:
                 worker.join()
     kept = {
-        record.id if isinstance(record, Decision) else f"{record.decision} told" for record in read_log(tmp_path / "log")
+        record.id if isinstance(record, Decision) else f"{record.decision} feedback" for record in read_log(tmp_path / "log")
     }
     assert len(acknowledged) > 100
     assert acknowledged <= kept
@@ -106,7 +106,7 @@ def test_bodies_that_are_too_large_or_too_slow(registry: Registry) -> None:
             assert client.rank([], ITEMS).version == "v000001"
 
 
-def test_it_stops_when_told_and_answers_what_it_began(registry: Registry, tmp_path: Path) -> None:
+def test_sigterm_stops_the_server_and_loses_no_decision(registry: Registry, tmp_path: Path) -> None:
     with serving(registry, "--log", str(tmp_path / "log")) as (process, port):
         with Client(f"http://127.0.0.1:{port}") as client:
             decision = client.rank([], ITEMS).decision

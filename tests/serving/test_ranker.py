@@ -1,4 +1,4 @@
-"""The service's arithmetic: exactly the library's ranking, true propensities, one answer from memory or from scratch."""
+"""The ranker: the library's ranking, true propensities, the same answers with and without cache and C."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_ranks_as_the_library_does(name: str) -> None:
         assert place.propensity == 1.0
 
 
-def test_from_memory_or_from_scratch_the_answer_is_the_same() -> None:
+def test_a_cached_state_gives_the_answer_of_one_computed_from_the_start() -> None:
     ranker = Ranker(version(fitted()), cache_size=2)
     shown = [("item 2", "click"), ("item 9", "skip"), ("item 5", "like")]
     for steps in range(4):
@@ -81,9 +81,9 @@ def test_what_was_shown_comes_last_and_only_when_nothing_else_is_left() -> None:
     assert sorted(place.item for place in again) == ["item 2", "item 9"]
 
 
-def test_strangers_get_a_finite_flagged_answer() -> None:
+def test_unknown_items_get_a_finite_score_and_are_flagged() -> None:
     ranker = Ranker(version(fitted()))
-    place = ranker.rank([], ["never heard of"], [], **options(10, 0.1))[0]
+    place = ranker.rank([], ["unknown"], [], **options(10, 0.1))[0]
     assert not place.known
     assert np.isfinite(place.score)
     assert place.propensity == 1.0
@@ -91,7 +91,7 @@ def test_strangers_get_a_finite_flagged_answer() -> None:
         ranker.rank([("item 1", "loved")], ITEMS, [], **options(1))
 
 
-def test_choosing_is_epsilon_greedy_again_and_again() -> None:
+def test_choosing_is_epsilon_greedy_at_every_rank() -> None:
     """The reference implementation: `scoring.choice.epsilon_greedy`, each time among the candidates left."""
     generator = np.random.default_rng(3)
     for trial in range(200):
@@ -115,10 +115,10 @@ def test_items_come_as_often_as_their_propensities_say() -> None:
         ranker.rank(HISTORY, ITEMS, [], k=1, epsilon=epsilon, uniform=generator.random((1, 2)), session="s")[0]
         for _ in range(count)
     ]
-    chances = {place.item: place.propensity for place in firsts}
-    assert sum(chances.values()) == pytest.approx(1)
-    observed = [sum(place.item == item for place in firsts) for item in chances]
-    assert stats.chisquare(observed, [count * chance for chance in chances.values()]).pvalue > 1e-3
+    probabilities = {place.item: place.propensity for place in firsts}
+    assert sum(probabilities.values()) == pytest.approx(1)
+    observed = [sum(place.item == item for place in firsts) for item in probabilities]
+    assert stats.chisquare(observed, [count * chance for chance in probabilities.values()]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("name", ["mbcal", "dqn", "ddpg", "popular"])
@@ -129,9 +129,9 @@ def test_with_and_without_c_the_answer_is_the_same(name: str, monkeypatch: pytes
     without = Ranker(version(agent))
     monkeypatch.delenv("MBCAL_NATIVE")
     assert not without.uses_c
-    strangers = [*ITEMS, "never heard of", "nor of this"]
-    for shown in ([], SHOWN, [*SHOWN, ("never heard of", "skip")], [(item, "skip") for item in strangers]):
-        for names in (ITEMS, strangers, strangers[-2:]):
+    with_unknown = [*ITEMS, "unknown", "unknown too"]
+    for shown in ([], SHOWN, [*SHOWN, ("unknown", "skip")], [(item, "skip") for item in with_unknown]):
+        for names in (ITEMS, with_unknown, with_unknown[-2:]):
             text = msgspec.Raw(json.dumps(names).encode())
             more = options(12, 0.3, len(names), len(shown))
             wanted = without.rank(HISTORY, without.reader.read(text, 12, 100), shown, **more)
@@ -142,20 +142,20 @@ def test_with_and_without_c_the_answer_is_the_same(name: str, monkeypatch: pytes
                 assert [(entry.item, entry.propensity, entry.known) for entry in found] == [
                     (entry.item, entry.propensity, entry.known) for entry in wanted
                 ]
-                for mine, theirs in zip(found, wanted, strict=True):
-                    assert mine.score == pytest.approx(theirs.score, abs=1e-5)
-                    assert mine.parts == pytest.approx(theirs.parts, abs=1e-5)
+                for actual, expected in zip(found, wanted, strict=True):
+                    assert actual.score == pytest.approx(expected.score, abs=1e-5)
+                    assert actual.parts == pytest.approx(expected.parts, abs=1e-5)
 
 
-def test_what_has_no_answer_is_refused() -> None:
-    for candidates, k, said in (
+def test_requests_without_an_answer_are_refused() -> None:
+    for candidates, k, message in (
         ([], 1, "none were given"),
         (["a", "a"], 1, "twice"),
         (["a"], 0, "k: must"),
         (["a", "b"], 1, "at most 1"),
     ):
-        with pytest.raises(InputError, match=said):
-            require_rankable(candidates, k, 1 if said == "at most 1" else 10)
+        with pytest.raises(InputError, match=message):
+            require_rankable(candidates, k, 1 if message == "at most 1" else 10)
 
 
 NUMBERS = st.integers(-3, 12) | st.integers(10**17, 10**19) | st.sampled_from([2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
@@ -192,7 +192,7 @@ NUMBERED = Catalog((*CATALOG.items, "7", "-2", "100000000000000003"))
 @example(names=[0], escaped=True, indent=None, at=1, put=b"07")
 @example(names=[0], escaped=True, indent=None, at=1, put=b"1.0")
 @example(names=[0], escaped=True, indent=None, at=1, put=b"1e3")
-@example(names=[f"nobody knows {number}" for number in range(40)], escaped=True, indent=None, at=0, put=None)
+@example(names=[f"unknown {number}" for number in range(40)], escaped=True, indent=None, at=0, put=None)
 def test_candidates_are_read_or_refused_alike_with_and_without_c(
     names: list[Any], escaped: bool, indent: int | None, at: int, put: bytes | None
 ) -> None:

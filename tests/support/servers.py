@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ def run_app(
     epsilon: float = 0.0,
     sessions: MemoryStore | None = None,
     limits: Limits | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run requests against the ASGI application in this process."""
 
@@ -40,7 +42,7 @@ def run_app(
             registry, sessions or MemoryStore(), DecisionLog(log) if log else None, epsilon, limits or Limits()
         )
         await service.refresh_version()
-        transport = httpx.ASGITransport(App(service, token))
+        transport = httpx.ASGITransport(App(service, token, clock))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             await story(http, service)
         await service.close()

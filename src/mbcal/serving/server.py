@@ -46,14 +46,15 @@ class RefusedError(Exception):
 class App:
     """The ASGI application."""
 
-    def __init__(self, service: Service, token: str | None = None) -> None:
+    def __init__(self, service: Service, token: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Serve a service over HTTP.
 
         Args:
             service: The service.
             token: Bearer token of the /admin routes; None refuses them all.
+            clock: Seconds, from any start, by which the rate of clients is limited.
         """
-        self.service, self._token = service, token
+        self.service, self._token, self._clock = service, token, clock
         self.metrics = RequestMetrics()
         self._rates: OrderedDict[str, tuple[float, float]] = OrderedDict()
         endpoints = Endpoints(service, self.metrics)
@@ -138,7 +139,7 @@ class App:
 
     def _within_rate(self, client: str, rate: float) -> bool:
         """Take a token from the client's bucket, which holds one second's requests and refills at the rate."""
-        now = time.monotonic()
+        now = self._clock()
         tokens, last = self._rates.pop(client, (rate, now))
         tokens = min(rate, tokens + (now - last) * rate)
         allowed = tokens >= 1
