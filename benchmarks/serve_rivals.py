@@ -1,6 +1,7 @@
 """The ranking server against other ways to build it, on one machine, in turns.
 
     python benchmarks/serve_rivals.py routing    our ASGI application, or Starlette (docs/decisions/0016-http-routing.md)
+    python benchmarks/serve_rivals.py layer      both HTTP layers alone, in this process: GET /healthz without a socket
     python benchmarks/serve_rivals.py names      candidate names parsed in C, or by msgspec or orjson and looked up in a dict
                                                  (docs/decisions/0017-names-parsed-in-c.md)
 
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -38,8 +40,8 @@ from numpy.typing import NDArray
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving import endpoints, ranker, server
-from mbcal.serving.candidates import require_rankable
-from mbcal.serving.messages import RankRequest
+from mbcal.serving.candidates import CandidateReader, require_rankable
+from mbcal.serving.messages import RankRequest, RequestName
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
@@ -178,12 +180,55 @@ def compare(folder: Path, requests: list[bytes], options: argparse.Namespace, la
         print("  {:11} {:10,.0f} {:7.0f} {:7.2f} {:7.2f}".format(name, *medians) + f"  {interval(ratios)}", flush=True)
 
 
+def parsing(items: list[str], count: int) -> None:
+    """Print the time to read one list of candidates and encode it for the log, without a server."""
+    import orjson
+
+    catalog, pack = Catalog(tuple(items)), msgspec.msgpack.Encoder().encode
+    text = json.dumps(items[:count]).encode()
+    reader, rival = CandidateReader(catalog, np.empty(10_000, np.int32)), DictReader(catalog, None)
+    decode, raw = msgspec.json.Decoder(list[RequestName]).decode, msgspec.Raw(text)
+    ways: dict[str, Callable[[], Any]] = {
+        "c": lambda: pack(reader.read(raw, 10, 1000).logged()),
+        "msgspec": lambda: pack(rival.read(decode(text), 10, 1000).logged()),
+        "orjson": lambda: pack(rival.read(msgspec.convert(orjson.loads(text), list[RequestName]), 10, 1000).logged()),
+    }
+    best = {name: min(timeit.repeat(way, number=200, repeat=25)) / 200 * 1e6 for name, way in ways.items()}
+    print(f"  {count} names alone: " + ", ".join(f"{name} {cost:.1f} µs" for name, cost in best.items()), flush=True)
+
+
 def interval(ratios: NDArray[np.float64]) -> str:
     """The median with its 95% bootstrap interval."""
     generator = np.random.default_rng(0)
     resampled = np.median(ratios[generator.integers(0, len(ratios), (2000, len(ratios)))], axis=1)
     low, high = np.percentile(resampled, [2.5, 97.5])
     return f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def layer_alone() -> None:
+    """Print the time of GET /healthz through both HTTP layers, without sockets."""
+    from serve_starlette import starlette_app
+
+    service = Service(Registry("nothing is published here"), MemoryStore(), None, 0.0)
+    scope = {"type": "http", "method": "GET", "path": "/healthz", "headers": [], "query_string": b"", "client": ("x", 1)}
+    apps: dict[str, Any] = {"mbcal": App(service), "starlette": starlette_app(service)}
+    best = dict.fromkeys(apps, float("inf"))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(_: Any) -> None: ...
+
+    async def calls(app: Any, count: int = 500) -> float:
+        started = time.process_time()
+        for _ in range(count):
+            await app(dict(scope), receive, send)
+        return (time.process_time() - started) / count * 1e6
+
+    for _ in range(40):
+        for name, app in apps.items():
+            best[name] = min(best[name], serve.run(calls(app)))
+    print("GET /healthz without a socket: " + ", ".join(f"{name} {cost:.1f} µs" for name, cost in best.items()))
 
 
 def import_seconds(module: str) -> float:
@@ -216,13 +261,16 @@ def main() -> None:
         run_server(*sys.argv[2:5])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=VARIANTS)
+    parser.add_argument("what", choices=[*VARIANTS, "layer"])
     parser.add_argument("--candidates", type=int, nargs="+", default=[20, 200, 1000], help="Candidates per request.")
     parser.add_argument("--rounds", type=int, default=20, help="Rounds per number of candidates.")
     parser.add_argument("--slice", type=float, default=0.7, help="Seconds of each loop.")
     parser.add_argument("--connections", type=int, default=32, help="Clients.")
     parser.add_argument("--rate", type=float, default=300.0, help="Requests per second of the open loop.")
     options = parser.parse_args()
+    if options.what == "layer":
+        layer_alone()
+        return
     psutil.Process().cpu_affinity(serve.CORES[1:] or serve.CORES)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
@@ -231,6 +279,8 @@ def main() -> None:
         Registry(folder / "registry").publish(model)
         for count in options.candidates:
             compare(folder, bodies(items, behaviours, count), options, f"{count} candidates")
+            if options.what == "names":
+                parsing(items, count)
     if options.what == "routing":
         sizes()
     print(f"{time.perf_counter() - started:.0f} s")
