@@ -26,6 +26,7 @@ from mbcal.serving.routes import Route
 from mbcal.serving.service import NotReadyError, Service
 
 
+# one function, as long as it is: its parts share the service, the token and the metrics
 def starlette_app(service: Service, token: str | None = None) -> Starlette:
     """The routes of the service as a Starlette application."""
     metrics = RequestMetrics()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mbcal.errors import OptionError
+
+if TYPE_CHECKING:
+    from mbcal.serving.server import App
 
 LINGER = 0.002
 """Seconds a decision waits for others, so that one fsync serves them all."""
@@ -50,7 +53,7 @@ def serve(
     """
     try:
         import msgspec  # noqa: F401 - reported together with uvicorn if it is missing
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise OptionError("serve: needs uvicorn and msgspec; pip install 'mbcal[serve]'") from error
     from mbcal.decision_log.writer import DecisionLog
@@ -67,8 +70,25 @@ def serve(
         Limits(max_candidates, max_body, max_in_progress=max_in_progress, rate=rate),
         print_event,
     )
+    _run(App(service, admin_token), host, port)
+
+
+def _run(app: App, host: str, port: int) -> None:
+    """Run the application on uvicorn until the process is stopped; print the address once it listens."""
+    import uvicorn
+
+    from mbcal.serving.server import print_event
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            gc.freeze()  # what is loaded now stays for good: the collector need not scan it
+            gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting
+            for address in [socket.getsockname() for server in self.servers for socket in server.sockets]:
+                print_event("listening", address=f"http://{address[0]}:{address[1]}")
+
     config = uvicorn.Config(
-        App(service, admin_token),
+        app,
         host=host,
         port=port,
         log_config=None,
@@ -78,15 +98,4 @@ def serve(
         timeout_graceful_shutdown=10,
         server_header=False,
     )
-
-    class Server(uvicorn.Server):
-        """Prints the address once it listens."""
-
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            gc.freeze()  # what is loaded now stays for good: the collector need not scan it
-            gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting
-            for address in [socket.getsockname() for server in self.servers for socket in server.sockets]:
-                print_event("listening", address=f"http://{address[0]}:{address[1]}")
-
     Server(config).run()
