@@ -16,6 +16,7 @@ mbcal; install them in an environment of their own.
 from __future__ import annotations
 
 import argparse
+import ast
 import gc
 import json
 import os
@@ -240,8 +241,13 @@ def import_seconds(module: str) -> float:
 
 
 def code_lines(path: str) -> int:
-    """Lines of a file that are neither blank nor comments."""
-    lines = (line.strip() for line in Path(path).read_text("utf-8").splitlines())
+    """Lines of a file that are neither blank nor comments nor docstrings."""
+    text = Path(path).read_text("utf-8")
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = [line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in docstrings]
     return sum(1 for line in lines if line and not line.startswith("#"))
 
 
