@@ -1,25 +1,35 @@
-"""The ranking server against other ways to build it: CPU per request of /v1/rank, measured in turns on one machine.
+"""The ranking server against other ways to build it, on one machine, in turns.
 
-    python benchmarks/serve_rivals.py names      candidate names found in C, or decoded by msgspec and looked up in a dict
-    python benchmarks/serve_rivals.py routing    our ASGI routing, or Starlette's (docs/decisions/0016-asgi-routing.md)
+    python benchmarks/serve_rivals.py routing    our ASGI application, or Starlette (docs/decisions/0016-http-routing.md)
+    python benchmarks/serve_rivals.py layer      both HTTP layers alone, in this process: GET /healthz without a socket
+    python benchmarks/serve_rivals.py names      candidate names parsed in C, or by msgspec or orjson and looked up in a dict
+                                                 (docs/decisions/0017-names-parsed-in-c.md)
 
-Every variant is a server process of its own on the first core, with a registry, a decision log and 200 remembered sessions. They
-take turns of `--slice` seconds under a closed loop of clients, in a new random order every round. CPU is the server's user and
-system time, all threads, from /proc. What is reported is the median over rounds, and the ratio to the first variant: the median of
-the ratios within a round, with a 95% bootstrap interval.
+Every variant is a server process on the first core, with a registry, a decision log and 200 sessions it remembers. A
+round gives every variant a closed loop of clients (requests per second, CPU per request) and an open loop at a fixed rate
+(p50 and p99 from the moment a request was due), in random order. CPU is the server's own, all threads, from /proc; it
+suffers least from other work on the machine. Printed are medians over rounds, and the CPU relative to the first variant:
+the median of the ratios within a round, with its 95% bootstrap interval. Starlette and orjson are not dependencies of
+mbcal; install them in an environment of their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import gc
 import json
+import os
+import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+import time
+import timeit
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,178 +38,79 @@ import serve
 import uvicorn
 from numpy.typing import NDArray
 
-from mbcal.decision_log import DecisionLog
+from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
-from mbcal.serving import candidates, server
-from mbcal.serving.messages import RankRequest
+from mbcal.serving import endpoints, ranker, server
+from mbcal.serving.candidates import CandidateReader, require_rankable
+from mbcal.serving.messages import RankRequest, RequestName
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
+from mbcal.types import FIRST_ITEM_ROW, UNKNOWN_ROW, Catalog
 
-VARIANTS = {
-    "control": ("C", "C again", "C once more", "C yet again"),
-    "names": ("C", "msgspec and Catalog.rows_of", "msgspec and dict.get"),
-    "routing": ("ours", "Starlette, hot routes before it", "Starlette, hot routes inside it", "Starlette alone"),
-}
+VARIANTS = {"routing": ("mbcal", "mbcal again", "starlette"), "names": ("c", "msgspec", "orjson")}
+"""The second one of routing shows how far two equal servers differ by noise."""
+
+
+class Measurement(NamedTuple):
+    """One variant in one round."""
+
+    rate: float
+    cpu: float
+    p50: float
+    p99: float
+
+
+# ---- the variants
+
+
+class DictNames:
+    """Candidates as texts, their rows found in a dict."""
+
+    def __init__(self, names: list[str], rows: NDArray[np.int32]) -> None:
+        self._names, self.rows = names, rows
+
+    def at(self, positions: Sequence[int]) -> list[str]:
+        return [self._names[position] for position in positions]
+
+    def logged(self) -> list[str]:
+        return self._names
+
+
+class DictReader:
+    """The shortest reader of decoded candidates in Python."""
+
+    def __init__(self, catalog: Catalog, _: Any) -> None:
+        self._rows = {name: row for row, name in enumerate(catalog.items, FIRST_ITEM_ROW)}
+
+    def read(self, names: list[str], k: int, most: int) -> DictNames:
+        require_rankable(names, k, most)
+        return DictNames(names, np.fromiter(map(self._rows.get, names, repeat(UNKNOWN_ROW)), np.int32, len(names)))
 
 
 def application(variant: str, service: Service) -> Any:
     """The ASGI application of a variant."""
-    if variant.startswith("msgspec"):
-        candidates.name_finder = lambda *_: None  # type: ignore[assignment]
-        server._rank_one = msgspec.json.Decoder(RankRequest)  # type: ignore[assignment]
-    if variant == "msgspec and dict.get":
-        def init(self: Any, names: Any, catalog: Any) -> None:
-            self._names = names
-            self.rows = np.fromiter(map(catalog._row_of.get, names, repeat(1)), np.int32, len(names))
-        candidates.NameList.__init__ = init  # type: ignore[method-assign]
-        candidates.NameList.logged = lambda self: self._names  # type: ignore[method-assign]
-    ours = App(service)
-    if variant == "Starlette, hot routes before it":
-        return _hot_before(ours)
-    if variant == "Starlette, hot routes inside it":
-        return _hot_inside(ours)
-    if variant == "Starlette alone":
-        return _alone(ours)
-    return ours
+    if variant == "starlette":
+        from serve_starlette import starlette_app
+
+        return starlette_app(service)
+    if variant in ("msgspec", "orjson"):
+        ranker.CandidateReader = DictReader  # type: ignore[misc, assignment]
+        endpoints._decode_rank = decoder(variant)
+    return App(service)
 
 
-HOT = ("/v1/rank", "/v1/feedback")
+def decoder(variant: str) -> Callable[[bytes], RankRequest]:
+    """From a body to a validated request."""
+    if variant == "msgspec":
+        return msgspec.json.Decoder(RankRequest).decode
+    import orjson
 
-
-def _cold_routes(ours: App) -> list[Any]:
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    def endpoint(work: Callable[[bytes], Awaitable[server.Answer]]) -> Any:
-        async def respond(request: Any) -> Response:
-            status, content, kind = await work(await request.body())
-            return Response(content, status, media_type=kind)
-
-        return respond
-
-    cold = [(method, path, work) for (method, path), work in ours._routes.items() if path not in HOT]
-    return [Route(path, endpoint(work), methods=[method]) for method, path, work in cold]
-
-
-def _lifespan(ours: App) -> Any:
-    import asyncio
-    import contextlib
-
-    @contextlib.asynccontextmanager
-    async def run(_: Any) -> Any:
-        await ours.service.refresh_version()
-        follower = asyncio.create_task(ours.service.follow_registry())
-        yield
-        follower.cancel()
-        await ours.service.close()
-
-    return run
-
-
-def _hot_before(ours: App) -> Any:
-    from starlette.applications import Starlette
-
-    cold = Starlette(routes=_cold_routes(ours), lifespan=_lifespan(ours))
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] in HOT:
-            await ours._http(scope, receive, send)
-        else:
-            await cold(scope, receive, send)
-
-    return app
-
-
-class _Raw:
-    """An ASGI endpoint: a Route passes scope, receive and send on as they are."""
-
-    def __init__(self, ours: App) -> None:
-        self.ours = ours
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.ours._http(scope, receive, send)
-
-
-def _hot_inside(ours: App) -> Any:
-    from starlette.applications import Starlette
-    from starlette.routing import Route
-
-    hot = [Route(path, _Raw(ours), methods=["POST"]) for path in HOT]
-    return Starlette(routes=[*hot, *_cold_routes(ours)], lifespan=_lifespan(ours))
-
-
-def _alone(ours: App) -> Any:
-    """Everything the way Starlette's documentation shows it; admission, the body's limits and counting as middleware of ours."""
-    import asyncio
-    import time
-
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    from mbcal.errors import InputError, LogFullError, MbcalError, OptionError
-    from mbcal.serving.messages import Problem
-    from mbcal.serving.service import NotReadyError
-
-    def hot(work: Callable[[bytes], Awaitable[server.Answer]]) -> Any:
-        async def respond(request: Any) -> Response:
-            async with asyncio.timeout(ours.service.limits.seconds):
-                body = await request.body()
-            if len(body) > ours.service.limits.body:
-                return problem(413, "the body is too large")
-            status, content, kind = await work(body)
-            return Response(content, status, media_type=kind)
-
-        return respond
-
-    def problem(status: int, error: str) -> Response:
-        return Response(server._encode(Problem(error)), status, media_type="application/json")
-
-    class Admission:
-        def __init__(self, app: Any) -> None:
-            self.app = app
-
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] != "http":
-                await self.app(scope, receive, send)
-                return
-            began, statuses = time.perf_counter(), [500]
-
-            async def counted(message: Any) -> None:
-                if message["type"] == "http.response.start":
-                    statuses[0] = message["status"]
-                await send(message)
-
-            ours._admit(scope, scope["path"])
-            ours._at_work += 1
-            try:
-                await asyncio.sleep(0)
-                await self.app(scope, receive, counted)
-            finally:
-                ours._at_work -= 1
-                ours._note(scope["path"], statuses[0], time.perf_counter() - began)
-
-    async def wrong(_: Any, error: Exception) -> Response:
-        return problem(422, str(error))
-
-    async def later(_: Any, error: Exception) -> Response:
-        return problem(503, str(error))
-
-    handlers = {InputError: wrong, OptionError: wrong, msgspec.ValidationError: wrong, msgspec.DecodeError: wrong}
-    handlers |= {NotReadyError: later, LogFullError: later, MbcalError: later}
-    routes = [Route("/v1/rank", hot(ours._rank), methods=["POST"]), Route("/v1/feedback", hot(ours._feedback), methods=["POST"])]
-    return Starlette(
-        routes=[*routes, *_cold_routes(ours)],
-        lifespan=_lifespan(ours),
-        middleware=[Middleware(Admission)],
-        exception_handlers=handlers,  # type: ignore[arg-type]
-    )
+    return lambda body: msgspec.convert(orjson.loads(body), RankRequest)
 
 
 def run_server(variant: str, registry: str, log: str) -> None:
-    """Serve a variant as `mbcal serve` would; print the address when it listens."""
+    """Serve a variant as `mbcal serve` does; print the address when it listens."""
     service = Service(Registry(registry), MemoryStore(), DecisionLog(log, linger=0.002), 0.1)
 
     class Server(uvicorn.Server):
@@ -213,83 +124,172 @@ def run_server(variant: str, registry: str, log: str) -> None:
     Server(uvicorn.Config(application(variant, service), **options)).run()
 
 
-def requests(items: list[str], labels: list[str], count: int) -> list[bytes]:
+# ---- measuring
+
+
+def bodies(items: list[str], behaviours: list[str], count: int) -> list[bytes]:
     """Requests of 200 sessions with `count` candidates and 20 steps of history each."""
-    draw, made = np.random.default_rng(0), []
-    for number in range(200):
-        picked = draw.choice(len(items), count + 20, replace=False)
-        history = [[items[row], labels[int(draw.integers(len(labels)))]] for row in picked[:20]]
-        names = [items[row] for row in picked[20:]]
-        body = json.dumps({"session": f"s{number}-{count}", "history": history, "candidates": names, "k": 10}).encode()
+    generator, requests = np.random.default_rng(0), []
+    for session in range(200):
+        rows = generator.choice(len(items), count + 20, replace=False)
+        history = [[items[row], behaviours[int(generator.integers(len(behaviours)))]] for row in rows[:20]]
+        candidates = [items[row] for row in rows[20:]]
+        request = {"history": history, "candidates": candidates, "k": 10, "session": f"s{session}-{count}"}
+        body = json.dumps(request).encode()
         head = f"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        made.append(head.encode() + body)
-    return made
+        requests.append(head.encode() + body)
+    return requests
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads of a process, to the nanosecond."""
+    """User and system time of all threads of a process."""
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
-def measure(folder: Path, made: list[bytes], options: argparse.Namespace, restart: int) -> NDArray[np.float64]:
-    """CPU microseconds per request, (rounds, variants), of servers that are started for it."""
-    names, order = VARIANTS[options.what], np.random.default_rng(restart)
+def measure(process: Any, port: int, requests: list[bytes], options: argparse.Namespace) -> Measurement:
+    """Measure one variant once."""
+    before = cpu_seconds(process.pid)
+    rate, _ = serve.run(serve.closed_loop(port, requests, options.slice, options.connections))
+    cpu = 1e6 * (cpu_seconds(process.pid) - before) / (rate * options.slice)
+    p50, p99, _ = serve.run(serve.open_loop(port, requests, options.rate, options.slice, options.connections))
+    return Measurement(rate, cpu, p50, p99)
+
+
+def compare(folder: Path, requests: list[bytes], options: argparse.Namespace, label: str) -> None:
+    """Start all variants, measure them in turns and print the table."""
+    names, order = VARIANTS[options.what], np.random.default_rng(0)
     running: list[tuple[Any, int]] = []
-    costs = np.zeros((options.rounds + 1, len(names)))
+    results: list[list[Measurement]] = [[] for _ in names]
     try:
-        for number, name in enumerate(names):
-            log = folder / f"log-{restart}-{number}"
+        for name in names:
+            log = folder / f"log-{label}-{name}"
             running.append(serve.started([sys.executable, __file__, "--serve", name, str(folder / "registry"), str(log)]))
         for turn in range(options.rounds + 1):
             for number in order.permutation(len(names)).tolist():
-                process, port = running[number]
-                before = cpu_seconds(process.pid)
-                rate, _ = serve.run(serve.closed_loop(port, made, options.slice, options.connections))
-                costs[turn, number] = 1e6 * (cpu_seconds(process.pid) - before) / (rate * options.slice)
+                measurement = measure(*running[number], requests, options)
+                if turn:  # the first round begins the sessions
+                    results[number].append(measurement)
     finally:
         for process, _ in running:
             process.terminate()
             process.wait()
-    return costs[1:]  # the first round begins sessions
+    print(f"{label}, {options.rounds} rounds, load of the machine {os.getloadavg()[0]:.1f}")
+    print(f"  {'variant':11} {'requests/s':>10} {'CPU µs':>7} {'p50 ms':>7} {'p99 ms':>7}  CPU relative to the first")
+    for name, measured in zip(names, results, strict=True):
+        ratios = np.array([one.cpu / first.cpu for one, first in zip(measured, results[0], strict=True)])
+        medians = [statistics.median(values) for values in zip(*measured, strict=True)]
+        print("  {:11} {:10,.0f} {:7.0f} {:7.2f} {:7.2f}".format(name, *medians) + f"  {interval(ratios)}", flush=True)
 
 
-def report(what: str, costs: NDArray[np.float64]) -> None:
-    """Print medians, and ratios to the first variant with intervals from resampled restarts and rounds."""
-    draw, (restarts, rounds, _) = np.random.default_rng(0), costs.shape
-    ratios = costs / costs[:, :, :1]
-    resampled = []
-    for _ in range(2000):
-        chosen = ratios[draw.integers(0, restarts, restarts)]
-        resampled.append(np.median(chosen[:, draw.integers(0, rounds, rounds)].reshape(-1, costs.shape[2]), axis=0))
-    low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
-    medians, middle = np.median(costs.reshape(-1, costs.shape[2]), axis=0), np.median(ratios.reshape(-1, costs.shape[2]), axis=0)
-    for number, name in enumerate(VARIANTS[what]):
-        spread = f"{middle[number]:.3f} of the first [{low[number]:.3f}, {high[number]:.3f}]"
-        print(f"  {name:34} {medians[number]:5.0f} µs, {spread}", flush=True)
+def parsing(items: list[str], count: int) -> None:
+    """Print the time to read one list of candidates and encode it for the log, without a server."""
+    import orjson
+
+    catalog, pack = Catalog(tuple(items)), msgspec.msgpack.Encoder().encode
+    text = json.dumps(items[:count]).encode()
+    reader, rival = CandidateReader(catalog, np.empty(10_000, np.int32)), DictReader(catalog, None)
+    decode, raw = msgspec.json.Decoder(list[RequestName]).decode, msgspec.Raw(text)
+    ways: dict[str, Callable[[], Any]] = {
+        "c": lambda: pack(reader.read(raw, 10, 1000).logged()),
+        "msgspec": lambda: pack(rival.read(decode(text), 10, 1000).logged()),
+        "orjson": lambda: pack(rival.read(msgspec.convert(orjson.loads(text), list[RequestName]), 10, 1000).logged()),
+    }
+    best = {name: min(timeit.repeat(way, number=200, repeat=25)) / 200 * 1e6 for name, way in ways.items()}
+    print(f"  {count} names alone: " + ", ".join(f"{name} {cost:.1f} µs" for name, cost in best.items()), flush=True)
+
+
+def interval(ratios: NDArray[np.float64]) -> str:
+    """The median with its 95% bootstrap interval."""
+    generator = np.random.default_rng(0)
+    resampled = np.median(ratios[generator.integers(0, len(ratios), (2000, len(ratios)))], axis=1)
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def layer_alone() -> None:
+    """Print the time of GET /healthz through both HTTP layers, without sockets."""
+    from serve_starlette import starlette_app
+
+    service = Service(Registry("nothing is published here"), MemoryStore(), None, 0.0)
+    scope = {"type": "http", "method": "GET", "path": "/healthz", "headers": [], "query_string": b"", "client": ("x", 1)}
+    apps: dict[str, Any] = {"mbcal": App(service), "starlette": starlette_app(service)}
+    best = dict.fromkeys(apps, float("inf"))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(_: Any) -> None: ...
+
+    async def calls(app: Any, count: int = 500) -> float:
+        started = time.process_time()
+        for _ in range(count):
+            await app(dict(scope), receive, send)
+        return (time.process_time() - started) / count * 1e6
+
+    for _ in range(40):
+        for name, app in apps.items():
+            best[name] = min(best[name], serve.run(calls(app)))
+    print("GET /healthz without a socket: " + ", ".join(f"{name} {cost:.1f} µs" for name, cost in best.items()))
+
+
+def import_seconds(module: str) -> float:
+    """Median CPU time to import a module on top of uvicorn, msgspec and numpy, in a fresh interpreter."""
+    code = "import time, uvicorn, msgspec, numpy; t = time.process_time(); import {}; print(time.process_time() - t)"
+    command = [sys.executable, "-c", code.format(module)]
+    times = [float(subprocess.run(command, capture_output=True, check=True, text=True).stdout) for _ in range(7)]
+    return statistics.median(times)
+
+
+def code_lines(path: str) -> int:
+    """Lines of a file that are neither blank nor comments nor docstrings."""
+    text = Path(path).read_text("utf-8")
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = [line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in docstrings]
+    return sum(1 for line in lines if line and not line.startswith("#"))
+
+
+def sizes() -> None:
+    """Print import times and lines of code of both HTTP layers."""
+    import serve_starlette
+
+    modules = "starlette.applications, starlette.routing, starlette.requests, starlette.responses, starlette.middleware"
+    starlette, own = (1e3 * import_seconds(module) for module in (modules, "mbcal.serving.server"))
+    print(f"import: Starlette {starlette:.0f} ms, mbcal.serving {own:.0f} ms")
+    print(f"lines: mbcal {code_lines(server.__file__)}, on Starlette {code_lines(str(serve_starlette.__file__))}")
 
 
 def main() -> None:
+    """Parse the options and compare."""
     if sys.argv[1:2] == ["--serve"]:
         run_server(*sys.argv[2:5])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=VARIANTS)
-    parser.add_argument("--candidates", type=int, nargs="+", default=[20, 200, 1000])
-    parser.add_argument("--restarts", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--slice", type=float, default=0.7)
-    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("what", choices=[*VARIANTS, "layer"])
+    parser.add_argument("--candidates", type=int, nargs="+", default=[20, 200, 1000], help="Candidates per request.")
+    parser.add_argument("--rounds", type=int, default=20, help="Rounds per number of candidates.")
+    parser.add_argument("--slice", type=float, default=0.7, help="Seconds of each loop.")
+    parser.add_argument("--connections", type=int, default=32, help="Clients.")
+    parser.add_argument("--rate", type=float, default=300.0, help="Requests per second of the open loop.")
     options = parser.parse_args()
+    if options.what == "layer":
+        layer_alone()
+        return
     psutil.Process().cpu_affinity(serve.CORES[1:] or serve.CORES)
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path, items, labels = serve.model(folder, 0)
-        Registry(folder / "registry").publish(path)
+        model, items, behaviours = serve.model(folder, 0)
+        Registry(folder / "registry").publish(model)
         for count in options.candidates:
-            made = requests(items, labels, count)
-            costs = np.stack([measure(folder, made, options, restart) for restart in range(options.restarts)])
-            print(f"{count} candidates, load of the machine {psutil.getloadavg()[0]:.1f}")
-            report(options.what, costs)
+            compare(folder, bodies(items, behaviours, count), options, f"{count} candidates")
+            if options.what == "names":
+                parsing(items, count)
+    if options.what == "routing":
+        sizes()
+    print(f"{time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

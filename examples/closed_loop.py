@@ -59,7 +59,7 @@ async def serve_users(address: str, world: mbcal.Newsfeed, begin: mbcal.Sessions
             offered = [items.name_of(int(item)) for item in alone.candidates[0] if item]  # type: ignore[index]  # drawn above
             for step in range(int(alone.length[0])):
                 who = f"{name}-{row}"
-                answer = await client.rank(offered, k=1, session=who, user=who, history=past)
+                answer = await client.rank(past, offered, k=1, session=who, user=who)
                 shown = torch.from_numpy(items.rows_of([answer.items[0].item]))
                 behaviour, state = world.respond(state, shown, luck[row : row + 1, step])
                 await client.feedback(answer.decision, labels[int(behaviour)])
@@ -74,7 +74,7 @@ def wait_for(address: str, version: str) -> float:
     """Seconds until the server ranks by this version."""
     began = time.monotonic()
     with Client(address) as client:
-        while client.model()["version"] != version:
+        while client.model().version != version:
             time.sleep(0.02)
     return time.monotonic() - began
 

@@ -45,7 +45,7 @@ def copy(shop: Path, tmp_path: Path) -> Path:
 def test_help_teaches() -> None:
     for command, options in {
         "fit": ("--agent", "--epochs", "--device", "--features", "--from", "kill -9"),
-        "rank": ("--history", "--candidates", "--session", "--json", "--allow-unknown"),
+        "rank": ("--history", "--candidates", "--shown", "--json", "--allow-unknown"),
         "evaluate": ("--simulator", "--data", "--truth", "--epsilon"),
         "simulator": ("--family", "transformer", "report-card"),
     }.items():
@@ -98,7 +98,7 @@ def test_rank_shows_both_parts_and_their_sum(shop: Path) -> None:
         '["item-05", "item-06", "item-07"]',
     ]
     assert json.loads(mbcal("rank", "mbcal", *as_pairs, "--json", cwd=shop).stdout) == ranked
-    later = json.loads(mbcal("rank", "mbcal", *given, "--session", "item-09:dwell-01", "--json", cwd=shop).stdout)
+    later = json.loads(mbcal("rank", "mbcal", *given, "--shown", "item-09:dwell-01", "--json", cwd=shop).stdout)
     assert later != ranked
 
 
@@ -186,12 +186,13 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         (["rank", "mbcal", "--candidates", ""], "candidates: none were given"),
         (["rank", "mbcal", "--candidates", "item-05,item-05"], "'item-05' is there twice"),
         (["rank", "mbcal", "--candidates", "item-5"], "'item-5' is unknown to the model; add --allow-unknown"),
-        (["rank", "mbcal", "--candidates", "[1, 2]"], "must be a JSON list of names"),
-        (["rank", "mbcal", "--candidates", '["a"'], "starts like JSON but is none"),
+        (["rank", "mbcal", "--candidates", "[1, 2]"], "'1' is unknown to the model"),
+        (["rank", "mbcal", "--candidates", "[1.5]"], "names are text or whole numbers, got 1.5"),
+        (["rank", "mbcal", "--candidates", '["a"'], "starts like JSON but is not valid JSON"),
         ([*RANK, "--history", "item-01:dwell-01," * 5], "5 steps, the model was fitted on at most 4; give the latest 4"),
         ([*RANK, "--history", "item-01:dwell-1"], "behaviour 'dwell-1' is unknown"),
         ([*RANK, "--history", "item-01"], "'item-01' is not ITEM:BEHAVIOUR"),
-        ([*RANK, "--history", '[["item-01"]]'], "must be a JSON list of pairs"),
+        ([*RANK, "--history", '[["item-01"]]'], "history: steps are (item, behaviour) pairs, got ['item-01']"),
         ([*FIT, "--agent", "mbcall"], "agent: 'mbcall' is unknown; known are mbcal, mbcal-no-vr, gru4rec"),
         ([*FIT, "--agent", "mbcall"], "Did you mean 'mbcal'?"),
         ([*FIT, "--features", "categori"], "no 'categori'"),

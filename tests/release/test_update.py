@@ -45,11 +45,10 @@ def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
 
 def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
     """Users of the toy world meet the service; what they earned a session."""
-    world, begin, luck = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
+    world, begin, generator = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
 
     async def tell() -> float:
-        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
-        service._random = luck  # the same every time
+        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON, generator=generator)
         await service.refresh_version()
         earned = 0.0
         assert begin.candidates is not None
@@ -57,7 +56,7 @@ def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
             opened = torch.zeros(1, dtype=torch.bool)
             names = [CATALOG.name_of(row) for row in begin.candidates[number]]
             for _ in range(begin.horizon):
-                asked = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
+                asked = RankRequest(candidates=names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
                 said = await service.rank(asked)
                 row = torch.from_numpy(CATALOG.rows_of([said.items[0].item]))
                 behaviour, opened = world.respond(opened, row, torch.zeros(1))
