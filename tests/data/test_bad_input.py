@@ -182,7 +182,7 @@ def test_existing_folders_are_not_overwritten_unless_asked(tmp_path: Path) -> No
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match="mine: already exists; it is no store"):
+        with pytest.raises(OutputError, match="mine: already exists; it is not a store"):
             prepare(log(path), tmp_path / "mine", overwrite=overwrite)
     (tmp_path / "empty").mkdir()
     prepare(log(path), tmp_path / "empty")
@@ -311,7 +311,7 @@ def test_only_a_store_and_nothing_but_a_store_is_overwritten(tmp_path: Path) -> 
     store = prepare(log(path), tmp_path / "store").path
     (store / "notes.txt").write_text("mine")
     for folder in ("web", "store"):
-        with pytest.raises(OutputError, match="it is no store"):
+        with pytest.raises(OutputError, match="it is not a store"):
             prepare(log(path), tmp_path / folder, overwrite=True)
     assert (store / "notes.txt").read_text() == "mine"
 

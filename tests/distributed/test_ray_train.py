@@ -75,7 +75,7 @@ def test_a_damaged_shard_is_named_in_one_sentence(shop: Path, ray_engine: RayEng
     shard = next((shop / "damaged").glob("sessions-train-*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     begun = time.monotonic()
-    with pytest.raises(StoreError, match=rf"{shard.name}: damaged \(its hash does not fit\); prepare the store again"):
+    with pytest.raises(StoreError, match=rf"{shard.name}: damaged \(hash mismatch\); prepare the store again"):
         run_fit_job(ray_engine, job(shop, "nothing", "damaged"))
     assert time.monotonic() - begun < BOUND
     assert not (shop / "nothing").exists()

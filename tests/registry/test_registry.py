@@ -209,8 +209,8 @@ def truncated(name: str) -> Callable[[Path], None]:
 FILES = ["scorer.safetensors", "verification.safetensors", "items.parquet", "weights.safetensors", "optimiser.safetensors"]
 TABLE = "future/cell/items"
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    **{f"flipped {name}": (flipped(name), rf"{name}: damaged \(its hash does not fit\)") for name in FILES},
-    **{f"truncated {name}": (truncated(name), rf"{name}: damaged \(its hash does not fit\)") for name in FILES},
+    **{f"flipped {name}": (flipped(name), rf"{name}: damaged \(hash mismatch\)") for name in FILES},
+    **{f"truncated {name}": (truncated(name), rf"{name}: damaged \(hash mismatch\)") for name in FILES},
     **{
         f"missing {name}": (lambda path, name=name: (path / name).unlink(), f"{name}: missing from the model")
         for name in FILES

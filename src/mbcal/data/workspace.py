@@ -59,13 +59,13 @@ class Workspace(AtomicFolder):
         if isinstance(error, OSError):
             named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else self.out
             if self.out.parent in named.absolute().parents or named == self.out:
-                return to_output_error(self.given, error)
+                return to_output_error(self.given_path, error)
             return InputError(f"{named}: cannot be read ({error.strerror or error}); check the file and its permissions")
         if type(error).__module__.partition(".")[0] not in ("duckdb", "_duckdb"):
             return error
         text, name = str(error).splitlines()[0], type(error).__name__
         if re.search("no space left|file too large|could not write|disk quota", text, re.IGNORECASE):
-            return to_output_error(self.given, OSError(errno.ENOSPC, text))
+            return to_output_error(self.given_path, OSError(errno.ENOSPC, text))
         if name == "OutOfMemoryException":
             return OptionError(
                 "memory-limit: too little for this log; raise --memory-limit or free disk space to spill into"

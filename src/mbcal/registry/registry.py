@@ -253,7 +253,7 @@ class Registry:
         """Where a version lies, or in one sentence why it is not there."""
         name = self.current() if name is None else name
         if name is None:
-            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.make}")
+            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.how_to_create}")
         if not _NAME.fullmatch(name) or not (self._versions / name).is_dir():
             known = self.versions()
             listed = f"known are {', '.join(known[-5:])}" if known else "there are none"
