@@ -126,7 +126,7 @@ def test_too_many_duplicates_stop_too(tmp_path: Path) -> None:
         (
             "columns.csv",
             b"who,what,wen,did\n1,2,3,yes\n",
-            r"no column 'when'; the file has who, what, wen, did. Did you mean 'wen'",
+            r"no column 'when'; its columns are who, what, wen, did. Did you mean 'wen'",
         ),
         ("twice.csv", b"who,what,when,did,did\n1,2,3,yes,no\n", "column 'did' appears twice"),
         ("fake.parquet", b"PAR1 but not really", "fake.parquet: not a readable Parquet file"),
@@ -172,7 +172,7 @@ def test_zips_that_climb_out_are_refused(tmp_path: Path, member: str) -> None:
     path = tmp_path / "in" / "evil.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(zipfile.ZipInfo(member), "userId,movieId,rating,timestamp\n1,1,1,1\n")
-    with pytest.raises(InputError, match="climbs out of the archive"):
+    with pytest.raises(InputError, match="has a path outside the archive"):
         prepare(MovieLens(path), tmp_path / "in" / "store")
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["evil.zip", "in"]
 
@@ -287,7 +287,7 @@ def test_broken_lines_of_an_item_table_are_no_rows_of_the_log(tmp_path: Path) ->
 def test_an_item_table_that_fits_no_item_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
     items = write_csv(tmp_path / "items.csv", [("other", "news")], ("what", "kind"))
-    with pytest.raises(InputError, match="no item of the log is in the table of items"):
+    with pytest.raises(InputError, match="no item of the log is in the item table"):
         prepare(log(path, items=ItemTable(items, ["kind"])), tmp_path / "store")
 
 
@@ -295,7 +295,7 @@ def test_an_item_table_that_fits_no_item_is_refused(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("excel.csv", "who,what,when,did\na,x,5,yes\n".encode("utf-16"), "this is UTF-16 text"),
-        ("long.csv", b"x" * 200_000 + b",what,when,did\n", "its first line is no header"),
+        ("long.csv", b"x" * 200_000 + b",what,when,did\n", "its first line is not a header"),
     ],
 )
 def test_text_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mbcal import KuaiRand, MovieLens, Netflix, SessionConfig, prepare
+from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.ingest import LogReader
-from mbcal.data.source import Quantiles
 from mbcal.errors import InputError
 from tests.support.layouts import COMBINED, ML_20M, kuairand
 from tests.support.logs import ONE_PART, ROOT, read_back, steps, unpacked, zipped

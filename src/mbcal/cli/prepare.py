@@ -15,10 +15,10 @@ from mbcal.cli.console import progress
 from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, quoted
 from mbcal.data import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
+from mbcal.data.behaviour_rules import Labels, behaviour_rule
 from mbcal.data.ingest import LogReader
 from mbcal.data.readers import kuairand, movielens, netflix
 from mbcal.data.readers.table import parse_numbers, parse_rewards
-from mbcal.data.source import Labels
 from mbcal.data.sql import TimeUnit
 from mbcal.distributed.engines import EngineName, create_engine
 from mbcal.errors import InputError, OptionError
@@ -224,10 +224,9 @@ def prepare_table(
 
 def _rule(rewards: str | None, levels: str | None) -> Labels | Levels:
     if levels is not None:
-        return Levels(parse_numbers("levels", levels), None if rewards is None else parse_numbers("rewards", rewards))
-    if rewards is None:
-        raise OptionError("behaviour: say what it means, with --rewards 'skip=0,click=1' or --levels '0.5,3,10'")
-    return parse_rewards(rewards)
+        numbers = None if rewards is None else parse_numbers("rewards", rewards)
+        return behaviour_rule(numbers, parse_numbers("levels", levels))
+    return behaviour_rule(None if rewards is None else parse_rewards(rewards), None)
 
 
 def _items(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,3 +121,27 @@ class Quantiles:
 
 
 BehaviourRule = Labels | Levels | Quantiles
+"""How the behaviour column becomes behaviours."""
+
+
+def behaviour_rule(rewards: Mapping[str, float] | Sequence[float] | None, levels: Sequence[float] | None) -> Labels | Levels:
+    """Return the rule that rewards and cut points describe.
+
+    Args:
+        rewards: Label -> reward; or, with `levels`, the reward of each level.
+        levels: Ascending cut points; None if behaviours are labels.
+
+    Raises:
+        OptionError: If both are missing, they do not fit together, or the rule is not valid.
+    """
+    if levels is not None:
+        if isinstance(rewards, Mapping):
+            raise OptionError("rewards: with levels, give one number for each level and no labels")
+        return Levels(tuple(map(float, levels)), None if rewards is None else tuple(map(float, rewards)))
+    if rewards is None:
+        raise OptionError(
+            "rewards: missing; give a reward for each label (skip=0,click=1) or cut points as levels (0.5,3,10)"
+        )
+    if not isinstance(rewards, Mapping):
+        raise OptionError("rewards: give a reward for each label (skip=0,click=1), or add levels")
+    return Labels({str(label): float(reward) for label, reward in rewards.items()})

@@ -55,8 +55,8 @@ def as_paths(paths: Paths) -> list[Path]:
 def find_files(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str, list[Path]]:
     """Find the files of every role.
 
-    Folders are searched recursively, without hidden files and without stores. Zips are unpacked. A file given by its own path
-    whose name matches no role takes the first role, since users rename logs.
+    Folders are searched recursively, without hidden files and without stores. Zips are unpacked. A file given by its own
+    path whose name matches no role takes the first role, since users rename logs.
 
     Args:
         paths: Folders, zips and files.

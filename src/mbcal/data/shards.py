@@ -19,7 +19,7 @@ from mbcal.data.store_writer import StoreWriter
 from mbcal.types import Behaviours
 
 Block = dict[str, NDArray[Any]]
-"""Columns u, moment, tie, value (and session, propensity where the log has them) of whole users, sorted by all of them."""
+"""Columns u, time_us, tie, value (and session, propensity where the log has them) of whole users, sorted by all of them."""
 
 SHARD_STEPS = 1_000_000
 """Steps in a shard, about: a shard ends with the user who reaches it, and with its part."""
@@ -150,13 +150,13 @@ def _work(block: Block, index: BlockIndex, behaviours: Behaviours, config: Sessi
     pieces, short_windows = [], 0
     for begin, end in pairwise(edges.tolist()):
         piece = {column: array[begin:end] for column, array in block.items()}
-        windows = cut(Steps(piece["u"], piece["moment"], piece.get("session")), config)
+        windows = cut(Steps(piece["u"], piece["time_us"], piece.get("session")), config)
         order = slice(None) if windows.order is None else windows.order
         propensity = piece.get("propensity")
         shard = Shard(
             items=index.item_row[piece["tie"][order]],
             behaviours=codes[begin:end][order],
-            timestamps=piece["moment"][order],
+            timestamps=piece["time_us"][order],
             propensities=None if propensity is None else propensity[order],
             user=windows.user,
             start=windows.start,
@@ -167,7 +167,7 @@ def _work(block: Block, index: BlockIndex, behaviours: Behaviours, config: Sessi
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
     labels = np.bincount(codes, minlength=len(behaviours))
-    ties = (block["moment"][1:] == block["moment"][:-1]) & (block["u"][1:] == block["u"][:-1])
+    ties = (block["time_us"][1:] == block["time_us"][:-1]) & (block["u"][1:] == block["u"][:-1])
     return _Work(pieces, duplicates, labels, short_windows, int(ties.sum()), _hash(block, index))
 
 
@@ -225,7 +225,7 @@ def _repeats(block: Block) -> NDArray[np.int64]:
 def _hash(block: Block, index: BlockIndex) -> int:
     """A hash of rows as a set: it knows neither their order nor any option, only names and values."""
     value = block["value"]
-    row = block["moment"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    row = block["time_us"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     row ^= value.view(np.uint64) if index.value_digest is None else index.value_digest[value]
     if "propensity" in block:
         row += block["propensity"].view(np.uint32).astype(np.uint64) << np.uint64(32)

@@ -28,7 +28,7 @@ BATCH = 1 << 18
 """Rows taken from DuckDB at a time."""
 USUAL_HISTORY = 20
 """Steps of history for which shards and batches are sized."""
-_DUPLICATES = pa.schema([("u", pa.uint32()), ("moment", pa.int64()), ("tie", pa.uint32()), ("value", pa.float64())])
+_DUPLICATES = pa.schema([("u", pa.uint32()), ("time_us", pa.int64()), ("tie", pa.uint32()), ("value", pa.float64())])
 
 
 def memory_factor(columns: Sequence[str], config: SessionConfig) -> int:
@@ -76,7 +76,7 @@ def _sorted(connection: duckdb.DuckDBPyConnection, rows: int, config: SessionCon
     """Columns of whole users, in the one order."""
     progress.phase("sorting by user and time")
     present = [row[0] for row in connection.execute("DESCRIBE accepted").fetchall()]
-    columns = ["u", "moment", "tie", "value", *(column for column in ("session", "propensity") if column in present)]
+    columns = ["u", "time_us", "tie", "value", *(column for column in ("session", "propensity") if column in present)]
     listed = ", ".join(columns)
     query = f'SELECT {listed} FROM accepted JOIN users USING ("user") JOIN items USING (item) ORDER BY {listed}'
     kept: list[Block] = []

@@ -1,7 +1,7 @@
 """The description of a raw log that readers return, and the SQL that turns its rows into typed values.
 
-A reader returns a `LogDescription`: one SELECT per file, one for item features, and the rule for behaviours. Parsing is shared
-by all readers, so that a null, a NaN, an unknown label or an impossible time is treated alike in every layout.
+A reader returns a `LogDescription`: one SELECT per file, one for item features, and the rule for behaviours. Parsing is
+shared by all readers, so that a null, a NaN, an unknown label or an impossible time is treated alike in every layout.
 """
 
 from __future__ import annotations

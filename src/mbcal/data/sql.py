@@ -39,7 +39,7 @@ def finite_sql(column: str) -> str:
 def entity_name_sql(column: str, kind: str) -> str:
     """Return an expression for the name of a user, item or session; NULL if it is missing.
 
-    Whole numbers stored as floats, as a null among integers makes them in pandas, get the same name as integers. NaN and empty
+    Whole numbers stored as floats, as pandas does when an integer is missing, get the same name as integers. NaN and empty
     text are missing. 128-bit integers become text, because Parquet cannot hold them.
 
     Args:

@@ -51,11 +51,13 @@ class Workspace(AtomicFolder):
         super().__exit__(kind, error, trace)
 
     def translate(self, error: BaseException) -> BaseException:
-        """What the parts below complain of, in our words."""
-        if isinstance(error, MbcalError):  # a file unpacked into scratch goes by the name of its archive
-            inside = re.escape(f"{self.scratch}/") + r"(?:zip-\d+-([^/]+)/\d+/|mended-\d+/)"
-            plain = re.sub(inside, lambda match: f"{match[1]}: " if match[1] else "", str(error))
-            return error if plain == str(error) else type(error)(plain)
+        """Return an error in plain words: names of inputs instead of scratch files, and MbcalError for those of DuckDB."""
+        if isinstance(error, MbcalError):
+            scratch = re.escape(f"{self.scratch}/")
+            text = re.sub(rf"{scratch}frame-\d+/frame\.parquet", "the data frame", str(error))
+            unpacked = rf"{scratch}(?:zip-\d+-([^/]+)/\d+/|newlines-\d+/)"
+            text = re.sub(unpacked, lambda match: f"{match[1]}: " if match[1] else "", text)
+            return error if text == str(error) else type(error)(text)
         if isinstance(error, OSError):
             named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else self.out
             if self.out.parent in named.absolute().parents or named == self.out:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.data import files
+from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.files import Paths
-from mbcal.data.source import ITEM_KEY, LogDescription, LogFile, Quantiles
+from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import csv_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 
@@ -59,9 +60,9 @@ class KuaiRand:
         )
         return LogDescription(
             layout="kuairand",
-            pieces=tuple(LogFile(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
+            files=tuple(LogFile(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
             rule=Quantiles(LEVELS),
-            features=features or None,
+            features_sql=features or None,
             time_unit="ms",
             options={"features": list(FEATURES) if features else []},
         )

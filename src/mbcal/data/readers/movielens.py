@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.data import files
+from mbcal.data.behaviour_rules import Labels
 from mbcal.data.files import Paths
-from mbcal.data.source import ITEM_KEY, Labels, LogDescription, LogFile
+from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import csv_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 
@@ -54,10 +55,10 @@ class MovieLens:
         movies = [_Release(path, ["movieId", "title", "genres"], work, "item") for path in found["movies"]]
         return LogDescription(
             layout="movielens",
-            pieces=tuple(LogFile(release.text.path, picked, f"({_scan(release)})") for release in rated),
+            files=tuple(LogFile(release.text.path, picked, f"({_scan(release)})") for release in rated),
             rule=RULE,
-            features=_features(movies, tag_files, work),
-            titles=_union(f"SELECT movieId AS {sql_identifier(ITEM_KEY)}, title", movies),
+            features_sql=_features(movies, tag_files, work),
+            titles_sql=_union(f"SELECT movieId AS {sql_identifier(ITEM_KEY)}, title", movies),
             time_unit="s",
             options={"features": ["genres"] * bool(movies) + ["tags"] * bool(tag_files)},
         )
@@ -80,7 +81,7 @@ def _scan(release: _Release) -> str:
         release.header,
         release.wanted,
         delimiter="::" if release.dat else ",",
-        skip=not release.dat,
+        has_header=not release.dat,
         quoted=not release.dat,
         rejects=release.rejects,
     )

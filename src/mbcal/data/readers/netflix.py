@@ -59,7 +59,7 @@ class Netflix:
         pieces = []
         for path in tables:
             files.require_columns(path, files.parquet_columns(path), COLUMNS)
-            pieces.append(LogFile(path, picked, parquet_sql(path), parquet=True))
+            pieces.append(LogFile(path, picked, parquet_sql(path), is_parquet=True))
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:
@@ -67,13 +67,13 @@ class Netflix:
                     with path.open("rb") as file:
                         flatten(file, out, path)
             header = ["movie_id", "customer_id", "rating", "date"]
-            scan = csv_sql(files.inspect_text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False)
+            scan = csv_sql(files.inspect_text(flat, work.scratch), header, COLUMNS, has_header=False, quoted=False)
             pieces.append(LogFile(flat, picked, f"({scan})"))
         titles = None
         if found["titles"]:
             work.connection.register("movie_titles", read_titles(found["titles"], work.scratch))
             titles = "SELECT * FROM movie_titles"
-        return LogDescription(layout="netflix", pieces=tuple(pieces), rule=RULE, titles=titles)
+        return LogDescription(layout="netflix", files=tuple(pieces), rule=RULE, titles_sql=titles)
 
 
 def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:
