@@ -21,8 +21,8 @@ LONGEST = 10_000
 class SessionConfig:
     """How a log is cut into sessions, and its users are split into parts.
 
-    Each user's interactions, in time order, are cut into windows of `horizon` steps. A new window also begins where the log's
-    own session changes, if it has sessions, and after a pause of `gap` minutes.
+    Each user's interactions, in time order, are cut into windows of `horizon` steps. A new window also begins where the
+    log's own session changes, if it has sessions, and after a pause of `gap` minutes.
 
     Raises:
         OptionError: If a value is out of range.

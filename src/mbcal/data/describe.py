@@ -1,4 +1,4 @@
-"""What is in a store, counted: the page an owner of a log looks at before believing anything above it."""
+"""Statistics of a store, for `mbcal describe`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from mbcal.metrics import gini
 from mbcal.types import FIRST_ITEM_ROW, Catalog
 
 TOP = 10
+"""Items listed as the most popular."""
 
 
 def describe(store: Store) -> dict[str, Any]:
-    """Counts, histograms and hashes, as plain values that JSON can hold; every file is read, so damage is found."""
+    """Compute counts, histograms and hashes of a store.
+
+    Every file is read and checked.
+
+    Returns:
+        Values that JSON can hold.
+
+    Raises:
+        StoreError: If a file is missing or damaged.
+    """
     for name in ("users.parquet", "rejected.parquet"):
         store.table(name)
     counts, catalog, behaviours = store.manifest["counts"], store.catalog, store.behaviours
@@ -29,7 +39,7 @@ def describe(store: Store) -> dict[str, Any]:
             shown += np.bincount(shard.items, minlength=catalog.n_rows)
             lengths += np.bincount(shard.length, minlength=store.horizon + 1)
             reward = rewards[shard.behaviours]
-            for step in range(store.horizon):  # never padded: a store may have a long horizon and short sessions
+            for step in range(store.horizon):  # not padded, since a store may have a long horizon and short sessions
                 steps = shard.start[shard.length > step] + step
                 total = float(reward[steps].sum())
                 by_step[step] += total
@@ -76,17 +86,20 @@ def describe(store: Store) -> dict[str, Any]:
 
 
 def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]:
-    """Who is shown how often. `gini` is 0 when all items are shown alike and nears 1 when one has everything; `half` is the
-    least number of items that make half of all steps."""
-    rising = np.sort(shown)
-    total, n = int(rising.sum()), len(rising)
+    """Summarise how often items (I,) were shown.
+
+    `gini` is 0 if all items are shown equally often and approaches 1 if one gets all steps. `half` is the smallest number of
+    items that make up half of all steps.
+    """
+    ascending = np.sort(shown)
+    total, n = int(ascending.sum()), len(ascending)
     order = np.lexsort((np.arange(n), -shown))
     return {
         "top": [
-            {"item": catalog.items[k], "title": catalog.title_of(k + FIRST_ITEM_ROW), "count": int(shown[k])}
-            for k in order[:TOP].tolist()
+            {"item": catalog.items[index], "title": catalog.title_of(index + FIRST_ITEM_ROW), "count": int(shown[index])}
+            for index in order[:TOP].tolist()
         ],
         "median": float(np.median(shown)),
         "gini": gini(shown),
-        "half": int(np.searchsorted(np.cumsum(rising[::-1]), total / 2) + 1),
+        "half": int(np.searchsorted(np.cumsum(ascending[::-1]), total / 2) + 1),
     }

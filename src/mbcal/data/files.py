@@ -245,9 +245,9 @@ def _line_ends(path: Path, gzipped: bool) -> LineEnds:
 
 
 def _copy_with_newlines(path: Path, gzipped: bool, line_ends: LineEnds, scratch: Path) -> Path:
-    """Write a copy in which every line ends with `\\n`.
+    r"""Write a copy in which every line ends with `\n`.
 
-    A `\\r` without `\\n` becomes a newline if all lines of the file end that way, and a space otherwise.
+    A `\r` without `\n` becomes a newline if all lines of the file end that way, and a space otherwise.
     """
     replacement = b"\n" if line_ends == "returns" else b" "
     folder = scratch / f"newlines-{len(list(scratch.iterdir()))}"

@@ -96,7 +96,7 @@ def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:
 
 
 def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:
-    """Rewrite `7:\\n11,3,2005-01-02\\n` as `7,11,3,2005-01-02\\n`, one chunk in memory at a time.
+    r"""Rewrite `7:\n11,3,2005-01-02\n` as `7,11,3,2005-01-02\n`, one chunk in memory at a time.
 
     Args:
         file: Text in the Netflix layout.
