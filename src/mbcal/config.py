@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from mbcal.errors import OptionError, nearest
@@ -21,6 +22,8 @@ T = TypeVar("T")
 Device = Literal["auto", "cpu", "cuda"]
 """Where to compute; `auto` takes a GPU if there is one."""
 
+_type_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Cached by class: evaluating the annotations would take most of the time of `from_dict`."""
 _TYPE_IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -40,7 +43,7 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     Raises:
         OptionError: If a key is unknown, or a value has the wrong type or is out of range.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     converted = {}
     for name, value in values.items():
@@ -65,7 +68,7 @@ def with_settings(config: T, settings: Mapping[str, Any], where: str = "") -> T:
     own = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     nested = {name: value for name, value in own.items() if dataclasses.is_dataclass(value)}
     owner_of = {field.name: name for name, part in nested.items() for field in dataclasses.fields(part)}
-    hints = typing.get_type_hints(type(config))
+    hints = _type_hints(type(config))
     own_changes: dict[str, Any] = {}
     nested_changes: dict[str, dict[str, Any]] = {name: {} for name in nested}
     for name, value in settings.items():
@@ -85,7 +88,7 @@ def with_settings(config: T, settings: Mapping[str, Any], where: str = "") -> T:
 
 def dotted_names(kind: type) -> list[str]:
     """Return the path of every setting of a dataclass: `gamma`, `net`, `net.hidden`."""
-    hints, names = typing.get_type_hints(kind), []
+    hints, names = _type_hints(kind), []
     for field in dataclasses.fields(kind):
         inner = hints[field.name]
         names.append(field.name)
