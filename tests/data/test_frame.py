@@ -16,7 +16,8 @@ import pytest
 
 from mbcal import ItemTable, MovieLens, SessionConfig, Store, prepare
 from mbcal.errors import InputError, OptionError
-from tests.support.logs import ONE_PART, content, read_back, steps
+from tests.support.documents import blocks
+from tests.support.logs import ONE_PART, ROOT, content, read_back, steps
 
 ROWS = 400
 COLUMNS: dict[str, Any] = {
@@ -217,3 +218,11 @@ mbcal.prepare(table, {str(tmp_path / "store")!r}, user="uid", item="doc", time="
               rewards={{"skip": 0, "click": 1}})
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/data.md").read_text()
+    done = subprocess.run(
+        [sys.executable, "-c", blocks(guide, "python")[0]], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert f"```\n{done.stdout}```" in guide

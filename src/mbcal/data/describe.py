@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mbcal.data.store import Store
-from mbcal.data.store_format import PARTS
+from mbcal.data.store_format import PARTS, Part
 from mbcal.metrics import gini
 from mbcal.types import FIRST_ITEM_ROW, Catalog
 
@@ -29,22 +31,7 @@ def describe(store: Store) -> dict[str, Any]:
     for name in ("users.parquet", "rejected.parquet"):
         store.table(name)
     counts, catalog, behaviours = store.manifest["counts"], store.catalog, store.behaviours
-    rewards = np.asarray(behaviours.rewards)
-    shown = np.zeros(catalog.n_rows, np.int64)
-    lengths = np.zeros(store.horizon + 1, np.int64)
-    by_step, reached = np.zeros(store.horizon), np.zeros(store.horizon, np.int64)
-    totals = dict.fromkeys(PARTS, 0.0)
-    for part in PARTS:
-        for shard in store.shards(part):
-            shown += np.bincount(shard.items, minlength=catalog.n_rows)
-            lengths += np.bincount(shard.length, minlength=store.horizon + 1)
-            reward = rewards[shard.behaviours]
-            for step in range(store.horizon):  # not padded, since a store may have a long horizon and short sessions
-                steps = shard.start[shard.length > step] + step
-                total = float(reward[steps].sum())
-                by_step[step] += total
-                reached[step] += len(steps)
-                totals[part] += total
+    rewards, totals = np.asarray(behaviours.rewards), _count_steps(store)
     labels = np.asarray(counts["labels"])
     return {
         "source": store.manifest["source"],
@@ -63,13 +50,18 @@ def describe(store: Store) -> dict[str, Any]:
             for name, reward, count in zip(behaviours.names, behaviours.rewards, labels.tolist(), strict=True)
         ],
         "reward_per_step": float(labels @ rewards / max(labels.sum(), 1)),
-        "reward_by_step": [float(total / n) if n else None for total, n in zip(by_step, reached, strict=True)],
-        "lengths": {str(length): int(n) for length, n in enumerate(lengths) if n},
+        "reward_by_step": [
+            float(total / n) if n else None for total, n in zip(totals.reward_by_step, totals.sessions_by_step, strict=True)
+        ],
+        "lengths": {str(length): int(n) for length, n in enumerate(totals.lengths) if n},
         "parts": {
-            part: {**entry, "reward_per_session": totals[part] / entry["sessions"] if entry["sessions"] else None}
+            part: {
+                **entry,
+                "reward_per_session": totals.reward_by_part[part] / entry["sessions"] if entry["sessions"] else None,
+            }
             for part, entry in counts["parts"].items()
         },
-        "popularity": _popularity(shown[FIRST_ITEM_ROW:], catalog),
+        "popularity": _popularity(totals.shown[FIRST_ITEM_ROW:], catalog),
         "features": {
             name: {
                 "values": len(feature.vocabulary),
@@ -83,6 +75,40 @@ def describe(store: Store) -> dict[str, Any]:
         "source_hashes": store.manifest["source_hashes"],
         "content_hash": store.manifest["content_hash"],
     }
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums over all sessions of a store with horizon T."""
+
+    shown: NDArray[np.int64]
+    """(R,) how often each catalogue row was shown."""
+    lengths: NDArray[np.int64]
+    """(T + 1,) sessions of each length."""
+    reward_by_step: NDArray[np.float64]
+    """(T,)"""
+    sessions_by_step: NDArray[np.int64]
+    """(T,) sessions that reach each step."""
+    reward_by_part: dict[Part, float]
+
+
+def _count_steps(store: Store) -> _Totals:
+    rewards, n_rows, horizon = np.asarray(store.behaviours.rewards), store.catalog.n_rows, store.horizon
+    shown, lengths = np.zeros(n_rows, np.int64), np.zeros(horizon + 1, np.int64)
+    reward_by_step, sessions_by_step = np.zeros(horizon), np.zeros(horizon, np.int64)
+    reward_by_part = dict.fromkeys(PARTS, 0.0)
+    for part in PARTS:
+        for shard in store.shards(part):
+            shown += np.bincount(shard.items, minlength=n_rows)
+            lengths += np.bincount(shard.length, minlength=horizon + 1)
+            reward = rewards[shard.behaviours]
+            for step in range(horizon):  # not padded, since a store may have a long horizon and short sessions
+                steps = shard.start[shard.length > step] + step
+                total = float(reward[steps].sum())
+                reward_by_step[step] += total
+                sessions_by_step[step] += len(steps)
+                reward_by_part[part] += total
+    return _Totals(shown, lengths, reward_by_step, sessions_by_step, reward_by_part)
 
 
 def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]:

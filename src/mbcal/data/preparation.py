@@ -89,19 +89,11 @@ def prepare(
     columns = {"user": user, "item": item, "time": time, "behaviour": behaviour}
     optional = {"session": session, "propensity": propensity, "items": items, "time_format": time_format}
     if is_frame(source) or isinstance(source, str | Path | Sequence):
-        missing = [name for name, column in columns.items() if column is None]
-        if missing:
-            raise OptionError(f"{missing[0]}: missing; name the column of the log, {missing[0]}='…'")
+        _require_columns(columns)
         named: dict[str, Any] = {**columns, **optional}
         reader: LogReader = TableLog(source, rule=behaviour_rule(rewards, levels), time_unit=time_unit, **named)
-    elif isinstance(source, LogReader):
-        given = {**columns, **optional, "rewards": rewards, "levels": levels}
-        if surplus := [name for name, value in given.items() if value is not None]:
-            raise OptionError(f"{surplus[0]}: belongs to a path or data frame; {type(source).__name__} has its own columns")
-        reader = source
     else:
-        kind = type(source).__name__
-        raise OptionError(f"source: {kind} is not a log; give a path, a data frame (pandas, polars, Arrow) or a reader")
+        reader = _require_reader(source, {**columns, **optional, "rewards": rewards, "levels": levels})
     with Workspace(Path(out), memory_limit, overwrite) as work:
         progress.phase("finding and unpacking files")
         log = reader.read(work)
@@ -109,3 +101,20 @@ def prepare(
         Ingestion(log, config or SessionConfig(), work, backend, progress).run()
         work.publish()
     return Store.open(out)
+
+
+def _require_columns(columns: Mapping[str, str | None]) -> None:
+    for name, column in columns.items():
+        if column is None:
+            raise OptionError(f"{name}: missing; name the column of the log, {name}='…'")
+
+
+def _require_reader(source: object, table_options: Mapping[str, object]) -> LogReader:
+    """Return the source if it is a reader and no options of tables are given."""
+    kind = type(source).__name__
+    if not isinstance(source, LogReader):
+        raise OptionError(f"source: {kind} is not a log; give a path, a data frame (pandas, polars, Arrow) or a reader")
+    for name, value in table_options.items():
+        if value is not None:
+            raise OptionError(f"{name}: belongs to a path or data frame; {kind} has its own columns")
+    return source
