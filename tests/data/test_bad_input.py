@@ -1,4 +1,4 @@
-"""Every way a log can be wrong: rows are set aside with a reason, files refused in one sentence, nothing left behind."""
+"""Bad logs: rows are rejected with a reason, files are refused in one sentence, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log(path: Path | list[Path], rule: Labels | Levels | None = None, **changes:
 
 
 def rejected(store: Store) -> dict[str, list[tuple[str | None, ...]]]:
-    """Reason -> the rows set aside for it."""
+    """Reason -> the rows rejected for it."""
     found: dict[str, list[tuple[str | None, ...]]] = {}
     for row in store.table("rejected.parquet").to_pylist():
         found.setdefault(row["reason"], []).append((row["user"], row["item"], row["time"], row["behaviour"]))
@@ -35,7 +35,7 @@ def rejected(store: Store) -> dict[str, list[tuple[str | None, ...]]]:
     return found
 
 
-def test_bad_rows_of_text_are_set_aside_with_their_reason(tmp_path: Path) -> None:
+def test_bad_rows_of_text_are_rejected_with_their_reason(tmp_path: Path) -> None:
     bad = [
         ("", "x", 1_600_000_000, "yes"),
         ("a", "", 1_600_000_000, "yes"),
@@ -69,7 +69,7 @@ def test_bad_rows_of_text_are_set_aside_with_their_reason(tmp_path: Path) -> Non
     assert counts["rows_read"] == len(GOOD) + len(bad) + 2
 
 
-def test_bad_rows_of_parquet_are_set_aside_with_their_reason(tmp_path: Path) -> None:
+def test_bad_rows_of_parquet_are_rejected_with_their_reason(tmp_path: Path) -> None:
     columns = {
         "who": pa.array([1.0, None, math.nan, 1.0, 1.0, 1.0, 1.0], pa.float64()),
         "what": pa.array([1, 1, 1, None, 1, 1, 1], pa.int64()),
