@@ -203,7 +203,7 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*FIT, "--mix", "some"], "mix: must be in [0, 1], or auto, got 'some'"),
         ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gamma: the gru4rec agent has no such setting"),
         (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),
-        (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is no model, so it is not replaced"),
+        (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is not a model, so it is not replaced"),
         (["fit", "mbcal", "--out", "new"], "mbcal: a model, not a store; make a store with 'mbcal prepare'"),
         (["evaluate", "mbcal", "--data", "feed"], "simulator: missing; give --simulator SIM"),
         (["evaluate", "mbcal", "--data", "feed", "--simulator", "mbcal"], "mbcal: a model, not a simulator"),
@@ -243,7 +243,7 @@ def test_a_damaged_model_is_refused(copy: Path, name: str, capsys: pytest.Captur
     for data in (whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], b""):
         file.write_bytes(data)
         error = refused(*RANK, cwd=copy, capsys=capsys)
-        assert f"mbcal/{name}: damaged (its hash does not fit); fit the model again" in error
+        assert f"mbcal/{name}: damaged (hash mismatch); fit the model again" in error
     file.unlink()
     assert f"{name}: missing from the model" in refused(*RANK, cwd=copy, capsys=capsys)
 
@@ -253,7 +253,7 @@ def test_a_manifest_that_was_touched_is_refused(copy: Path, capsys: pytest.Captu
     said = json.loads(file.read_text())
     for change, words in (
         ({"schema": 99}, "schema 99, this mbcal reads schema 1; fit the model again"),
-        ({"fits": 7}, "damaged (its content hash does not fit)"),
+        ({"fits": 7}, "damaged (content hash mismatch)"),
         ({"files": None}, "damaged"),
     ):
         file.write_text(json.dumps({**said, **change}))

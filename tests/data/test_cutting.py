@@ -1,4 +1,4 @@
-"""Cutting, splitting and the order of ties, against a slow twin in plain Python."""
+"""Cutting, splitting and the order of ties, against a slow reference implementation in plain Python."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mbcal import SessionConfig, prepare
 from mbcal.data.cutting import Steps, cut, stable_hash
+from mbcal.data.store_format import PARTS
 from mbcal.errors import OptionError
 from tests.support.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
@@ -39,7 +40,7 @@ CUTS = st.builds(
 
 @settings(max_examples=60)
 @given(rows=ROWS, how=CUTS, by_session=st.booleans(), suffix=st.sampled_from([".csv", ".parquet"]), data=st.data())
-def test_store_equals_the_slow_twin(
+def test_store_equals_the_reference_implementation(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[Row],
     how: SessionConfig,
@@ -47,7 +48,7 @@ def test_store_equals_the_slow_twin(
     suffix: str,
     data: st.DataObject,
 ) -> None:
-    folder = tmp_path_factory.mktemp("twin")
+    folder = tmp_path_factory.mktemp("reference")
     how = SessionConfig(how.horizon, how.history, data.draw(st.integers(1, how.horizon)), how.gap, how.split, how.seed, 1.0)
     store = prepare(table(write_rows(folder / f"log{suffix}", rows), session=by_session), folder / "store", how)
     assert read_back(store) == expected(rows, how, by_session)
@@ -88,8 +89,8 @@ def test_no_step_twice_history_before_and_parts_disjoint(
     if not by_session:
         assert len(steps) == len(set(steps)) == store.manifest["counts"]["rows"]
     assert store.manifest["counts"]["rows"] + sum(store.manifest["rejected"].values()) == len(rows)
-    for part in ("simulator", "train", "test"):
-        for shard in store.shards(part):  # type: ignore[arg-type]
+    for part in PARTS:
+        for shard in store.shards(part):
             assert shard.length.min() >= 1
             assert shard.length.max() <= how.horizon
             assert by_session or (shard.start - shard.history_length >= 0).all()

@@ -69,7 +69,7 @@ def test_a_damaged_shard_is_named(shop: Path, ray_engine: RayEngine) -> None:
     shutil.copytree(shop / "feed", shop / "damaged")
     shard = next((shop / "damaged").glob("sessions-train-*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    with pytest.raises(StoreError, match=rf"{shard.name}: damaged \(its hash does not fit\); prepare the store again"):
+    with pytest.raises(StoreError, match=rf"{shard.name}: damaged \(hash mismatch\); prepare the store again"):
         run_fit_job(ray_engine, job(shop, "nothing", "damaged"))
     assert not (shop / "nothing").exists()
 

@@ -199,7 +199,7 @@ class Registry:
         """Return the folder of a version (by default the live one); raises ModelError if there is none."""
         name = self.current() if name is None else name
         if name is None:
-            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.make}")
+            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.how_to_create}")
         if not is_version_name(name) or not (self._versions / name).is_dir():
             known = self.versions()
             listed = f"known are {', '.join(known[-5:])}" if known else "there are none"
