@@ -1,7 +1,7 @@
 """One fit of an agent: the sessions, who is held out, and the ways a method trains its networks on them.
 
-A method's `learn` is given a `FitContext` and calls `train` for a loss of its own, or `fit_values` to regress labels. Both work
-unchanged when several workers share the fit (docs/scale.md).
+A method's `learn` is given a `FitContext` and calls `train` for a loss of its own, or `fit_values` to regress labels. Both
+work unchanged when several workers share the fit (docs/scale.md).
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
 def load_agent(path: str | Path, device: str, wanted: type[A]) -> A:
     """Load an agent that is an instance of `wanted`; see `Agent.load`.
 
-    A model folder is data. It can name a method that is installed, but it cannot make us run a file: a method of one's own is
-    loaded by its class.
+    A model folder is data. It can name a method that is installed, but it cannot make us run a file: a method of one's own
+    is loaded by its class.
     """
     from mbcal.agents.base import Agent
     from mbcal.agents.lookup import AGENTS, agent_class
