@@ -2,8 +2,8 @@
 
 Run:  mbcal experiment newsfeed --agents gru4rec,examples/own_agent.py:Cautious --seeds 1 --out mine
 
-It learns behaviours as GRU4Rec does. A second network learns by how much the reward of a step falls short, on average, of the
-expected one. It ranks by the expected reward minus a share of that shortfall. docs/new-method.md explains the hooks.
+It learns behaviours as GRU4Rec does. A second network learns by how much the reward of a step falls short, on average, of
+the expected one. It ranks by the expected reward minus a share of that shortfall. docs/new-method.md explains the hooks.
 """
 
 from __future__ import annotations
