@@ -1,9 +1,9 @@
-"""What three ideas of the scoring engine gain, as ratios within one run: tables for candidates, the C kernel, shared prefixes.
+"""Gains of three ideas of the scoring engine, as ratios within one run: tables, the C kernel, shared prefixes.
 
     python benchmarks/engine.py [--threads 2] [--device cpu]
 
-Candidates are scored by one pass of the network each, by tables, and by tables in C. CFA labels are computed by masked copies
-of every session, and by branches that share the logged prefix.
+Candidates are scored by one pass of the network each, by tables, and by tables in C. CFA labels are computed by masked
+copies of every session, and by branches that share the logged prefix.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Variants = dict[str, Callable[[], object]]
 
 
 def best_seconds(repeats: int, variants: Variants, device: str) -> dict[str, float]:
-    """Best of `repeats` runs of every variant. Variants take turns, so that other load on the machine affects all of them."""
+    """Best of `repeats` runs of every variant. Variants alternate, so that other load on the machine affects all."""
     seconds = dict.fromkeys(variants, float("inf"))
     for _ in range(repeats):
         for name, work in variants.items():

@@ -2,8 +2,8 @@
 
     python benchmarks/experiment.py [--peers PYTHON]
 
-PYTHON is an interpreter that has d3rlpy and tianshou. They need other versions of some packages than mbcal, so they live in a
-virtual environment of their own: python -m venv peers; peers/bin/pip install torch==2.13.0; peers/bin/pip install d3rlpy;
+PYTHON is an interpreter that has d3rlpy and tianshou. They need other versions of some packages than mbcal, so they live in
+a virtual environment of their own: python -m venv peers; peers/bin/pip install torch==2.13.0; peers/bin/pip install d3rlpy;
 peers/bin/pip install tianshou. Without it only mbcal is measured. Everything runs on one thread.
 """
 

@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --side-by-side 1 2 4 8        that many seeds at the same time, each on a CUDA stream of its own
     MBCAL_FUSED=0 python benchmarks/gpu.py                 without the Triton kernels; --eager: without CUDA graphs
 
-The data is random and of Netflix's shape (17,770 items, 6 behaviours, histories and sessions of 20 steps, 40 candidates). The
-simulator is an untrained LSTM, since the speed does not depend on the weights.
+The data is random and of Netflix's shape (17,770 items, 6 behaviours, histories and sessions of 20 steps, 40 candidates).
+The simulator is an untrained LSTM, since the speed does not depend on the weights.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/peers.py LOG.npz UPDATES        (run by benchmarks/experiment.py, with an interpreter that has them)
 
-With `sequence` they get the input of mbcal's agents: the items and behaviours of history and session so far, read by a GRU of
-the same size. With `flat` they do the least possible work: a small MLP over a vector of 64 numbers.
+With `sequence` they get the input of mbcal's agents: the items and behaviours of history and session so far, read by a GRU
+of the same size. With `flat` they do the least possible work: a small MLP over a vector of 64 numbers.
 """
 
 from __future__ import annotations
