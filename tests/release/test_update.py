@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import GateConfig
+from mbcal.release.gate import GateConfig, split_judges
 from mbcal.release.update import update, write_verdict
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
@@ -44,12 +46,12 @@ def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
 
 
 def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
-    """Users of the toy world meet the service; what they earned a session."""
-    world, begin, luck = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
+    """Serve users of the toy world by the service; return the mean reward per session."""
+    world, begin = DelayedPrize(), starts(users, seed)
 
-    async def tell() -> float:
-        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
-        service._random = luck  # the same every time
+    async def serve() -> float:
+        with patch("secrets.randbits", return_value=seed):  # the same exploration every time
+            service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
         await service.refresh_version()
         earned = 0.0
         assert begin.candidates is not None
@@ -57,17 +59,17 @@ def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
             opened = torch.zeros(1, dtype=torch.bool)
             names = [CATALOG.name_of(row) for row in begin.candidates[number]]
             for _ in range(begin.horizon):
-                asked = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
-                said = await service.rank(asked)
-                row = torch.from_numpy(CATALOG.rows_of([said.items[0].item]))
+                request = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
+                answer = await service.rank(request)
+                row = torch.from_numpy(CATALOG.rows_of([answer.items[0].item]))
                 behaviour, opened = world.respond(opened, row, torch.zeros(1))
                 label = BEHAVIOURS.names[int(behaviour)]
-                await service.feedback(FeedbackRequest(said.decision, label))
+                await service.feedback(FeedbackRequest(answer.decision, label))
                 earned += BEHAVIOURS.rewards[int(behaviour)]
         await service.close()
         return earned / users
 
-    return asyncio.run(tell())
+    return asyncio.run(serve())
 
 
 @pytest.fixture
@@ -274,21 +276,40 @@ def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypat
     assert not names["teach"] & names["judge"]
 
 
-def test_candidates_of_every_step_reach_the_learner(weak: Registry, tmp_path: Path) -> None:
-    """DQN learns from the sets that were ranked, on one worker and on several."""
-    served(weak, tmp_path / "log", 40)
-    live = load(weak.open().path, "cpu").domain
-    sessions = join_sessions(read_log(tmp_path / "log"), live.catalog, live.behaviours, horizon=6, history=0).sessions
+@pytest.mark.parametrize("workers", [0, 2], ids=["this process", "two workers"])
+def test_dqn_learns_from_the_logged_candidates_of_every_step(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(tmp_path / "registry")
+    settings = {"hidden": 8, "embedding": 8, "epochs": 1, "validation": 0.0, "batch": 16}
+    registry.publish(DQN(device="cpu", **settings).fit(logged(30)))
+    served(registry, tmp_path / "log", 40)
+    domain = load(registry.open().path, "cpu").domain
+    joined = join_sessions(read_log(tmp_path / "log"), domain.catalog, domain.behaviours, horizon=6, history=0)
+    sessions = joined.sessions
+    teaching, _ = split_judges(joined.users, sessions.user, GATE.judges)
     assert sessions.candidates is not None
     assert sessions.candidates.shape == (40, 6, 12)
-    seen: list[torch.Tensor] = []
+    expected = {array.tobytes() for array in sessions.candidates[teaching].astype(np.int64)}
+    learned: set[bytes] = set()
+    compute_label = DQN.label
 
-    class Spy(DQN):
-        def label(self, batch: SessionTensors) -> torch.Tensor:
-            seen.append(batch.require_candidates())
-            return super().label(batch)
+    def label(self: DQN, batch: SessionTensors) -> torch.Tensor:
+        learned.update(array.tobytes() for array in batch.require_candidates().numpy().astype(np.int64))
+        return compute_label(self, batch)
 
-    Spy(net=NetConfig(hidden=8, embedding=8), epochs=1, validation=0.0, batch=40, device="cpu").fit(sessions)
-    assert torch.equal(seen[0].sort(0).values, torch.from_numpy(sessions.candidates).sort(0).values)
-    write_sessions(tmp_path / "store", sessions)
-    assert np.array_equal(Store.open(tmp_path / "store").sessions("train").candidates, sessions.candidates)
+    monkeypatch.setattr(DQN, "label", label)
+    gate = GateConfig(sessions=10)
+    engine = ThreadedEngine(workers) if workers else None
+    update(registry, tmp_path / "log", epochs=1, epsilon=EPSILON, gate=gate, engine=engine, device="cpu")
+    assert learned == expected
+
+
+def test_candidates_of_every_step_go_through_a_store(tmp_path: Path) -> None:
+    sessions = logged(20)
+    assert sessions.candidates is not None
+    candidates = np.repeat(sessions.candidates[:, None], sessions.horizon, 1)
+    candidates[:, 1:] = candidates[:, 1:, ::-1]
+    by_step = replace(sessions, candidates=candidates)
+    store = Store.open(write_sessions(tmp_path / "store", by_step))
+    assert np.array_equal(store.sessions("train").candidates, candidates)

@@ -146,6 +146,10 @@ class FitContext:
         if self.is_first_fit:
             scaler.fit(labels, self.data.mask, self.worker_slice.group)
 
+    def __repr__(self) -> str:
+        rows = f"{len(self.train_rows):,} sessions to train on, {len(self.held_out_rows):,} held out"
+        return f"<FitContext: {rows}, networks {', '.join(self.nets)}>"
+
 
 def _loss_scale(net: nn.Module) -> float:
     """Squared reward units per unit of the network's loss; 1 for networks without a label scaler."""

@@ -93,6 +93,9 @@ class OracleState:
     shown: Tensor
     """(B, t) items shown in the t steps so far."""
 
+    def __repr__(self) -> str:
+        return f"<OracleState: {self.shown.shape[0]} sessions after {self.shown.shape[1]} steps>"
+
 
 class OraclePolicy:
     """A policy that knows the true state of every user and plans to the end of the session.
@@ -122,3 +125,6 @@ class OraclePolicy:
         """See `rollout.Policy`."""
         shown = torch.cat([state.shown, item.unsqueeze(1).to(state.shown.dtype)], 1)
         return OracleState(self.world.observe(state.user, item, behaviour), shown)
+
+    def __repr__(self) -> str:
+        return f"<OraclePolicy: plans {self.horizon} steps in {self.world!r}>"

@@ -95,6 +95,9 @@ class UserState:
     def __getitem__(self, rows: Tensor) -> Self:
         return type(self)(self.interests[rows], self.satiation[rows], self.mood[rows], self.bias[rows])
 
+    def __repr__(self) -> str:
+        return f"<UserState: {len(self.mood)} sessions>"
+
 
 class Newsfeed:
     """A world of items and users; an `Environment` whose probabilities can be asked for.
@@ -262,6 +265,9 @@ class Newsfeed:
         greedy = torch.softmax((utility / constants.logging_temperature).masked_fill(~available, -torch.inf), 1)
         uniform = available / available.sum(1, keepdim=True)
         return (1 - constants.logging_epsilon) * greedy + constants.logging_epsilon * uniform
+
+    def __repr__(self) -> str:
+        return f"<Newsfeed: {self.users:,} users, {self.items:,} items, seed {self.seed}, on {self.device}>"
 
 
 def _sample_dirichlet(rows: int, size: int, concentration: float, generator: torch.Generator) -> Tensor:
