@@ -1,4 +1,4 @@
-"""The best items of a whole catalogue for many users: exact, filtered, in bounded memory, and the same as ranking one by one."""
+"""Recommendations for many users from a whole catalogue: exact, filtered, in bounded memory, equal to `rank`."""
 
 from __future__ import annotations
 

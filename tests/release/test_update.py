@@ -72,12 +72,28 @@ def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
     return asyncio.run(serve())
 
 
+@pytest.fixture(scope="module")
+def weak_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned next to nothing."""
+    return agent(30, epochs=1).save(tmp_path_factory.mktemp("weak") / "model")
+
+
 @pytest.fixture
-def weak(tmp_path: Path) -> Registry:
-    """A live version that has seen next to nothing."""
+def weak(weak_model: Path, tmp_path: Path) -> Registry:
+    """A registry whose live version v000001 is the weak model."""
     registry = Registry(tmp_path / "registry")
-    registry.publish(agent(30, epochs=1).save(tmp_path / "weak"))
+    registry.publish(weak_model)
     return registry
+
+
+@pytest.fixture(scope="module")
+def log(weak_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decision log of 150 sessions of the weak model as v000001; only to be read."""
+    folder = tmp_path_factory.mktemp("served")
+    registry = Registry(folder / "registry")
+    registry.publish(weak_model)
+    served(registry, folder / "log", 150)
+    return folder / "log"
 
 
 def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> None:
@@ -108,13 +124,12 @@ def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
     assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
 
 
-def test_an_engine_teaches_what_one_process_would(weak: Registry, tmp_path: Path) -> None:
-    served(weak, tmp_path / "log", 150)
+def test_an_engine_teaches_what_one_process_would(weak: Registry, log: Path, tmp_path: Path) -> None:
     shutil.copytree(weak.path, tmp_path / "other")
     made: list[Any] = []
     for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
         told: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
-        verdict = update(registry, tmp_path / "log", engine=engine, **told)
+        verdict = update(registry, log, engine=engine, **told)
         assert verdict.published == "v000002", verdict.reasons
         made.append(load(registry.open().path, "cpu"))
         assert not list(registry.path.glob(".learning-*"))
@@ -140,15 +155,13 @@ def test_what_the_log_says_decides(
     weight: float,
     reason: str | None,
     weak: Registry,
+    log: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served(weak, tmp_path / "log", 120)
     gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
     monkeypatch.setattr("mbcal.release.gate.estimate_value", lambda *_, **__: [gap])
-    verdict = update(
-        weak, tmp_path / "log", epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1)
-    )
+    verdict = update(weak, log, epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1))
     assert (verdict.published is None) == (reason is not None)
     assert weak.current() == ("v000001" if reason else "v000002")
     if reason:
@@ -184,8 +197,7 @@ def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
         update(Registry(tmp_path / "empty"), tmp_path / "log")
 
 
-def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served(weak, tmp_path / "log", 150)
+def test_a_crash_leaves_the_old_version_live(weak: Registry, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the power failed")
@@ -198,17 +210,14 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, mon
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(RuntimeError):
-                update(
-                    weak, tmp_path / "log", gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu"
-                )
+                update(weak, log, gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu")
         assert weak.current() == "v000001"
         assert weak.versions() == ["v000001"]
     assert [path.name for path in weak.path.glob(".candidate-*")] == []
 
 
-def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    served(weak, tmp_path / "log", 150)
-    where = ["--registry", str(weak.path), "--log", str(tmp_path / "log"), "--device", "cpu"]
+def test_on_the_command_line(weak: Registry, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--registry", str(weak.path), "--log", str(log), "--device", "cpu"]
     with pytest.raises(SystemExit) as left:
         app(["update", *where, "--min-sessions", "1000"])
     assert left.value.code == 3
@@ -223,10 +232,10 @@ def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_who_teaches_does_not_judge_and_replay_reaches_back(
-    weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weak: Registry, weak_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served(weak, tmp_path / "log", 60)
-    weak.publish(tmp_path / "weak")
+    weak.publish(weak_model)
     served(weak, tmp_path / "log", 50, seed=1)
     seen: dict[str, set[int]] = {}
     gap = Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)

@@ -159,8 +159,8 @@ def fit(
 ) -> FittedModel:
     """Fit an agent on a store's train users and write it to a folder: what `mbcal fit` does.
 
-    Unlike `Agent.fit`, a fit that is stopped, even by `kill -9`, resumes when it is called again with the same arguments, and
-    an engine's workers can share it.
+    Unlike `Agent.fit`, a fit that is stopped, even by `kill -9`, resumes when it is called again with the same arguments,
+    and an engine's workers can share it.
 
     Args:
         store: The data.
