@@ -13,6 +13,7 @@ import torch
 from mbcal import Newsfeed, NewsfeedConfig, Oracle, SessionConfig, prepare_newsfeed
 from mbcal.environments.newsfeed.articles import generate_articles
 from mbcal.environments.newsfeed.log import sample_candidate_sets
+from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.newsfeed.world import NewsfeedConstants, UserState
 from mbcal.errors import OptionError
 from tests.support.logs import content
@@ -307,3 +308,15 @@ def test_constants_change_the_world() -> None:
     calm = Newsfeed(50, 100, 0, NewsfeedConstants(bait_later=0.0))
     state = calm.observe(calm.fresh_state(torch.arange(50)), torch.full((50,), 9), torch.zeros(50))
     assert bool((state.mood == 0).all())
+
+
+def test_reprs_are_short() -> None:
+    world = Newsfeed(users=1_000, items=200, seed=3)
+    policy = OraclePolicy(world, 20)
+    user = torch.arange(4, dtype=torch.int32)
+    history = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int32)
+    assert repr(world) == "<Newsfeed: 1,000 users, 200 items, seed 3, on cpu>"
+    assert repr(world.begin(user, *history)) == "<UserState: 4 sessions>"
+    assert repr(Oracle(world)) == f"Oracle(world={world!r}, width=4)"
+    assert repr(policy) == f"<OraclePolicy: plans 20 steps in {world!r}>"
+    assert repr(policy.begin(user, *history)) == "<OracleState: 4 sessions after 0 steps>"

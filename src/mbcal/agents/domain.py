@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from mbcal.environments.base import require_sessions
 from mbcal.types import Behaviours, Catalog, Sessions, SessionTensors
 
 
@@ -33,5 +34,15 @@ class Domain:
         return cls(sessions.catalog, sessions.behaviour_set, sessions.horizon, sessions.history_items.shape[1], n_users)
 
     def require_compatible(self, sessions: Sessions | SessionTensors, owner: str) -> None:
-        """Raise ModelError if `sessions` are over other items or behaviours; `owner` names the subject of the message."""
+        """Raise unless `sessions` are over the same items and behaviours.
+
+        Args:
+            sessions: Other sessions.
+            owner: Subject of the message, such as "this agent".
+
+        Raises:
+            ModelError: If items or behaviours differ.
+            InputError: If they are no sessions.
+        """
+        require_sessions(sessions)
         sessions.require_compatible(self.catalog, self.behaviours, owner)

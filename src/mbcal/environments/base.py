@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mbcal.types import Behaviours, Catalog
+from mbcal.errors import InputError
+from mbcal.types import Behaviours, Catalog, Sessions, SessionTensors
 
 
 class Environment(Protocol):
@@ -57,3 +58,10 @@ class Environment(Protocol):
 
     def merge(self, mask: Tensor, yes: Any, no: Any) -> Any:
         """Return, session by session, the state `yes` where mask (B,) is true, else `no`."""
+
+
+def require_sessions(value: object) -> None:
+    """Raise InputError unless `value` is sessions, as arrays or tensors."""
+    if not isinstance(value, Sessions | SessionTensors):
+        got = type(value).__name__
+        raise InputError(f"sessions: must be sessions, such as store.sessions('test'), got {got}")

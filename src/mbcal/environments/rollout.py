@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal.environments.base import Environment
+from mbcal.environments.base import Environment, require_sessions
 from mbcal.environments.candidates import SessionsT, session_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
@@ -104,11 +104,15 @@ def rollout(
     Raises:
         OptionError: If epsilon is outside [0, 1], the temperature is negative or given with epsilon, `block` is below 1, or
             the devices differ.
-        InputError: If there are no sessions, a session (or a step) has no candidates, or they have another shape.
+        InputError: If an argument has the wrong type, there are no sessions, a session (or a step) has no candidates, or
+            they have another shape.
     """
     exploration = _Exploration(epsilon, temperature)
     if block is not None and block < 1:
         raise OptionError(f"block: must be at least 1, got {block}")
+    _require_methods("policy", policy, "begin", "score", "observe")
+    _require_methods("environment", environment, "begin", "respond", "observe")
+    require_sessions(sessions)
     device = environment.device
     _require_same_device(policy, device)
     logged: SessionTensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
@@ -193,6 +197,14 @@ class _Availability:
             self.available = self.available & (self.candidates != item.unsqueeze(1))
         else:
             self.shown.append(item)
+
+
+def _require_methods(argument: str, value: object, *methods: str) -> None:
+    """Raise unless a policy or an environment has its methods."""
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if missing:
+        problem = f"{argument}: must have {', '.join(methods)}; {type(value).__name__} has no {', '.join(missing)}"
+        raise InputError(problem)
 
 
 def _require_same_device(policy: Policy, device: torch.device) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mbcal.config import from_dict, to_dict, with_settings
 from mbcal.data.store import Store
+from mbcal.environments.base import require_sessions
 from mbcal.environments.model import ModelEnvironment, ModelState
 from mbcal.environments.report_card import ReportCard, ReportCardBuilder
 from mbcal.errors import InputError, ModelError, OptionError
@@ -176,6 +177,7 @@ class Simulator:
             ModelError: If they are over other items or behaviours, or from another store than it was fitted on.
             InputError: If it was fitted on some of their users.
         """
+        require_sessions(sessions)
         sessions.require_compatible(self.catalog, self.behaviours, "the simulator")
         if self.origin and sessions.origin and sessions.origin != self.origin:
             problem = "the simulator was fitted on another store, so it may have seen these users"
