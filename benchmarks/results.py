@@ -31,7 +31,7 @@ from mbcal.cli.experiment import run_experiment
 from mbcal.config import Device, to_dict
 from mbcal.data import prepare as prepare_log
 from mbcal.data.ingest import LogReader
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.errors import InputError, MbcalError, nearest
 from mbcal.evaluation.experiment.config import ExperimentConfig, experiment_config, parse_override, split_list
 from mbcal.evaluation.experiment.context import agent_config, split_name

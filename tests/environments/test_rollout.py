@@ -159,6 +159,12 @@ def test_bad_options_are_refused_in_words() -> None:
         rollout(LIKES, DelayedPrize(), few, candidates=none + 100)
     with pytest.raises(InputError, match="no sessions to serve"):
         rollout(LIKES, DelayedPrize(), few[:0])
+    with pytest.raises(InputError, match="policy: must have begin, score, observe; str has no begin, score, observe"):
+        rollout("mbcal", DelayedPrize(), few)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="environment: must have begin, respond, observe; str has no begin"):
+        rollout(LIKES, "newsfeed", few)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"sessions: must be sessions, such as store.sessions\('test'\), got str"):
+        rollout(LIKES, DelayedPrize(), "feed")  # type: ignore[type-var]
 
 
 def test_a_session_longer_than_its_candidates_begins_them_again() -> None:

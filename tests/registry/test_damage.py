@@ -74,8 +74,8 @@ TABLE = "future/cell/items"
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    **{f"flipped {name}": (flipped(name), rf"{name}: damaged \(its hash does not fit\)") for name in FILES},
-    **{f"truncated {name}": (truncated(name), rf"{name}: damaged \(its hash does not fit\)") for name in FILES},
+    **{f"flipped {name}": (flipped(name), rf"{name}: damaged \(hash mismatch\)") for name in FILES},
+    **{f"truncated {name}": (truncated(name), rf"{name}: damaged \(hash mismatch\)") for name in FILES},
     **{
         f"missing {name}": (lambda path, name=name: (path / name).unlink(), f"{name}: missing from the model")
         for name in FILES

@@ -1,4 +1,4 @@
-"""The methods, one file each, and what they share."""
+"""Agents: the ranking methods, one module each, and the parts they share (`base` describes how these fit together)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mbcal.agents.values import ValueConfig
 
 
 def load(path: str | Path, device: str = "auto") -> Agent:
-    """Load an agent of any method from a folder; the same as `Agent.load`."""
+    """Load an agent of any built-in or installed method from a folder; see `Agent.load`."""
     return Agent.load(path, device)
 
 

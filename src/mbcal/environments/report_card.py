@@ -1,4 +1,4 @@
-"""How good a simulator is, measured on users it never saw."""
+"""How good a simulator is, measured on users it was not fitted on."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ class ReportCard:
     reached: list[float]
     """Share of sessions that reach each step."""
     size: float
-    """Mean absolute reward of a real step."""
+    """Mean absolute reward of a logged step, the unit of `drift`."""
     confusion: list[list[int]]
     """Counts: rows are logged behaviours, columns predicted ones."""
 
     @property
     def drift(self) -> float:
-        """Largest gap between simulated and real mean reward at any step, as a share of `size`."""
-        gaps = [abs(a - b) for a, b, n in zip(self.simulated, self.real, self.reached, strict=True) if n >= MIN_REACHED]
+        """Largest gap between simulated and logged mean reward at any step, as a share of `size`."""
+        by_step = zip(self.simulated, self.real, self.reached, strict=True)
+        gaps = [abs(simulated - real) for simulated, real, reached in by_step if reached >= MIN_REACHED]
         return max(gaps) / max(self.size, 1e-9)
 
 

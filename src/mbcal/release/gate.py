@@ -1,4 +1,4 @@
-"""Whether a candidate may replace the live version: checks on logged and simulated sessions of users who did not teach it."""
+"""Whether a candidate may replace the live version: checks on sessions of users who did not teach it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.data.describe import describe
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.environments.report_card import ReportCard
 from mbcal.evaluation.experiment.run import CellRecord, Run
 from mbcal.evaluation.significance import compare_to, kendall_tau, rounds_to

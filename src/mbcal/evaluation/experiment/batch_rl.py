@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import cast
 
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, summary

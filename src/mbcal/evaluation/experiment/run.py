@@ -36,7 +36,7 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
