@@ -10,11 +10,13 @@ import mbcal
 def test_public_names_are_exactly_these() -> None:
     assert sorted(mbcal.__all__) == sorted(
         [
-            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "SessionConfig", "Feature", "GRU4Rec",
-            "ItemTable", "KuaiRand",
-            "Labels", "Levels", "MBCAL", "MBCALConfig", "MbcalError", "MovieLens", "NetConfig", "Netflix", "Newsfeed",
-            "NewsfeedConfig", "Oracle", "Sessions", "Simulator", "SimulatorConfig", "Store", "TableLog", "TrainingConfig",
-            "__version__", "evaluate", "load", "prepare", "prepare_newsfeed",
+            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "DDPG", "DDPGConfig", "DDQN",
+            "DQN", "DQNConfig", "DynaQ", "Feature", "GRU4Rec", "GRU4RecEpsilon", "GateConfig", "ItemTable", "KuaiRand",
+            "Labels", "Levels", "LinUCB", "LinUCBConfig", "MBCAL", "MBCALConfig", "MBCALWithoutVarianceReduction", "MCPE",
+            "MbcalError", "MovieLens", "NetConfig", "Netflix", "Newsfeed", "NewsfeedConfig", "Oracle", "Popular", "Random",
+            "Registry", "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig", "Store", "TableLog",
+            "TrainingConfig", "UpdateConfig", "ValueConfig", "__version__", "diagnose", "estimate_value", "evaluate",
+            "evaluate_models", "fit_simulator", "load", "prepare", "prepare_newsfeed", "rollout", "run_experiment", "update",
         ]
     )  # fmt: skip
     for name in mbcal.__all__:

@@ -19,13 +19,14 @@ from mbcal.agents import GRU4Rec
 from mbcal.errors import OptionError, OutputError, StoreError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
-from mbcal.evaluation.experiment.config import PRESETS, ExperimentConfig, apply_overrides, experiment_config
-from mbcal.evaluation.experiment.context import ExperimentContext, summary
+from mbcal.evaluation.experiment.config import PRESETS, ExperimentConfig, experiment_config, load_experiment_config
+from mbcal.evaluation.experiment.context import ExperimentContext, summarise
 from mbcal.evaluation.experiment.growing_batch import collect, growing_batch
-from mbcal.evaluation.experiment.run import Cell, Run, _file_name
+from mbcal.evaluation.experiment.run import Cell, Run, _folder_name
 from mbcal.evaluation.variance import analyse_variance
 from mbcal.report.page_writer import write_report
-from mbcal.report.tables import RunSummary
+from mbcal.report.summary import RunSummary
+from mbcal.report.tables import rewards_table
 from tests.support.experiments import TINY
 from tests.support.toys import BEST, DelayedPrize, logged, starts
 
@@ -58,7 +59,7 @@ def test_growing_batch_learns_round_by_round() -> None:
 
 
 def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.evaluation.experiment.growing_batch.KEEP_EVERY", 0.0)
+    monkeypatch.setattr("mbcal.evaluation.experiment.growing_batch.CHECKPOINT_EVERY", 0.0)
     for replay in (1, 2):
         shared = context(rounds=3, replay=replay)
         straight, rewards, _ = growing_batch(shared, "gru4rec", 0)
@@ -146,7 +147,7 @@ def test_variety_by_hand() -> None:
     served = starts(2)
     items = served.candidates[:, [0, 1, 2, 3, 4, 5]].copy()  # type: ignore[index]
     items[1] = items[1, 0]
-    found = summary(EvaluationResult(replace(served, items=items)))
+    found = summarise(EvaluationResult(replace(served, items=items)))
     assert found["diversity"] == pytest.approx((1 + 1 / 6) / 2)
     assert found["repetition"] == pytest.approx(0.5)
     assert found["coverage"] == len(np.unique(items)) / 24
@@ -172,8 +173,8 @@ def test_settings_are_typed_and_named() -> None:
     assert experiment_config({}, "paper").round_sessions == 256_000
     for preset in PRESETS:
         experiment_config({}, preset)
-    told = apply_overrides({}, ["rounds=3", "simulator.hidden=64", "agents=mbcal,dqn", "epsilon=0.2", "data=some/store"])
-    made = experiment_config(told)
+    overrides = ["rounds=3", "simulator.hidden=64", "agents=mbcal,dqn", "epsilon=0.2", "data=some/store"]
+    made = load_experiment_config(overrides=overrides)
     assert (made.rounds, made.simulator.hidden, made.agents, made.epsilon) == (3, 64, ("mbcal", "dqn"), 0.2)
     assert made.data == "some/store"
     for values, said in (
@@ -189,7 +190,7 @@ def test_settings_are_typed_and_named() -> None:
     with pytest.raises(OptionError, match="preset: 'quik' is unknown"):
         experiment_config({}, "quik")
     with pytest.raises(OptionError, match="'roundz' is unknown"):
-        apply_overrides({}, ["roundz=3"])
+        load_experiment_config(overrides=["roundz=3"])
 
 
 @pytest.fixture(scope="module")
@@ -234,14 +235,14 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
 
 def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
     findings = RunSummary(Run.open(finished, "cpu"))
-    rows = {(row[0], row[1]): row for row in findings._rewards("batch").rows}
+    rows = {(row[0], row[1]): row for row in rewards_table(findings, "batch").rows}
     rewards = findings.rewards("batch", "truth")
     assert rows["truth", "mbcal"][2] == pytest.approx(rewards["mbcal"].mean(), rel=1e-6)
     assert rows["truth", "mbcal"][3] == pytest.approx(rewards["mbcal"].mean(1).std(ddof=1), rel=1e-5)
     assert rows["truth", "random"][6] == pytest.approx(rewards["random"].mean() - rewards["gru4rec"].mean(), rel=1e-5)
     oracle = rewards["oracle"].mean()
     assert rows["truth", "mbcal"][10] == pytest.approx(oracle - rewards["mbcal"].mean(), rel=1e-5)
-    assert rows["truth", "oracle"][2] == max(row[2] for row in findings._rewards("batch").rows if row[0] == "truth")
+    assert rows["truth", "oracle"][2] == max(row[2] for row in rewards_table(findings, "batch").rows if row[0] == "truth")
 
 
 def test_what_is_done_is_not_done_again(finished: Path) -> None:
@@ -314,7 +315,7 @@ def test_mistakes(finished: Path, tmp_path: Path) -> None:
         Run.create(tmp_path / "new", experiment_config({"features": ["kategory"]}))
     with pytest.raises(OptionError, match="hidden: must be at least 1"):
         experiment_config({"simulator": {"hidden": 0}})
-    with pytest.raises(OptionError, match="agents: something is there twice"):
+    with pytest.raises(OptionError, match="agents: a name is there twice"):
         experiment_config({"agents": ["mbcal", "mbcal"]})
     assert not (tmp_path / "new").exists()
     assert Cell("batch", "mbcal", 0) in Run.open(finished, "cpu").cells
@@ -344,7 +345,7 @@ def test_unknown_options_are_refused_before_anything_runs(tmp_path: Path) -> Non
         ("mbcal+gamma.x=2", "gamma is a value, not a table that holds 'x'"),
         ("mbcal+net.user=nobody", "net.user: 'nobody' is unknown; known are history, id, none"),
         ("mbcal+net.features=kategory", "features: no 'kategory'"),
-        ("mbcal+seed=0", "seed: a run has its own"),
+        ("mbcal+seed=0", "seed: the experiment sets it"),
         ("mbcall+gamma=0.9", r"agent: 'mbcall' is unknown.*Did you mean 'mbcal'\?"),
     ):
         with pytest.raises(OptionError, match=said):
@@ -366,7 +367,7 @@ def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) 
     assert {path.name for path in (run.folder / "models" / "batch").iterdir()} >= {"mbcal", "mbcal+net.hidden=6"}
     kept = {name: load(run.path(Cell("batch", name, 0), "models"), "cpu").config.net for name in ("mbcal", names[2])}
     assert (kept["mbcal"].hidden, kept[names[2]].hidden) == (8, 6)
-    rows = {row[1]: row for row in RunSummary(run)._rewards("batch").rows}
+    rows = {row[1]: row for row in rewards_table(RunSummary(run), "batch").rows}
     assert set(rows) == {"oracle", *names, 'mbcal+net.features=["category", "type"]'}
     rewards = RunSummary(run).rewards("batch", "truth")
     gap = float(rewards[names[2]].mean(dtype=float) - rewards["mbcal"].mean(dtype=float))
@@ -377,7 +378,7 @@ def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) 
 
 def test_folders_of_agents_never_collide() -> None:
     names = ["a/b.py:C", "a_b.py:C", "a_b.py_C", "mbcal", "mbcal+gamma=0.9", "mbcal+gamma=0_9", "x" * 300, "x" * 301]
-    folders = [_file_name(name) for name in names]
+    folders = [_folder_name(name) for name in names]
     assert len(set(folders)) == len(names)
     assert folders[3:5] == ["mbcal", "mbcal+gamma=0.9"]
     assert all("/" not in folder and len(folder) < 200 for folder in folders)

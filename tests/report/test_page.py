@@ -14,7 +14,7 @@ import pytest
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.page_writer import write_report
-from mbcal.report.tables import Table, shown
+from mbcal.report.tables import Table, format_value
 from tests.support.experiments import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -105,14 +105,14 @@ def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
 def test_names_cannot_break_out_of_the_page() -> None:
     table = Table("t", "a <b>", ("<script>",), [["</script><img>"]])
     assert "<b>" not in table.markdown().replace("a <b>", "")
-    from mbcal.report.page_writer import _table
+    from mbcal.report.page_writer import _table_html
 
-    assert "<img>" not in _table(table)
-    assert "&lt;/script&gt;" in _table(table)
+    assert "<img>" not in _table_html(table)
+    assert "&lt;/script&gt;" in _table_html(table)
 
 
 def test_values_for_people() -> None:
-    assert [shown(value) for value in (None, 12345, 3.14159, 123.456, True, "x")] == [
+    assert [format_value(value) for value in (None, 12345, 3.14159, 123.456, True, "x")] == [
         "–", "12,345", "3.142", "123.46", "yes", "x",
     ]  # fmt: skip
     made = Table("t", "T", ("a", "b"), [["x", 1.5], ["y", None]], "why")
