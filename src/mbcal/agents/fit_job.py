@@ -9,20 +9,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from mbcal.agents.base import Agent
 from mbcal.agents.lookup import agent_class
-from mbcal.config import from_dict
+from mbcal.config import from_dict, to_dict, with_settings
 from mbcal.data.store import Store
 from mbcal.data.store_format import Part
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources, emit
+from mbcal.distributed.engines.local import LocalEngine
 from mbcal.distributed.group import Group
-from mbcal.errors import EngineError
+from mbcal.errors import EngineError, OptionError
 from mbcal.progress import SILENT, Progress
+from mbcal.storage.artifacts import MODEL_KIND, Artifact
+from mbcal.storage.atomic import AtomicFolder
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.loop import Curve
@@ -121,3 +124,107 @@ def run_fit_job(
         problem = f"{job.out}: a worker wrote the model, but it cannot be seen from here"
         raise EngineError(f"{problem}; write to storage that all machines mount at the same place")
     return curves
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A model that `fit` wrote."""
+
+    path: Path
+    agent: str
+    n_sessions: int
+    """Sessions it was fitted on."""
+    curves: dict[str, Curve]
+    """Losses by network, one entry per epoch."""
+
+
+def fit(
+    store: Store,
+    out: str | Path,
+    agent: str = "mbcal",
+    *,
+    warm_start: str | Path | None = None,
+    device: str = "auto",
+    engine: Engine | None = None,
+    resources: WorkerResources = ONE_CORE,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+    on_resume: Callable[[], None] = lambda: None,
+    **settings: Any,
+) -> FittedModel:
+    """Fit an agent on a store's train users and write it to a folder: what `mbcal fit` does.
+
+    Unlike `Agent.fit`, a fit that is stopped, even by `kill -9`, resumes when it is called again with the same arguments, and
+    an engine's workers can share it.
+
+    Args:
+        store: The data.
+        out: The model's folder. Checkpoints lie beside it, in a hidden folder, until the fit is done.
+        agent: The method: a built-in name, an installed one, or `path.py:Class`.
+        warm_start: A model to continue from. It keeps its networks; only training settings can be given.
+        device: `auto`, `cpu` or `cuda`; with an engine, where its workers compute.
+        engine: Whose workers fit; by default this process.
+        resources: What each worker takes of a machine.
+        overwrite: Replace a model that is there.
+        progress: Is told about epochs and sessions.
+        on_resume: Called if a checkpoint is resumed.
+        **settings: Single settings of the agent's config by name: `epochs=5`, `gamma=0.9`, `hidden=64`.
+
+    Returns:
+        Where the model is, and its losses.
+
+    Raises:
+        OptionError: If the method or a setting is unknown, or a warm start is given settings of networks.
+        OutputError: If the folder exists or cannot be written.
+        TrainingError: If a loss becomes NaN, or a checkpoint is of other settings.
+    """
+    out = Path(out)
+    with AtomicFolder(out, MODEL_KIND.noun, overwrite):  # refuses an existing folder now instead of after an hour
+        pass
+    # with an engine the networks are elsewhere; here only the config is checked
+    template = _template(store, agent, warm_start, device if engine is None else "cpu", settings)
+    provenance = {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": "train"}
+    checkpoint_settings = {"agent": agent, "config": to_dict(template.config), "fits": template.n_fits, **provenance}
+    if warm_start is not None:
+        checkpoint_settings["from"] = Artifact.open(warm_start, MODEL_KIND).manifest["content_hash"]
+    job = FitJob(
+        data=store.path.resolve(),
+        out=out.resolve(),
+        checkpoints=checkpoint_folder(out),
+        agent=agent,
+        config=to_dict(template.config),
+        warm_start=None if warm_start is None else Path(warm_start).resolve(),
+        device=device,
+        settings=checkpoint_settings,
+        provenance=provenance,
+    )
+    if job.checkpoints.is_dir():
+        on_resume()
+    curves = run_fit_job(engine or LocalEngine(), job, resources, progress)
+    return FittedModel(out, agent, store.n_sessions("train"), curves)
+
+
+def checkpoint_folder(out: Path) -> Path:
+    """Where a fit keeps its state until it is done: beside its result, hidden."""
+    return out.resolve().parent / f".{out.name}.checkpoint"
+
+
+def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:
+    """An agent with the config of the fit: new, or loaded for a warm start."""
+    kind = agent_class(agent)
+    if warm_start is None:
+        template = kind(device=device, **settings)
+        if template.config.net.features is None:
+            template.config = with_settings(template.config, {"features": store.agent_features})
+        return template
+    own = {setting.name for setting in fields(TrainingConfig)}
+    for name in settings:
+        if name not in own:
+            problem = f"{name}: a model keeps its own when it is fitted further"
+            raise OptionError(f"{problem}; leave it out, or leave out the model to start from")
+    held = str(Artifact.open(warm_start, MODEL_KIND).manifest["agent"])
+    if held != kind.name:
+        raise OptionError(f"from: {warm_start} holds a {held} agent; choose the agent {held}, or start from nothing")
+    loaded = kind.load(warm_start, device)
+    loaded.config = with_settings(loaded.config, settings)
+    return loaded

@@ -1,4 +1,4 @@
-"""Options that several commands resources, and how numbers are shown."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,47 @@ from mbcal.distributed.engines import EngineName, WorkerResources
 from mbcal.errors import OptionError
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing one.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote there.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
-Seed = Annotated[int, typer.Option(help="Another seed, another result; the same seed, the same.")]
+Seed = Annotated[int, typer.Option(help="Seed of all noise; the same seed gives the same result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-EngineOption = Annotated[EngineName, typer.Option(help="Where to run: this machine, or Ray, with workers (docs/scale.md).")]
+EngineOption = Annotated[EngineName, typer.Option(help="Where to run: this machine, or the workers of Ray (docs/scale.md).")]
 AddressOption = Annotated[
-    str | None, typer.Option(help="A Ray cluster, '10.0.0.5:6379' or 'auto'.", show_default="one of this machine's own")
+    str | None,
+    typer.Option(help="A running Ray cluster, '10.0.0.5:6379' or 'auto'.", show_default="start one on this machine"),
 ]
 WorkersOption = Annotated[int | None, typer.Option(help="Workers of --engine ray.", min=1, show_default="all cores")]
-GpusOption = Annotated[float, typer.Option(help="Of a GPU, what each worker of --engine ray takes; 0.25 or 1, say.", min=0)]
+GpusOption = Annotated[float, typer.Option(help="GPUs per worker of --engine ray, such as 0.25 or 1.", min=0)]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
+
+
+def feature_names(text: str) -> tuple[str, ...]:
+    """Parse `category,type`; `none` is no feature."""
+    return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
+
+
+def quoted(path: Path) -> str:
+    """A path that can be pasted into a shell."""
+    return shlex.quote(str(path))
+
+
+def worker_resources(engine: str, device: str, gpus: float) -> WorkerResources:
+    """What each worker takes of a machine.
+
+    Raises:
+        OptionError: If engine, device and GPUs contradict each other.
+    """
+    if engine == "local" and gpus:
+        raise OptionError("gpus: are for workers of --engine ray; here use --device cuda")
+    if engine == "ray" and device == "cuda" and not gpus:
+        raise OptionError("device: workers of --engine ray compute on a GPU if they are given one; add --gpus 1")
+    return WorkerResources(gpus=gpus)
+
+
+def require_ray(engine: str, workers: int | None) -> None:
+    """Raise OptionError if workers are given to a command that runs in one process here."""
+    if engine == "local" and workers is not None:
+        raise OptionError("workers: are those of --engine ray; add it, or leave them out")
 
 
 def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
@@ -32,11 +62,6 @@ def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
     if wanted is None:
         return store.agent_features
     return () if wanted.strip() in ("", "none") else tuple(name.strip() for name in wanted.split(","))
-
-
-def quoted(path: Path) -> str:
-    """A path one can paste into a shell."""
-    return shlex.quote(str(path))
 
 
 def checkpoint_folder(out: Path) -> Path:
@@ -47,18 +72,3 @@ def checkpoint_folder(out: Path) -> Path:
 def about(store: Store, part: str) -> dict[str, Any]:
     """Which data a model was made of."""
     return {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": part}
-
-
-def worker_resources(engine: str, device: str, gpus: float) -> WorkerResources:
-    """What each worker takes, after refusing what contradicts itself."""
-    if engine == "local" and gpus:
-        raise OptionError("gpus: workers of --engine ray take a share of a GPU; here say --device cuda")
-    if engine == "ray" and device == "cuda" and not gpus:
-        raise OptionError("device: workers of --engine ray are on a GPU where they are given a share of one; say --gpus 1")
-    return WorkerResources(gpus=gpus)
-
-
-def require_ray(engine: str, workers: int | None) -> None:
-    """A fit on this machine is one process."""
-    if engine == "local" and workers is not None:
-        raise OptionError("workers: share a fit on --engine ray; here it is one process, leave them out")
