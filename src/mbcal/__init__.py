@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mbcal.data import ItemTable, KuaiRand, Labels, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog, prepare
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
         MBCALWithoutVarianceReduction,
         Popular,
         Random,
+        RankedItem,
+        Recommendations,
         ValueConfig,
         load,
     )
+    from mbcal.agents.fit_job import FittedModel, fit
     from mbcal.client import AsyncClient, Client
     from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
     from mbcal.environments.newsfeed.oracle import Oracle
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from mbcal.environments.simulator import Simulator, SimulatorConfig
     from mbcal.evaluation.diagnose import diagnose
     from mbcal.evaluation.evaluator import evaluate
+    from mbcal.evaluation.experiment.config import ExperimentConfig, load_experiment_config
     from mbcal.evaluation.experiment.runner import run_experiment
     from mbcal.evaluation.models import evaluate_models
     from mbcal.evaluation.ope.estimate import estimate_value
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
     from mbcal.nn.config import NetConfig
     from mbcal.registry.registry import Registry
     from mbcal.release.gate import GateConfig
-    from mbcal.release.update import UpdateConfig, update
+    from mbcal.release.update import UpdateConfig, loop, update
     from mbcal.training.config import TrainingConfig
 
 __all__ = [
@@ -67,7 +72,9 @@ __all__ = [
     "DDPGConfig",
     "DQNConfig",
     "DynaQ",
+    "ExperimentConfig",
     "Feature",
+    "FittedModel",
     "GRU4Rec",
     "GRU4RecEpsilon",
     "GateConfig",
@@ -88,6 +95,8 @@ __all__ = [
     "Oracle",
     "Popular",
     "Random",
+    "RankedItem",
+    "Recommendations",
     "Registry",
     "SessionConfig",
     "SessionTensors",
@@ -104,8 +113,11 @@ __all__ = [
     "estimate_value",
     "evaluate",
     "evaluate_models",
+    "fit",
     "fit_simulator",
     "load",
+    "load_experiment_config",
+    "loop",
     "prepare",
     "prepare_newsfeed",
     "rollout",
@@ -113,56 +125,63 @@ __all__ = [
     "update",
 ]
 
-# These need torch, which takes a second to import, or an optional dependency; they are imported on first access.
-_LATER = {
-    "AGENTS": "mbcal.agents",
-    "Agent": "mbcal.agents",
-    "AgentConfig": "mbcal.agents",
-    "AsyncClient": "mbcal.client",
-    "Client": "mbcal.client",
-    "DDPG": "mbcal.agents",
-    "DDPGConfig": "mbcal.agents",
-    "DDQN": "mbcal.agents",
-    "DQN": "mbcal.agents",
-    "DQNConfig": "mbcal.agents",
-    "DynaQ": "mbcal.agents",
-    "GRU4Rec": "mbcal.agents",
-    "GRU4RecEpsilon": "mbcal.agents",
-    "GateConfig": "mbcal.release.gate",
-    "LinUCB": "mbcal.agents",
-    "LinUCBConfig": "mbcal.agents",
-    "MBCAL": "mbcal.agents",
-    "MBCALConfig": "mbcal.agents",
-    "MBCALWithoutVarianceReduction": "mbcal.agents",
-    "MCPE": "mbcal.agents",
-    "NetConfig": "mbcal.nn.config",
-    "Newsfeed": "mbcal.environments.newsfeed.world",
-    "NewsfeedConfig": "mbcal.environments.newsfeed.log",
-    "Oracle": "mbcal.environments.newsfeed.oracle",
-    "Popular": "mbcal.agents",
-    "Random": "mbcal.agents",
-    "Registry": "mbcal.registry.registry",
-    "Simulator": "mbcal.environments.simulator",
-    "SimulatorConfig": "mbcal.environments.simulator",
-    "TrainingConfig": "mbcal.training.config",
-    "UpdateConfig": "mbcal.release.update",
-    "ValueConfig": "mbcal.agents",
-    "diagnose": "mbcal.evaluation.diagnose",
-    "estimate_value": "mbcal.evaluation.ope.estimate",
-    "evaluate": "mbcal.evaluation.evaluator",
-    "evaluate_models": "mbcal.evaluation.models",
-    "fit_simulator": "mbcal.evaluation.simulators",
-    "load": "mbcal.agents",
-    "prepare_newsfeed": "mbcal.environments.newsfeed.log",
-    "rollout": "mbcal.environments.rollout",
-    "run_experiment": "mbcal.evaluation.experiment.runner",
-    "update": "mbcal.release.update",
+_LAZY_MODULES = {
+    "mbcal.agents": (
+        "AGENTS",
+        "Agent",
+        "AgentConfig",
+        "DDPG",
+        "DDPGConfig",
+        "DDQN",
+        "DQN",
+        "DQNConfig",
+        "DynaQ",
+        "GRU4Rec",
+        "GRU4RecEpsilon",
+        "LinUCB",
+        "LinUCBConfig",
+        "MBCAL",
+        "MBCALConfig",
+        "MBCALWithoutVarianceReduction",
+        "MCPE",
+        "Popular",
+        "Random",
+        "RankedItem",
+        "Recommendations",
+        "ValueConfig",
+        "load",
+    ),
+    "mbcal.agents.fit_job": ("FittedModel", "fit"),
+    "mbcal.client": ("AsyncClient", "Client"),
+    "mbcal.environments.newsfeed.log": ("NewsfeedConfig", "prepare_newsfeed"),
+    "mbcal.environments.newsfeed.oracle": ("Oracle",),
+    "mbcal.environments.newsfeed.world": ("Newsfeed",),
+    "mbcal.environments.rollout": ("rollout",),
+    "mbcal.environments.simulator": ("Simulator", "SimulatorConfig"),
+    "mbcal.evaluation.diagnose": ("diagnose",),
+    "mbcal.evaluation.evaluator": ("evaluate",),
+    "mbcal.evaluation.experiment.config": ("ExperimentConfig", "load_experiment_config"),
+    "mbcal.evaluation.experiment.runner": ("run_experiment",),
+    "mbcal.evaluation.models": ("evaluate_models",),
+    "mbcal.evaluation.ope.estimate": ("estimate_value",),
+    "mbcal.evaluation.simulators": ("fit_simulator",),
+    "mbcal.nn.config": ("NetConfig",),
+    "mbcal.registry.registry": ("Registry",),
+    "mbcal.release.gate": ("GateConfig",),
+    "mbcal.release.update": ("UpdateConfig", "loop", "update"),
+    "mbcal.training.config": ("TrainingConfig",),
 }
+"""Modules that need torch, which takes a second to import, or an optional dependency. Imported on first access of a name."""
+_LAZY_NAMES = {name: module for module, names in _LAZY_MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from importlib import import_module
+    """Import a lazily exported name."""
+    if name not in _LAZY_NAMES:
+        raise AttributeError(f"module 'mbcal' has no attribute {name!r}")
+    return getattr(import_module(_LAZY_NAMES[name]), name)
 
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'mbcal' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """List the exported names, lazy ones too, for completion in a shell."""
+    return sorted({*globals(), *__all__})

@@ -47,7 +47,7 @@ from mbcal.evaluation.blocks import (
 from mbcal.evaluation.diagnose import advantage_and_residual, dependence
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
-from mbcal.evaluation.experiment.workers import SilentObserver, execute_all, execute_on, prepare_on
+from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
 from mbcal.evaluation.judges import TRUTH
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.report.page_writer import write_report

@@ -10,7 +10,7 @@ import pytest
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare_newsfeed
 from mbcal.data.cutting import SessionConfig
 from mbcal.errors import OptionError
-from mbcal.evaluation.diagnose import Diagnosis, _effective_share, dependence, diagnose
+from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share
 from mbcal.metrics import Mean
 from tests.support.toys import logged
 
@@ -61,16 +61,16 @@ def test_the_whole_of_it_on_a_small_store(tmp_path: object) -> None:
     assert found.gap.mean == pytest.approx(found.far_sighted.mean - found.myopic.mean, abs=1e-4)
 
 
-def test_effective_share_sample_size_by_hand() -> None:
+def test_effective_share_by_hand() -> None:
     known = logged(2)
     assert known.propensities is not None
-    assert _effective_share(known) == pytest.approx(1)  # logged by chance: every weight is 1
+    assert effective_share(known) == pytest.approx(1)  # logged by chance: every weight is 1
     chances = known.propensities.copy()
     chances[0] /= 2
     weights = np.concatenate([np.full(6, 2.0), np.ones(6)])
     other = dataclasses.replace(known, propensities=chances)
-    assert _effective_share(other) == pytest.approx(weights.sum() ** 2 / (12 * (weights**2).sum()))
-    assert _effective_share(dataclasses.replace(known, propensities=None)) is None
+    assert effective_share(other) == pytest.approx(weights.sum() ** 2 / (12 * (weights**2).sum()))
+    assert effective_share(dataclasses.replace(known, propensities=None)) is None
 
 
 def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import DataDir, DeviceOption, Json, Seed
-from mbcal.data import Store
 
 if TYPE_CHECKING:
     from mbcal.evaluation.diagnose import Diagnosis
@@ -34,17 +33,14 @@ def diagnose_command(
 
     Fits a simulator, a myopic and a far-sighted agent, compares them on the same simulated users, and prints a verdict.
     """
-    from mbcal.environments.simulator import Simulator
     from mbcal.evaluation.diagnose import diagnose
     from mbcal.training.config import TrainingConfig
 
-    store = Store.open(data)
-    environment = None if simulator is None else Simulator.load(simulator, device)
     with progress() as listener:
         diagnosis = diagnose(
-            store,
+            data,
             training=TrainingConfig(epochs=epochs),
-            environment=environment,
+            environment=simulator,
             sessions=sessions,
             seed=seed,
             device=device,

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, checkpoint_folder, features_of, quoted
-from mbcal.data import Store
+from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, feature_names, quoted
 
 if TYPE_CHECKING:
     from mbcal.environments.report_card import ReportCard
@@ -23,7 +22,7 @@ def simulator_command(
     epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users decide when to stop.")] = 20,
     patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
     batch: Annotated[int, typer.Option(help="Sessions per update.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
     features: Annotated[
         str | None, typer.Option(help="Item features seen beside the id, or 'none'.", show_default="all")
     ] = None,
@@ -42,21 +41,23 @@ def simulator_command(
     from mbcal.evaluation.simulators import fit_simulator
     from mbcal.training.config import TrainingConfig
 
-    store = Store.open(data)
     config = SimulatorConfig(
         family=family,
         hidden=hidden,
         embedding=embedding,
-        features=None if features is None else features_of(store, features),
+        features=None if features is None else feature_names(features),
         training=TrainingConfig(epochs, batch, learning_rate, patience=patience),
         seed=seed,
     )
-    checkpoints = checkpoint_folder(out)
-    if checkpoints.is_dir():
-        typer.echo("resuming from the last checkpoint", err=True)
     with progress() as listener:
         fit = fit_simulator(
-            store, out, config, device=device, overwrite=overwrite, checkpoints=checkpoints, progress=listener
+            data,
+            out,
+            config,
+            device=device,
+            overwrite=overwrite,
+            progress=listener,
+            on_resume=lambda: typer.echo("resuming from the last checkpoint", err=True),
         )
     if as_json:
         typer.echo((out / "report-card.json").read_text("utf-8"))

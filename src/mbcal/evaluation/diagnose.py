@@ -7,6 +7,7 @@ earns above a myopic one from simulated users; and whether the log covers the ch
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -90,10 +91,10 @@ class Diagnosis:
 
 
 def diagnose(
-    store: Store,
+    store: Store | str | Path,
     *,
     training: TrainingConfig | None = None,
-    environment: Environment | None = None,
+    environment: Environment | str | Path | None = None,
     sessions: int = 4_000,
     seed: int = 0,
     device: str = "auto",
@@ -102,10 +103,10 @@ def diagnose(
     """Measure whether long-term optimisation pays on a store.
 
     Args:
-        store: The data. A simulator is fitted on its `simulator` users, a myopic and a far-sighted agent on its `train`
+        store: The data, or its folder. A simulator is fitted on its `simulator` users, a myopic and a far-sighted agent on its `train`
             users; all is measured on its `test` users.
         training: How long and how fast every network learns.
-        environment: Who responds, in place of a fitted simulator.
+        environment: Who responds: an environment, or the folder of a simulator. By default a simulator is fitted.
         sessions: Most test sessions to serve.
         seed: Names initial weights and permutations.
         device: Where to compute.
@@ -113,11 +114,19 @@ def diagnose(
 
     Returns:
         The measurements, with a verdict in words.
+
+    Raises:
+        StoreError: If the folder is not a store.
+        ModelError: If the simulator is damaged, or knows other items or behaviours.
+        InputError: If the simulator was fitted on some of the test users.
     """
+    store = store if isinstance(store, Store) else Store.open(store)
     training = training or TrainingConfig()
     if environment is None:
         config = SimulatorConfig(training=training, seed=seed)
         environment = Simulator(config, device).fit(store, progress=progress)
+    elif isinstance(environment, str | Path):
+        environment = Simulator.load(environment, device)
     train, test = store.sessions("train"), store.sessions("test")
     test = replace(test, candidates=session_candidates(test, TEST_SEED))[:sessions]
     net = NetConfig(features=store.agent_features)
@@ -138,7 +147,7 @@ def diagnose(
         gap=mean_interval(results["far-sighted"].rewards - results["myopic"].rewards, test.user),
         coverage=float((times_shown[test.items[test.mask]] >= WELL_COVERED).mean()),
         repeats=float(np.median(times_shown[FIRST_ITEM_ROW:])),
-        effective=_effective_share(test),
+        effective=effective_share(test),
     )
 
 
@@ -212,7 +221,7 @@ def _explained(first: NDArray[np.float64], second: NDArray[np.float64], mask: ND
     return max(float((a * b).sum()) / scale, 0.0) ** 2 if scale else 0.0
 
 
-def _effective_share(sessions: Sessions) -> float | None:
+def effective_share(sessions: Sessions) -> float | None:
     """(sum w)² / (n sum w²) over steps, with w = uniform propensity / logged propensity."""
     if sessions.propensities is None or sessions.candidates is None:
         return None

@@ -29,6 +29,7 @@ from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.metrics import Mean, mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.training.device import resolve_device
+from mbcal.types import Sessions
 
 TRUTH_TITLE = "the newsfeed's truth"
 """How results name the judge `truth`."""
@@ -161,48 +162,88 @@ def evaluate_models(
     if not models or not judges:
         raise OptionError("evaluate: give at least one model and one judge")
     if engine is not None:
-        if not all(isinstance(given, str | Path) for given in (*models, *judges)):
+        if not all(isinstance(subject, str | Path) for subject in (*models, *judges)):
             raise OptionError("engine: its workers read models and judges from folders; give folders")
         device = "cpu"  # here they are only checked
     store = store if isinstance(store, Store) else Store.open(store)
     test = store.sessions("test")
     test = replace(test, candidates=session_candidates(test, seed))[:sessions]  # a prefix keeps its candidates
-    opened_judges = _number_repeats([_open_judge(judge, store, device) for judge in judges])
-    for judge in opened_judges:
-        if isinstance(judge.environment, Simulator):
-            judge.environment.require_unseen_users(test)
-    opened_models = _number_repeats([_open_model(model, device) for model in models])
-    for model in opened_models:
-        require_same_store(model.agent, test, model.name)
+    serving = _Serving(store, test, epsilon, seed, engine, resources, progress)
+    opened_judges = _open_judges(judges, store, test, device)
+    opened_models = _open_models(models, test, device)
     random = Random(device=opened_judges[0].environment.device.type).fit(test)
     opened_models.append(_Model(CHANCE, random, CHANCE))
+    rows = [row for judge in opened_judges for row in serving.compare(opened_models, judge)]
+    return ModelComparison(rows, mean_interval(test.rewards.sum(1), test.user), len(test), seed)
 
-    def serve(model: _Model, judge: _Judge) -> NDArray[np.float32]:
-        title = f"{model.name}, judged by {judge.name}"
-        if engine is None:
-            environment = judge.environment
-            return evaluate(
-                model.agent, environment, test, epsilon=epsilon, seed=seed, title=title, progress=progress
-            ).rewards
-        users = SessionRange(store.path, "test", len(test), seed)
-        return evaluate_in_blocks(
-            engine, users, model.folder, judge.folder, epsilon=epsilon, resources=resources, title=title, progress=progress
-        )
 
-    rows = []
-    for judge in opened_judges:
-        rewards = [serve(model, judge) for model in opened_models]
-        rows += [
+@dataclass(frozen=True, eq=False)
+class _Serving:
+    """How all models of one comparison are served."""
+
+    store: Store
+    test: Sessions
+    epsilon: float
+    seed: int
+    engine: Engine | None
+    resources: WorkerResources
+    progress: Progress
+
+    def compare(self, models: Sequence[_Model], judge: _Judge) -> list[ModelResult]:
+        """Results of all models under one judge, in their order."""
+        rewards = [self._rewards(model, judge) for model in models]
+        return [
             ModelResult(
                 judge=judge.name,
                 model=model.name,
                 agent=model.agent.name,
-                reward=mean_interval(earned, test.user),
-                gap=mean_interval(earned - rewards[0], test.user),
+                reward=mean_interval(model_rewards, self.test.user),
+                gap=mean_interval(model_rewards - rewards[0], self.test.user),
             )
-            for model, earned in zip(opened_models, rewards, strict=True)
+            for model, model_rewards in zip(models, rewards, strict=True)
         ]
-    return ModelComparison(rows, mean_interval(test.rewards.sum(1), test.user), len(test), seed)
+
+    def _rewards(self, model: _Model, judge: _Judge) -> NDArray[np.float32]:
+        """(N,) reward of each test session, in this process or on the engine's workers."""
+        title = f"{model.name}, judged by {judge.name}"
+        if self.engine is None:
+            result = evaluate(
+                model.agent,
+                judge.environment,
+                self.test,
+                epsilon=self.epsilon,
+                seed=self.seed,
+                title=title,
+                progress=self.progress,
+            )
+            return result.rewards
+        return evaluate_in_blocks(
+            self.engine,
+            SessionRange(self.store.path, "test", len(self.test), self.seed),
+            model.folder,
+            judge.folder,
+            epsilon=self.epsilon,
+            resources=self.resources,
+            title=title,
+            progress=self.progress,
+        )
+
+
+def _open_judges(judges: Sequence[str | Path | Simulator], store: Store, test: Sessions, device: str) -> list[_Judge]:
+    """Judges with distinct names; raises InputError if a simulator was fitted on some of the test users."""
+    opened = _number_repeats([_open_judge(judge, store, device) for judge in judges])
+    for judge in opened:
+        if isinstance(judge.environment, Simulator):
+            judge.environment.require_unseen_users(test)
+    return opened
+
+
+def _open_models(models: Sequence[str | Path | Agent], test: Sessions, device: str) -> list[_Model]:
+    """Models with distinct names; raises ModelError if one does not fit the test sessions."""
+    opened = _number_repeats([_open_model(model, device) for model in models])
+    for model in opened:
+        require_same_store(model.agent, test, model.name)
+    return opened
 
 
 def _open_judge(judge: str | Path | Simulator, store: Store, device: str) -> _Judge:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mbcal.agents.fit_job import checkpoint_folder
 from mbcal.config import to_dict, with_settings
 from mbcal.data.store import Store
 from mbcal.environments.report_card import ReportCard
@@ -34,21 +36,22 @@ def fit_simulator(
     *,
     device: str = "auto",
     overwrite: bool = False,
-    checkpoints: str | Path | None = None,
     progress: Progress = SILENT,
+    on_resume: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> SimulatorFit:
     """Fit a simulator on a store's `simulator` users, evaluate it on its `test` users, and write it to a folder.
 
+    A fit that is stopped, even by `kill -9`, resumes when it is called again with the same arguments.
+
     Args:
         store: The data, or its folder.
-        out: Folder to write. What would be refused at the end is refused before the fit.
+        out: Folder to write. Checkpoints lie beside it, in a hidden folder, until the fit is done.
         config: All settings.
         device: Where to compute.
         overwrite: Replace a simulator that is there. Other folders are never replaced.
-        checkpoints: Folder where the state of the fit is saved and resumed from, and which is removed at the end; None saves
-            nothing.
         progress: Is told about epochs and sessions.
+        on_resume: Called if a checkpoint is resumed.
         **settings: Single settings by name: `fit_simulator(store, "sim", family="transformer", epochs=5)`.
 
     Returns:
@@ -57,22 +60,24 @@ def fit_simulator(
     Raises:
         OptionError: If a setting is unknown or out of range, or there is no such device.
         OutputError: If the folder exists or cannot be written.
-        TrainingError: If a loss becomes NaN, or the checkpoints are of a fit with other settings or data.
+        TrainingError: If a loss becomes NaN, or a checkpoint is of other settings or data.
     """
+    out = Path(out)
     config = with_settings(config or SimulatorConfig(), settings, "simulator: ")
     resolve_device(device)
-    with AtomicFolder(Path(out), SIMULATOR_KIND.noun, overwrite):  # refuses now what it would refuse after the fit
+    with AtomicFolder(out, SIMULATOR_KIND.noun, overwrite):  # refuses now what it would refuse after the fit
         pass
     store = store if isinstance(store, Store) else Store.open(store)
     test = store.sessions("test")
     source = store.manifest["source"]
     provenance = {"data": store.manifest["content_hash"], "source": source, "part": "simulator"}
-    state = None if checkpoints is None else Checkpoints(checkpoints, {"config": to_dict(config), **provenance})
-    simulator = Simulator(config, device).fit(store, progress=progress, checkpoints=state)
+    checkpoints = Checkpoints(checkpoint_folder(out), {"config": to_dict(config), **provenance})
+    if checkpoints.folder.is_dir():
+        on_resume()
+    simulator = Simulator(config, device).fit(store, progress=progress, checkpoints=checkpoints)
     simulator.provenance = provenance
     card = simulator.evaluate(test, progress=progress)
     files = report_card_files(card, simulator.behaviours, f"{config.family} on {source}")
     path = simulator.save(out, card=card, extra_files=files, overwrite=overwrite)
-    if state is not None:
-        state.remove()
+    checkpoints.remove()
     return SimulatorFit(simulator, card, path)
