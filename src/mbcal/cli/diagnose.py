@@ -29,9 +29,10 @@ def diagnose_command(
     as_json: Json = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Before training a policy: how much does the future of a session depend on the item shown now, and does it pay?
+    """Measure whether long-term optimisation pays on this log, before a policy is trained.
 
-    Fits a simulator, a myopic and a far-sighted agent, compares them on the same simulated users, and prints a verdict.
+    Fits a simulator, a myopic agent and a far-sighted agent, and compares the agents on the same simulated users.
+    Also measures how much the rest of a session depends on the item shown now, and how well the log covers the choices.
     """
     from mbcal.evaluation.diagnose import diagnose
     from mbcal.training.config import TrainingConfig

@@ -49,8 +49,9 @@ def evaluate_command(
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
 ) -> None:
-    """Mean reward per session of each model with its 95% interval, compared with a random policy and the first model.
+    """Print the mean reward per session of each model, with its 95% interval.
 
+    A uniformly random policy ("chance") is evaluated beside the models.
     All models meet the same users, candidates and noise, so differences are paired. Intervals are clustered by user.
     """
     from mbcal.evaluation.judges import TRUTH

@@ -33,20 +33,23 @@ def experiment_command(
     preset: Annotated[str, typer.Option(help="Sizes: quick (minutes), laptop (an hour), paper (a GPU).")] = "quick",
     agents: Annotated[
         str | None,
-        typer.Option(help="'all', names, or path.py:Class, by commas; with options, 'mbcal+gamma=0.9'.", show_default="all"),
+        typer.Option(
+            help="Methods, separated by commas: 'all', names, path.py:Class, 'mbcal+gamma=0.9'.", show_default="all"
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How often each method is trained.", show_default="3")] = None,
     protocols: Annotated[str | None, typer.Option(help="batch, growing or both.", show_default="batch,growing")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, 'rounds=3' or 'simulator.hidden=64'.", show_default=False)
+        list[str] | None,
+        typer.Option("--set", help="Change a setting: 'rounds=3' or 'simulator.hidden=64'.", show_default=False),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume this run instead.", show_default=False)] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Cells at a time: processes on a CPU, threads with a stream each on a GPU, tasks on Ray.",
+            help="Cells to run at a time.",
             min=1,
-            show_default="cores, 1 on a GPU",
+            show_default="one per core; 1 on a GPU",
         ),
     ] = None,
     track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
@@ -55,25 +58,22 @@ def experiment_command(
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
 ) -> None:
-    """Compare methods: Batch-RL and Growing Batch-RL, several seeds, on common random numbers.
+    """Compare methods on the same users, candidates and noise, by Batch-RL and Growing Batch-RL.
 
-    A run may be stopped at any moment and resumed (--resume RUN): what is done is kept, and the tables are the same.
-    All settings: docs/experiments.md.
+    A run that was stopped resumes with --resume RUN; finished cells are kept, and the tables are the same.
+    A cell is one method, seed and protocol. All settings: docs/experiments.md.
     """
     from mbcal.evaluation.experiment.runner import run_experiment
     from mbcal.report.runs import report
     from mbcal.report.terminal import print_summary
 
     resources = worker_resources(engine, device, gpus)
-    config: ExperimentConfig | None = None
-    if resume is not None:
-        if source or out or change:
-            raise OptionError("resume: a run knows its settings; give --resume alone")
-        folder = resume
-    elif source is None or out is None:
-        raise OptionError("give what to run on (newsfeed, a store, a TOML file) and --out RUN, or --resume RUN")
+    if resume is None:
+        folder, config = _new_run(source, out, preset, agents, seeds, protocols, change)
+    elif source or out or change:
+        raise OptionError("resume: a run knows its settings; give --resume alone")
     else:
-        folder, config = out, _config(source, preset, agents, seeds, protocols, change or [])
+        folder, config = resume, None
     with create_engine(engine, workers, address) as running_engine, ExitStack() as preparation:
         listener = preparation.enter_context(progress())
         with _CellProgress(preparation.close) as observer:
@@ -94,19 +94,28 @@ def experiment_command(
     typer.echo(f"Report: {written.page}")
 
 
-def _config(
-    source: str, preset: str, agents: str | None, seeds: int | None, protocols: str | None, overrides: list[str]
-) -> ExperimentConfig:
+def _new_run(
+    source: str | None,
+    out: Path | None,
+    preset: str,
+    agents: str | None,
+    seeds: int | None,
+    protocols: str | None,
+    overrides: list[str] | None,
+) -> tuple[Path, ExperimentConfig]:
+    """The folder and the settings of a new run, from the options."""
     from mbcal.evaluation.experiment.config import load_experiment_config
     from mbcal.evaluation.experiment.overrides import split_list
 
-    settings: dict[str, Any] = {
+    if source is None or out is None:
+        raise OptionError("experiment: give newsfeed, a store or a TOML file, and --out RUN; or --resume RUN")
+    options: dict[str, Any] = {
         "agents": None if agents is None else split_list(agents),
         "protocols": None if protocols is None else split_list(protocols),
         "seeds": seeds,
     }
-    given = {name: value for name, value in settings.items() if value is not None}
-    return load_experiment_config(source, preset=preset, overrides=overrides, **given)
+    settings = {name: value for name, value in options.items() if value is not None}
+    return out, load_experiment_config(source, preset=preset, overrides=overrides or (), **settings)
 
 
 class _CellProgress:

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mbcal.cli.options import quoted
+
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by 'mbcal experiment'.")]
 
 
@@ -17,14 +19,16 @@ def report_command(
     folder: RunDir,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Print the tables of a run, finished or not, and write RUN/report.html, RUN/tables and RUN/figures anew."""
+    """Print the results of a run, finished or not, and write RUN/report.html, RUN/tables and RUN/figures."""
     from mbcal.report.runs import report
     from mbcal.report.terminal import print_summary
 
     written = report(folder)
     print_summary(written.summary)
     if written.done < written.total:
-        typer.echo(f"{written.done} of {written.total} results; the rest: mbcal experiment --resume {folder}")
+        typer.echo(
+            f"{written.done} of {written.total} cells are done; continue with: mbcal experiment --resume {quoted(folder)}"
+        )
     typer.echo(f"Report: {written.page}")
     if show:
         typer.launch(written.page.resolve().as_uri())
@@ -51,4 +55,4 @@ def compare_command(
         console.print(f"{protocol}, judged by {judge}", style="bold")
         console.print(table)
     if not comparison.paired:
-        console.print("The runs have other data or test sessions, so differences have no paired interval.")
+        console.print("The runs have different data or test sessions, so differences are not paired and have no interval.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def simulator_command(
     data: DataDir,
     out: Out,
-    family: Annotated[Literal["lstm", "transformer"], typer.Option(help="The network.")] = "lstm",
+    family: Annotated[Literal["lstm", "transformer"], typer.Option(help="Kind of network.")] = "lstm",
     epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users decide when to stop.")] = 20,
     patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
     batch: Annotated[int, typer.Option(help="Sessions per update.")] = 256,
@@ -33,9 +33,10 @@ def simulator_command(
     device: DeviceOption = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Fit a user simulator on a store's 'simulator' users and evaluate it on its 'test' users, whom it never saw.
+    """Fit a user simulator on a store's 'simulator' users and evaluate it on its 'test' users.
 
-    The results are in SIM/report-card.json and SIM/report-card.png. If it is stopped, the same command resumes it.
+    The results are in SIM/report-card.json and SIM/report-card.png.
+    A fit that was stopped, even by kill -9, resumes when the same command is run again, to the same result.
     """
     from mbcal.environments.simulator import SimulatorConfig
     from mbcal.evaluation.simulators import fit_simulator

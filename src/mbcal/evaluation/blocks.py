@@ -47,12 +47,12 @@ CHANCE = "chance"
 BLOCKS_PER_WORKER = 4
 """With several blocks each, workers finish at about the same time."""
 MAX_BLOCK = 64 * CPU_BLOCK
-"""Most sessions in a block: what is computed again when a worker is lost."""
+"""Most sessions in a block, which is computed again if its worker is lost."""
 
 
 @dataclass(frozen=True)
 class SessionRange:
-    """The first sessions of a part of a store, and the seed for what is sampled for them."""
+    """The first sessions of a part of a store, and the seed of their candidates and noise."""
 
     data: Path
     """Folder of the store."""
@@ -70,7 +70,7 @@ class SessionRange:
 
 
 class Block(NamedTuple):
-    """One task: sessions `first` to `last` - 1 of a part, and what to compute for them. Plain values, so it can travel."""
+    """One task: sessions `first` to `last` - 1 of a part, and what to compute for them. Can be pickled."""
 
     data: str
     part: Part
@@ -103,7 +103,7 @@ def evaluate_in_blocks(
         judge: Folder of a simulator, or `TRUTH` for the generated newsfeed.
         epsilon: Probability of a uniformly random candidate at each step.
         resources: What each worker takes of a machine; with a share of a GPU it computes there.
-        title: What the progress calls it.
+        title: Title of the progress.
         progress: Is told about sessions.
 
     Returns:
@@ -192,7 +192,7 @@ def _blocks(engine: Engine, users: SessionRange, model: Path | str, resources: W
 
 
 def _absolute(folder: Path | str, keyword: str) -> str:
-    """The absolute path of a folder, or the keyword itself if that was given in its place."""
+    """The absolute path of a folder; the keyword itself is returned as it is."""
     return keyword if folder == keyword else str(Path(folder).resolve())
 
 
@@ -250,7 +250,7 @@ def _sessions_with_candidates(block: Block) -> Sessions:
     return replace(sessions, candidates=_candidates(block.data, block.part, block.seed)[block.first : block.last])
 
 
-# ---- what blocks share is read once per worker; the time of the manifest tells apart folders of one name
+# ---- caches of a worker: blocks share stores and models; a folder that was written anew has another manifest time
 
 
 def _store(data: str) -> Store:

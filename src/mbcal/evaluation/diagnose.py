@@ -1,4 +1,4 @@
-"""Does long-term optimisation pay on this log? To be asked before a policy is trained for it.
+"""Does long-term optimisation pay on this log? A check before a policy is trained.
 
 Three measurements: how much of the remaining reward of a session depends on the item shown now; what a far-sighted policy
 earns above a myopic one from simulated users; and whether the log covers the choices well enough to trust both.
@@ -44,7 +44,7 @@ ENOUGH_COVERAGE = 0.9
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The measurements, and what follows from them."""
+    """The measurements, and a verdict."""
 
     share: float
     """Share of the variance of the remaining reward that the item shown now explains (see `dependence`)."""
@@ -103,9 +103,9 @@ def diagnose(
     """Measure whether long-term optimisation pays on a store.
 
     Args:
-        store: The data, or its folder. A simulator is fitted on its `simulator` users, a myopic and a far-sighted agent on its `train`
-            users; all is measured on its `test` users.
-        training: How long and how fast every network learns.
+        store: The data, or its folder. A simulator is fitted on its `simulator` users, a myopic and a far-sighted agent on
+            its `train` users; everything is measured on its `test` users.
+        training: Training settings of every network.
         environment: Who responds: an environment, or the folder of a simulator. By default a simulator is fitted.
         sessions: Most test sessions to serve.
         seed: Names initial weights and permutations.
@@ -165,7 +165,7 @@ def dependence(
         sessions: N logged sessions of users it did not learn from.
         seed: Names the permutations.
         progress: Is told about permutations.
-        labels: What `advantage_and_residual` returns for these sessions, if it is known already.
+        labels: The arrays of `advantage_and_residual` for these sessions; computed if None.
 
     Returns:
         The share, and the largest share found after permuting the advantages of each step among sessions.
@@ -187,7 +187,7 @@ def dependence(
 
 @torch.no_grad()
 def advantage_and_residual(agent: MBCAL, sessions: Sessions) -> LabelArrays:
-    """Compute the label of every logged step, and what the model without the item leaves unexplained.
+    """Compute the label of every logged step, and the future reward that the model does not explain without the item.
 
     Args:
         agent: A fitted MBCAL agent.
@@ -222,7 +222,16 @@ def _explained(first: NDArray[np.float64], second: NDArray[np.float64], mask: ND
 
 
 def effective_share(sessions: Sessions) -> float | None:
-    """(sum w)² / (n sum w²) over steps, with w = uniform propensity / logged propensity."""
+    """Return the effective sample size for evaluating a uniform policy, as a share of steps.
+
+    It is (sum w)² / (n sum w²) over the n steps, with w = uniform propensity / logged propensity.
+
+    Args:
+        sessions: N logged sessions.
+
+    Returns:
+        The share in (0, 1]; None without logged propensities or candidates.
+    """
     if sessions.propensities is None or sessions.candidates is None:
         return None
     available = (sessions.candidates != MASK_ROW).sum(-1)[:, None] - np.arange(sessions.horizon)

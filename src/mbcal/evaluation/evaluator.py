@@ -57,7 +57,7 @@ def evaluate(
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> EvaluationResult:
-    """Serve the users of some sessions by a policy, and measure the reward per session.
+    """Serve the users of logged sessions by a policy, and measure the reward per session.
 
     Args:
         policy: An agent, a scorer, or anything with begin, score and observe.
@@ -66,7 +66,7 @@ def evaluate(
         epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
         seed: Names all noise. With one seed all policies meet the same users, candidates and noise.
         first_index: Index of the first session among all, where `sessions` is a part of many.
-        title: What the progress calls it.
+        title: Title of the progress.
         progress: Is told about sessions.
 
     Returns:

@@ -66,8 +66,8 @@ def _draw_calibration(axes: Any, card: ReportCard) -> None:
     axes.set_zorder(share.get_zorder() + 1)
     axes.patch.set_visible(False)
     axes.set(title=f"Calibration (ECE {card.ece:.3f})", xlabel="confidence", ylabel="accuracy; bars: share of steps")
-    for each in (axes, share):
-        each.spines[["top", "right"]].set_visible(False)
+    for panel in (axes, share):
+        panel.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_drift(axes: Any, card: ReportCard) -> None:

@@ -20,7 +20,7 @@ from mbcal.training.device import resolve_device
 
 
 class SimulatorFit(NamedTuple):
-    """A fitted simulator, and how good it is."""
+    """A fitted simulator and its report card."""
 
     simulator: Simulator
     card: ReportCard

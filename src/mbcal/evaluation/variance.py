@@ -24,7 +24,7 @@ STATES_PER_BLOCK = 16
 
 @dataclass(frozen=True)
 class Regression:
-    """Quality of a value network on the sessions of its own test, in squared reward units."""
+    """Quality of a value network on the test sessions its agent served, in squared reward units."""
 
     mse: float
     """Mean squared error of the prediction: the number in the paper."""

@@ -1,4 +1,4 @@
-"""Write `RUN/report.html`, tables and figures from what a run has so far."""
+"""Write `RUN/report.html`, tables and figures of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_report(run: Run, summary: RunSummary | None = None) -> Path:
 
     Args:
         run: The run, finished or not.
-        summary: Its summary, if it is known already.
+        summary: Its summary; made if None.
 
     Returns:
         The path of the page.

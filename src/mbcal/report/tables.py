@@ -133,8 +133,8 @@ def _mean_rounds(summary: RunSummary, agent: str) -> float | None:
     """Rounds to 99% of the last round's reward, mean over seeds."""
     results = summary.by_agent("growing").get(agent, [])
     rounds = [rounds_to([entry["mean"] for entry in result.record["rounds"]]) for result in results]
-    known = [count for count in rounds if count is not None]
-    return float(np.mean(known)) if known else None
+    counts = [count for count in rounds if count is not None]
+    return float(np.mean(counts)) if counts else None
 
 
 def variance_table(summary: RunSummary) -> Table:

@@ -86,7 +86,7 @@ class ExperimentConfig:
         for name in ("protocols", "agents", "judges"):
             values = getattr(self, name)
             if len(set(values)) != len(values):
-                raise OptionError(f"{name}: a name is there twice; give each once, and use seeds to repeat")
+                raise OptionError(f"{name}: a name is there twice; give each once, and set seeds to repeat a method")
         if not self.protocols or not self.agents:
             raise OptionError("protocols and agents: give at least one of each")
         if self.data == NEWSFEED and self.log_sessions < 10:

@@ -76,12 +76,12 @@ def agent_config(
     method, overrides = split_agent_name(name)
     kind = agent_class(method)
     shared = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
-    known = {field.name for field in fields(kind.Config)}
+    setting_names = {field.name for field in fields(kind.Config)}
     config = kind.Config(
         net=settings.net(features),
         training=training,
         seed=seed,
-        **{key: value for key, value in shared.items() if key in known},
+        **{key: value for key, value in shared.items() if key in setting_names},
     )
     if not overrides:
         return kind, config

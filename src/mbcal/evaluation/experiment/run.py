@@ -1,4 +1,4 @@
-"""A run: the folder of one experiment, with its settings, what is done, and the results.
+"""A run: the folder of one experiment, with its settings, finished cells and results.
 
 ::
 

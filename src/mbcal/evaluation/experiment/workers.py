@@ -46,7 +46,7 @@ MESSAGE_INTERVAL = 0.5
 
 
 class RunObserver(Protocol):
-    """Who is told about the progress of cells. All methods are called from the thread that runs the experiment."""
+    """Receives the progress of cells. All methods are called from the thread that runs the experiment."""
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """The run is prepared, and these cells will run. Called by `run_experiment` alone."""

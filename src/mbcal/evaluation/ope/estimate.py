@@ -65,13 +65,13 @@ def estimate_value(
         config: How fitted values are trained.
         level: Nominal coverage of the intervals.
         resamples: Bootstrap resamples.
-        choices: Choices of policy and baseline along these sessions, where they are known already.
+        choices: Choices of policy and baseline along these sessions; computed where None.
         progress: Is told about epochs and sessions.
 
     Returns:
         Values of the policy, of the baseline (if any) and of the log, and the difference of the policy to the baseline (else
         to the log), paired session by session; by every estimator, with bootstrap intervals. With a `clip`, IPS and PDIS
-        come with empirical Bernstein bounds, too.
+        also come with empirical Bernstein bounds.
 
     Raises:
         InputError: If there are no sessions, or they have no propensities or no candidates.
@@ -117,14 +117,27 @@ def logged_data(
 ) -> LoggedData:
     """Return logged sessions with the propensities, and on request the values, of a target policy.
 
-    Args: As for `estimate_value`, for one policy.
+    Args:
+        policy: The target policy.
+        sessions: N logged sessions with propensities and candidates.
+        epsilon: Exploration with which the policy would be served.
+        values: Where q and v come from.
+        seed: Names folds and initial weights.
+        folds: Folds of users for values.
+        gamma: The discount.
+        config: How fitted values are trained.
+        choices: The policy's choices along these sessions; computed if None.
+        progress: Is told about epochs and sessions.
+
+    Returns:
+        Rewards, mask, propensities and values, (N, T) each.
 
     Raises:
         InputError: If the sessions have no propensities or no candidates.
     """
     if sessions.propensities is None:
         raise InputError(
-            "sessions: these have no propensities, so they say nothing about another policy; "
+            "sessions: these have no propensities, so another policy cannot be estimated from them; "
             "log the probability of every choice, or evaluate with a simulator"
         )
     choices = choices or policy_choices(policy, sessions, progress=progress)

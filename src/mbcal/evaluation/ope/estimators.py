@@ -81,7 +81,7 @@ class LoggedData:
 
     @property
     def values(self) -> tuple[Floats, Floats]:
-        """q and v, (N, T) each; raises InputError if absent."""
+        """Values q and v, (N, T) each; raises InputError if absent."""
         if self.q is None or self.v is None:
             raise InputError("logged data: this estimator needs the values q and v of a model; fit them first")
         return self.q, self.v
@@ -172,7 +172,7 @@ class Overlap:
     """How much of the log is informative about the target policy."""
 
     ess: float
-    """Effective number of sessions by their whole weights w_T (Kish)."""
+    """Effective number of sessions by their final weights w_T (Kish)."""
     steps: Floats
     """(T,) effective number of sessions by w_t, among those that reach the step."""
     zero: float
@@ -200,7 +200,7 @@ def overlap(data: LoggedData, clip: float | None = None) -> Overlap:
 
 
 def effective_size(weight: Floats) -> float:
-    """Return (sum w)² / sum w² (Kish): the number of equally weighted sessions of the same worth; 0 if all weights are 0."""
+    """Return (sum w)² / sum w² (Kish): the equivalent number of equally weighted sessions; 0 if all weights are 0."""
     total = float(np.square(weight).sum())
     return float(weight.sum()) ** 2 / total if total else 0.0
 

@@ -70,10 +70,10 @@ def fit_q_values(
         epsilon: Exploration with which it would be served.
         folds: Number of folds.
         gamma: The discount; replaces that of the config.
-        config: Sizes of the networks and how long they are trained.
+        config: Network and training settings.
         seed: Names folds, initial weights and batches.
         device: Where the networks are trained.
-        choices: The policy's choices along these sessions, if they are known already.
+        choices: The policy's choices along these sessions; computed if None.
         progress: Is told about epochs and sessions.
 
     Returns:
@@ -159,7 +159,7 @@ class _CrossFit:
 
     @torch.no_grad()
     def values(self, net: QNetwork, rows: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """q and v of the sessions `rows`, (rows, T) each."""
+        """Values q and v of the sessions `rows`, (rows, T) each."""
         term, parts = value_term(net.online), []
         for block in self.data.blocks():
             row_index = torch.from_numpy(rows[block]).to(self.data.device)
@@ -192,7 +192,7 @@ class _CrossFit:
         return (1 - self.epsilon) * best + self.epsilon * average
 
     def _bounded(self, values: Tensor, batch: SessionTensors) -> Tensor:
-        """Values (B, T, C), clamped to what the remaining steps can bring: else errors could grow from copy to copy."""
+        """Values (B, T, C), clamped to the range of the remaining return, so that errors cannot grow by bootstrapping."""
         steps = torch.arange(1, batch.horizon + 1, device=values.device, dtype=values.dtype)
         remaining = torch.cumsum(self.config.gamma ** (steps - 1), 0).flip(0)[:, None]
         least, most = min(0.0, *batch.behaviour_set.rewards), max(0.0, *batch.behaviour_set.rewards)

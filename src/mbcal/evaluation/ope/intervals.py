@@ -1,10 +1,10 @@
 """Confidence intervals of a mean of contributions, one per session, where sessions of one user are dependent.
 
-*Bootstrap*: asymptotically exact. It needs some hundred users and weights that are not dominated by a handful of sessions;
-with a small effective sample it has not seen the sessions that matter, and is too narrow.
+*Bootstrap*: asymptotically exact. It needs a few hundred users and weights that are not dominated by a handful of sessions;
+with a small effective sample the sessions that matter are missing, and it is too narrow.
 
 *Empirical Bernstein* (Maurer and Pontil, 2009): valid for any number of users and any distribution within bounds that are
-known beforehand. Several times wider. It bounds the mean of what it is given: with clipped weights that is a clipped value,
+known beforehand. Several times wider. It bounds the mean of the contributions: with clipped weights that is a clipped value,
 which for rewards of 0 or more is at most the value itself, so that the lower bound stays valid and the upper one does not.
 """
 
@@ -25,7 +25,7 @@ from mbcal.training.random import derive_seed
 Method = Literal["bca", "percentile", "empirical bernstein"]
 """How an interval is computed: BCa or percentile bootstrap, or the empirical Bernstein bound."""
 DRAWS_PER_BLOCK = 1 << 16
-"""Users resampled at a time: what stays in a cache."""
+"""Users resampled at a time, so that the arrays stay in a cache."""
 RESAMPLES = 2000
 """With a few hundred, the noise of resampling itself costs a percent of coverage."""
 

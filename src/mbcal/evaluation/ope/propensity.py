@@ -28,7 +28,7 @@ class PolicyChoices:
     """(N, T) number of available candidates."""
 
     def propensities(self, epsilon: float) -> NDArray[np.float64]:
-        """Return the propensity of each logged item under the epsilon-greedy policy, (N, T), as `epsilon_greedy` has it.
+        """Return the propensity of each logged item under the epsilon-greedy policy, (N, T); see `epsilon_greedy`.
 
         It is epsilon / count, and 1 - epsilon more where the logged item is the best. Raises OptionError if epsilon is
         outside [0, 1].
@@ -50,7 +50,17 @@ def target_propensities(
 ) -> NDArray[np.float64]:
     """Return the propensity of each logged item under the epsilon-greedy policy, (N, T); 1 in the padding.
 
-    Args: As for `policy_choices`, and `epsilon`, the probability of a uniformly random candidate.
+    Args:
+        policy: Anything with begin, score and observe.
+        sessions: N logged sessions with candidates.
+        epsilon: Probability of a uniformly random candidate.
+        in_numpy: For scorers that hold arrays instead of tensors.
+        block: Sessions at a time.
+        progress: Is told about sessions.
+
+    Raises:
+        InputError: If sessions have no candidates, or show an item that was not available.
+        OptionError: If epsilon is outside [0, 1], or `in_numpy` is given with tensors.
     """
     choices = policy_choices(policy, sessions, in_numpy=in_numpy, block=block, progress=progress)
     return np.where(to_numpy(sessions.mask), choices.propensities(epsilon), 1.0)
@@ -72,7 +82,7 @@ def policy_choices(
         sessions: N logged sessions with candidates.
         in_numpy: For scorers that hold arrays instead of tensors.
         block: Sessions at a time.
-        first: Number of the first of these sessions, by which errors name them.
+        first: Number of the first of these sessions, for error messages.
         progress: Is told about sessions.
 
     Returns:
