@@ -9,7 +9,6 @@ import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare_newsfeed
 from mbcal.data.cutting import SessionConfig
-from mbcal.errors import OptionError
 from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share
 from mbcal.metrics import Mean
 from tests.support.toys import logged
@@ -71,15 +70,3 @@ def test_effective_share_by_hand() -> None:
     other = dataclasses.replace(known, propensities=chances)
     assert effective_share(other) == pytest.approx(weights.sum() ** 2 / (12 * (weights**2).sum()))
     assert effective_share(dataclasses.replace(known, propensities=None)) is None
-
-
-def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:
-    from mbcal.evaluation.experiment.config import ExperimentConfig
-    from mbcal.evaluation.experiment.run import Run
-    from mbcal.evaluation.experiment.tracking import track
-
-    run = Run.create(f"{tmp_path}/run", ExperimentConfig(), "cpu")
-    with pytest.raises(OptionError, match="track: 'foo' is unknown; known are mlflow, wandb"):
-        track(run, "foo")
-    with pytest.raises(OptionError, match=r"mlflow is not installed; run pip install 'mbcal\[track\]'"):
-        track(run, "mlflow")

@@ -53,7 +53,7 @@ def render_page(summary: RunSummary, tables: list[Table]) -> str:
         "HEADLINE": escape(summary.headline()),
         "WARNINGS": "".join(f"<p class=warning>{escape(warning)}</p>" for warning in summary.warnings()),
         "SOURCE": escape(run.settings.data),
-        "TABLES": "".join(_table_html(table) for table in tables),
+        "TABLES": "".join(table_html(table) for table in tables),
         "SETTINGS": escape(json.dumps(to_dict(run.settings), indent=2)),
         "VERSIONS": escape((run.folder / "run.json").read_text("utf-8")),
         "DATA": data,
@@ -65,8 +65,8 @@ def render_page(summary: RunSummary, tables: list[Table]) -> str:
     return page
 
 
-def _table_html(table: Table) -> str:
-    """A section with the table; columns without any value are left out."""
+def table_html(table: Table) -> str:
+    """Return a section of the page with the table; columns without any value are left out."""
     count = len(table.columns)
     is_number = [all(isinstance(row[k], int | float | None) for row in table.rows) for k in range(count)]
     used = [k for k in range(count) if any(row[k] is not None for row in table.rows)]
