@@ -15,7 +15,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from results_experiments import DEFINITIONS, EXPERIMENTS, SHARES, SIZES
@@ -155,7 +155,7 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def collect(names: Sequence[str], build: Path, out: Path) -> None:
-    """Write small files of what runs have so far; equal runs give equal bytes."""
+    """Write the results of runs, finished or not, as small files; equal runs give equal bytes."""
     for name in names or EXPERIMENTS:
         begun = {share: folder for share, folder in folders(name, build).items() if (folder / "run.json").is_file()}
         runs = {share: Run.open(folder, "cpu") for share, folder in begun.items()}
@@ -163,22 +163,27 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
         if not summaries:
             print(f"{name}: nothing is done yet")
             continue
-        if name in SIZES:
-            by_size = list(summaries.values())
-            tables = [size_table(by_size), size_variance_table(by_size)]
-            figures = size_figures(tables[0]) if tables[0].rows else {}
-        else:
-            tables, figures = experiment_tables(name, summaries[1]), draw_figures(summaries[1])
-        for table in (table for table in tables if table.rows):
-            rows = [[round_value(value) for value in row] for row in table.rows]
-            write_atomic(out / f"{name}-{table.name}.csv", Table(table.name, "", table.columns, rows).csv().encode())
-        for file, content in figures.items():
-            if file.endswith(".svg"):
-                write_atomic(out / f"{name}-{file}", content)
+        write_tables_and_figures(name, summaries, out)
         records = {begun[share].name: run_record(summary) for share, summary in summaries.items()}
         write_atomic(out / f"{name}.json", (json.dumps(records, indent=1, sort_keys=True) + "\n").encode())
         done, total = (sum(record["cells"][kind] for record in records.values()) for kind in ("done", "all"))
         print(f"{name}: {done} of {total} results")
+
+
+def write_tables_and_figures(name: str, summaries: Mapping[int, RunSummary], out: Path) -> None:
+    """Write the tables (CSV, six digits) and figures (SVG) of an experiment, given its summaries by share of the log."""
+    if name in SIZES:
+        by_size = list(summaries.values())
+        tables = [size_table(by_size), size_variance_table(by_size)]
+        figures = size_figures(tables[0]) if tables[0].rows else {}
+    else:
+        tables, figures = experiment_tables(name, summaries[1]), draw_figures(summaries[1])
+    for table in (table for table in tables if table.rows):
+        rows = [[round_value(value) for value in row] for row in table.rows]
+        write_atomic(out / f"{name}-{table.name}.csv", Table(table.name, "", table.columns, rows).csv().encode())
+    for file, content in figures.items():
+        if file.endswith(".svg"):
+            write_atomic(out / f"{name}-{file}", content)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -46,24 +46,38 @@ def page_table(files: Sequence[Path], options: Sequence[str]) -> Table:
     """The rows of these files, one below the other.
 
     Options: `columns: A, B as C` selects and renames columns, `where: A=x` selects rows, `paper` adds the paper's numbers.
-    Without `columns` all that hold anything are shown, and `data` if there are several files.
+    Without `columns`, all columns that hold a value are shown, and `data` if there are several files.
     """
-    given = {name.strip(): value.strip() for name, _, value in (option.partition(":") for option in options)}
-    rows = [row for file in files for row in _read_rows(file, "paper" in given)]
-    known = {column for row in rows for column in row}
-    for column, _, value in (condition.partition("=") for condition in split_list(given.get("where", "")) if condition):
-        rows = [row for row in rows if str(row[column.strip()]) == value.strip()]
-    used = [column for column in rows[0] if any(row.get(column) is not None for row in rows)] if rows else []
-    default = [column for column in used if column != "data" or len(files) > 1]
-    selected = [column.partition(" as ") for column in (split_list(given["columns"]) if "columns" in given else default)]
-    for column in [column for column, _, _ in selected if column not in known]:
-        raise InputError(f"{files[0].name}: there is no column {column!r}.{nearest(column, known)}")
+    values = {name.strip(): value.strip() for name, _, value in (option.partition(":") for option in options)}
+    all_rows = [row for file in files for row in _read_rows(file, "paper" in values)]
+    rows = _matching_rows(all_rows, values.get("where", ""))
+    columns = split_list(values["columns"]) if "columns" in values else _used_columns(rows, with_data=len(files) > 1)
+    selected = [column.partition(" as ") for column in columns]
+    known = {column for row in all_rows for column in row}
+    for column, _, _ in selected:
+        if column not in known:
+            raise InputError(f"{files[0].name}: there is no column {column!r}.{nearest(column, known)}")
     titles = tuple(title or column for column, _, title in selected)
     return Table("", "", titles, [[row.get(column) for column, _, _ in selected] for row in rows])
 
 
+def _matching_rows(rows: list[dict[str, Any]], conditions: str) -> list[dict[str, Any]]:
+    """The rows that satisfy all conditions, `A=x, B=y`."""
+    for column, _, value in (condition.partition("=") for condition in split_list(conditions) if condition):
+        rows = [row for row in rows if str(row[column.strip()]) == value.strip()]
+    return rows
+
+
+def _used_columns(rows: list[dict[str, Any]], with_data: bool) -> list[str]:
+    """The columns that hold a value in some row; `data` only on request."""
+    columns = list(rows[0]) if rows else []
+    return [
+        column for column in columns if any(row.get(column) is not None for row in rows) and (with_data or column != "data")
+    ]
+
+
 def _read_rows(file: Path, with_paper: bool) -> list[dict[str, Any]]:
-    """The rows that `collect` wrote, low and high as one interval; on request the paper's numbers after ours."""
+    """The rows that `collect` wrote, low and high as one interval; on request with the paper's numbers beside them."""
     experiment, _, table = file.stem.rpartition("-")
     data = experiment.partition("-")[0]
     paper = paper_numbers(table, data) if with_paper else {}
