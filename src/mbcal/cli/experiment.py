@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from mbcal.evaluation.experiment.config import ExperimentConfig
     from mbcal.evaluation.experiment.run import Cell
 
+CellsOption = Annotated[
+    int | None, typer.Option(help="Cells to run at a time.", min=1, show_default="one per core; 1 on a GPU")
+]
+
 
 def experiment_command(
     source: Annotated[
@@ -44,14 +48,7 @@ def experiment_command(
         typer.Option("--set", help="Change a setting: 'rounds=3' or 'simulator.hidden=64'.", show_default=False),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume this run instead.", show_default=False)] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Cells to run at a time.",
-            min=1,
-            show_default="one per core; 1 on a GPU",
-        ),
-    ] = None,
+    workers: CellsOption = None,
     track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",
