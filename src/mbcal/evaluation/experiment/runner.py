@@ -19,7 +19,7 @@ def run_experiment(
     out: str | Path,
     *,
     resume: bool = False,
-    workers: int | None = None,
+    workers: int | None = 1,
     device: str = "auto",
     engine: Engine | None = None,
     resources: WorkerResources = ONE_CORE,
@@ -35,8 +35,9 @@ def run_experiment(
         config: All settings (see `load_experiment_config`); may be None if a run is resumed, which knows its own.
         out: Folder of the run.
         resume: Go on with the run in `out` instead of creating one.
-        workers: Cells at a time on this machine: processes on a CPU (by default one per core), threads with a CUDA stream
-            each on a GPU (by default one). With an engine it has no effect.
+        workers: Cells at a time on this machine: processes on a CPU, threads with a CUDA stream each on a GPU. None is one
+            per core on a CPU, and 1 on a GPU. Processes import the calling script again, so call with more than 1 only under
+            `if __name__ == "__main__":`. With an engine it has no effect.
         device: Where to compute on this machine.
         engine: Whose workers run the cells; by default this machine.
         resources: What each worker of the engine takes of a machine; with a share of a GPU it computes there.
