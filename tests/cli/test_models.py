@@ -302,7 +302,7 @@ def test_another_store_of_the_same_log_is_refused(copy: Path, capsys: pytest.Cap
     error = refused("evaluate", "model0", "--data", "split1", "--simulator", "sim0", cwd=copy, capsys=capsys)
     assert "the simulator was fitted on another store" in error
     error = refused("evaluate", "model0", "--data", "split1", "--simulator", "sim1", cwd=copy, capsys=capsys)
-    assert "model0: was fitted on another store" in error
+    assert "model0 was fitted on another store" in error
 
 
 def test_a_store_without_history_serves_both_families(copy: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mbcal.config import Device
-from mbcal.data import Store
 from mbcal.distributed.engines import EngineName, WorkerResources
 from mbcal.errors import OptionError
 
@@ -55,20 +54,3 @@ def require_ray(engine: str, workers: int | None) -> None:
     """Raise OptionError if workers are given to a command that runs in one process here."""
     if engine == "local" and workers is not None:
         raise OptionError("workers: are those of --engine ray; add it, or leave them out")
-
-
-def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
-    """The features named, 'none' for none, or those usual for this kind of store."""
-    if wanted is None:
-        return store.agent_features
-    return () if wanted.strip() in ("", "none") else tuple(name.strip() for name in wanted.split(","))
-
-
-def checkpoint_folder(out: Path) -> Path:
-    """Where a fit keeps its state until it is done: beside its result, hidden."""
-    return out.resolve().parent / f".{out.name}.checkpoint"
-
-
-def about(store: Store, part: str) -> dict[str, Any]:
-    """Which data a model was made of."""
-    return {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": part}
