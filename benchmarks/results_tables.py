@@ -10,7 +10,7 @@ from typing import Any
 from results_experiments import CLAIMS, paper_numbers
 
 from mbcal.config import to_dict
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.evaluation.experiment.context import agent_config, split_agent_name
 from mbcal.evaluation.experiment.overrides import parse_override
 from mbcal.evaluation.significance import holm, paired_difference

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.evaluation.experiment.run import CellRecord, Run
 from mbcal.evaluation.significance import compare_to
 from mbcal.metrics import Mean, mean_interval
