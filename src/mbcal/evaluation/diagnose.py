@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from mbcal.agents import MBCAL, GRU4Rec
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
