@@ -11,7 +11,7 @@ from mbcal.config import to_dict, with_settings
 from mbcal.data.store import Store
 from mbcal.environments.report_card import ReportCard
 from mbcal.environments.simulator import Simulator, SimulatorConfig
-from mbcal.evaluation.report_card import report_card_files
+from mbcal.evaluation.report_card_files import report_card_files
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import SIMULATOR_KIND
 from mbcal.storage.atomic import AtomicFolder
