@@ -147,10 +147,10 @@ def test_warm_start_goes_on_from_a_model(copy: Path, capsys: pytest.CaptureFixtu
     assert warm.n_fits == 2
     assert warm.config.training.learning_rate == warm.optimisers["advantage"].param_groups[0]["lr"] == 0.002
     for more, said in (
-        (["--agent", "gru4rec"], "mbcal holds a mbcal agent; add --agent mbcal"),
-        (["--gamma", "0.5"], "gamma: a model keeps its own when it goes on"),
-        (["--hidden", "9"], "hidden: a model keeps its own when it goes on"),
-        (["--seed", "9"], "seed: a model keeps its own when it goes on"),
+        (["--agent", "gru4rec"], "mbcal holds a mbcal agent; choose the agent mbcal"),
+        (["--gamma", "0.5"], "gamma: a model keeps its own when it is fitted further"),
+        (["--hidden", "9"], "hidden: a model keeps its own when it is fitted further"),
+        (["--seed", "9"], "seed: a model keeps its own when it is fitted further"),
     ):
         assert said in refused(*command[:-1], "x", *more, cwd=copy, capsys=capsys)
 
@@ -167,7 +167,7 @@ def test_stopped_and_given_again_the_command_goes_on(copy: Path) -> None:
     running.communicate()
     assert not (copy / "long").exists()
     done = mbcal(*command, cwd=copy)
-    assert "going on from the last checkpoint" in done.stderr
+    assert "resuming from the last checkpoint" in done.stderr
     mbcal(*[part.replace("long", "straight") for part in command], cwd=copy)
     assert (copy / "long/weights.safetensors").read_bytes() == (copy / "straight/weights.safetensors").read_bytes()
     assert not (copy / ".long.checkpoint").exists()
@@ -201,16 +201,16 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*FIT, "--gamma", "1.5"], "gamma: must be in [0, 1], got 1.5"),
         ([*FIT, "--mix", "1.5"], "mix: must be in [0, 1], or auto, got 1.5"),
         ([*FIT, "--mix", "some"], "mix: must be in [0, 1], or auto, got 'some'"),
-        ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gamma: the gru4rec agent has no such setting"),
+        ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gru4rec: gamma: unknown; known are batch"),
         (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),
         (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is not a model, so it is not replaced"),
         (["fit", "mbcal", "--out", "new"], "mbcal: a model, not a store; make a store with 'mbcal prepare'"),
         (["evaluate", "mbcal", "--data", "feed"], "simulator: missing; give --simulator SIM"),
         (["evaluate", "mbcal", "--data", "feed", "--simulator", "mbcal"], "mbcal: a model, not a simulator"),
         (["evaluate", "mbcal", "--data", "feed", "--truth", "--epsilon", "3"], "epsilon: must be in [0, 1], got 3"),
-        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: share a fit on --engine ray; here it is one process"),
+        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: are those of --engine ray; add it, or leave them out"),
         (["fit", "feed", "--out", "new", "--address", "auto"], "address: names a Ray cluster; add --engine ray"),
-        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "device: workers of --engine ray are on a"),
+        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "device: workers of --engine ray compute"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -271,7 +271,7 @@ def test_a_model_whose_hashes_fit_but_whose_content_does_not(copy: Path, capsys:
     for change, arrays, words in (
         ({}, {**weights, "environment/head.2.bias": weights["environment/head.2.bias"][:3]}, "damaged"),
         ({"config": {**said["config"], "hiden": 3}}, weights, "hiden: unknown"),
-        ({"agent": "mbcl"}, weights, "agent: 'mbcl' is unknown"),
+        ({"agent": "mbcl"}, weights, "holds a 'mbcl' agent, which is not an installed method"),
     ):
         files = {"weights": arrays, "optimiser": opened.arrays("optimiser")}
         bundle.write_artifact(copy / "mbcal", bundle.MODEL_KIND, {**said, **change}, files, opened.catalog, overwrite=True)
