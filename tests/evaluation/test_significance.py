@@ -67,7 +67,7 @@ def test_against_asks_one_family_of_questions() -> None:
 
 
 def bootstrap(values: np.ndarray, users: np.ndarray, seed: int, draws: int = 400) -> tuple[float, float]:
-    """The slow twin: users resampled with all their sessions, percentiles of the mean."""
+    """The reference implementation: users resampled with all their sessions, percentiles of the mean."""
     _, index = np.unique(users, return_inverse=True)
     totals, counts = np.bincount(index, values), np.bincount(index)
     picked = np.random.default_rng(seed).integers(0, len(totals), (draws, len(totals)))
