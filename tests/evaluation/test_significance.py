@@ -35,7 +35,7 @@ def test_paired_test_on_known_shifts() -> None:
     assert p < 1e-6
     assert paired_difference(base, base, users)[1] == 1.0
     unpaired = stats.ttest_ind(better, base).pvalue
-    assert p < unpaired / 100  # sharing the luck is what makes it sharp
+    assert p < unpaired / 100  # common noise makes it sharp
 
 
 def test_paired_test_has_its_size() -> None:
