@@ -142,7 +142,7 @@ class Agent(ABC):
         Args:
             data: A store, whose `train` part is used, or sessions.
             training: Replaces the config's training settings for this fit.
-            progress: Is told about epochs and sessions.
+            progress: Notified of epochs and sessions.
             checkpoints: Where the state is saved, and resumed from if it is there.
             group: Workers that share the fit. Each passes its part of the sessions, in order of rank
                 (`Store.worker_sessions`), and all end with the same agent.

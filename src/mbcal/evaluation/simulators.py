@@ -50,7 +50,7 @@ def fit_simulator(
         config: All settings.
         device: Where to compute.
         overwrite: Replace a simulator that is there. Other folders are never replaced.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         on_resume: Called if a checkpoint is resumed.
         **settings: Single settings by name: `fit_simulator(store, "sim", family="transformer", epochs=5)`.
 
