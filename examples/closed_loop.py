@@ -49,7 +49,7 @@ def start_server(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]
 async def serve_users(address: str, world: mbcal.Newsfeed, sessions: mbcal.Sessions, name: str) -> float:
     """Serve one session to every user of `sessions`, whose candidates are given; return the mean reward per session.
 
-    The server is told users and sessions as `name`-0, `name`-1, and so on.
+    Users and sessions are named `name`-0, `name`-1, and so on.
     """
     limit, totals = asyncio.Semaphore(CONCURRENT_USERS), np.zeros(len(sessions))
     noise = torch.rand(len(sessions), sessions.horizon, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.base import Agent
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.values import reward_term, value_term

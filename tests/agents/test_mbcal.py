@@ -142,7 +142,7 @@ def test_strangers_have_a_row_that_was_learned() -> None:
     moved = (agent.nets["behaviour"].user.weight.detach() - before).abs().sum(1) > 0
     held = set(known.user[split_held_out_users(known.user, 0.2, 0)[1]].tolist())
     assert bool(moved[-1])
-    assert not any(bool(moved[user]) for user in held)  # whoever is held out is served as a stranger
+    assert not any(bool(moved[user]) for user in held)  # held-out users are served as unknown users
 
 
 def test_agents_take_their_own_settings_alone() -> None:
@@ -155,7 +155,7 @@ def test_agents_take_their_own_settings_alone() -> None:
 
 @torch.no_grad()
 def test_what_the_state_alone_says_does_not_know_the_item() -> None:
-    """Slow twin: the session run with the step's own item masked, one step at a time."""
+    """Reference implementation: the session run with the step's own item masked, one step at a time."""
     agent, batch = MBCAL(config(mix=0.5), "cpu").fit(sessions(count=100, seed=2)), sessions(count=12).tensors()
     net = agent.nets["baseline"]
     fast = net.values(batch, mask_item=True)

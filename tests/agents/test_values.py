@@ -197,15 +197,15 @@ def test_linucb_is_ridge_regression_with_a_bonus() -> None:
     known = logged(200)
     agent = LinUCB(LinUCBConfig(net=SMALL, training=QUICK, alpha=0.7, size=16), "cpu").fit(known)
     vectors, rewards = item_vectors(known.catalog, (), 16), np.asarray(known.behaviour_set.rewards)
-    told, earned = [], []
+    inputs, targets = [], []
     for row in range(len(known)):
         past: list[float] = []
         for step in range(known.horizon):
             context = [1.0, float(np.mean(past)) if past else 0.0, past[-1] if past else 0.0]
-            told.append([*vectors[known.items[row, step]], *context])
+            inputs.append([*vectors[known.items[row, step]], *context])
             past.append(float(rewards[known.behaviours[row, step]]))
-            earned.append(past[-1])
-    x, y = np.asarray(told), np.asarray(earned)
+            targets.append(past[-1])
+    x, y = np.asarray(inputs), np.asarray(targets)
     inverse = np.linalg.inv(np.eye(19) + x.T @ x)
     batch = known[:3].tensors()
     state = agent.begin(*batch.history)

@@ -127,7 +127,7 @@ def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
     for row in said["rows"]:
         assert row["interval"][0] < row["mean"] < row["interval"][1]
     width = [row["interval"][1] - row["interval"][0] for row in said["rows"]]
-    assert second["gap_interval"][1] - second["gap_interval"][0] < width[1]  # the same luck makes differences sharper
+    assert second["gap_interval"][1] - second["gap_interval"][0] < width[1]  # common noise makes differences sharper
     table = mbcal("evaluate", "mbcal", "--data", "feed", "--simulator", "sim", "--sessions", "50", cwd=shop).stdout
     assert "50 test sessions" in table
     assert "as logged, real users" in table
@@ -292,7 +292,7 @@ def test_models_and_simulators_of_other_data_are_refused(copy: Path, capsys: pyt
 
 
 def test_another_store_of_the_same_log_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Users are numbered within a store: elsewhere the same number may be somebody the model has seen."""
+    """Users are numbered within a store: elsewhere the same number may be a user the model has seen."""
     write_csv(copy / "log.csv", ROWS, HEADER)
     for seed in ("0", "1"):
         mbcal(*TABLE, *REWARDS, "--horizon", "5", "--seed", seed, "--out", f"split{seed}", cwd=copy)

@@ -112,9 +112,9 @@ def test_bait_pleases_now_and_costs_later() -> None:
     level = torch.full((400,), 5)
     after_bait, after_other = (WORLD.observe(state, torch.full((400,), row), level) for row in (bait, other))
     neutral = torch.full((400, 1), 1)  # the average item
-    twin = copy.deepcopy(WORLD)  # the same item without its bait
-    twin.instant[bait] -= KNOWN.bait_now * WORLD.bait[bait]
-    gain = WORLD.utility(state, torch.full((400, 1), bait)) - twin.utility(state, torch.full((400, 1), bait))
+    without_bait = copy.deepcopy(WORLD)  # the same item without its bait
+    without_bait.instant[bait] -= KNOWN.bait_now * WORLD.bait[bait]
+    gain = WORLD.utility(state, torch.full((400, 1), bait)) - without_bait.utility(state, torch.full((400, 1), bait))
     assert bool((gain > 0.9 * KNOWN.bait_now).all())
     articles = generate_articles(300, KNOWN.topics, torch.Generator().manual_seed(3))
     by_hand = KNOWN.appeal * articles.appeal + KNOWN.bait_now * articles.bait

@@ -1,4 +1,4 @@
-"""Roll-outs: who is served what, with which propensity, in whose luck."""
+"""Roll-outs: who is served what, with which propensity, under which noise."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_blocks_change_nothing() -> None:
 
 
 def test_two_policies_meet_the_same_luck() -> None:
-    """Where they show the same item to the same past, the same behaviour comes back; another seed is another luck."""
+    """Where they show the same item to the same past, the same behaviour comes back; another seed is other noise."""
     known, environment = sessions(count=400, horizon=4, seed=2), imagined()
     enough = (sample_candidates(known, 1) != MASK_ROW).sum(1) >= known.length
     known = known[enough]

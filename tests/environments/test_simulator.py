@@ -21,7 +21,7 @@ from mbcal.environments.report_card import ReportCard
 from mbcal.environments.simulator import SimulatorConfig
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.report_card import draw_report_card
+from mbcal.evaluation.report_card_files import draw_report_card
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.training.config import TrainingConfig
 from tests.support import batches

@@ -58,7 +58,7 @@ SMALL = {**TINY, "agents": ["mbcal", "random"], "seeds": 1}
 
 
 class RunObserver:
-    """Remembers what it was told, and does something at the first step of a cell."""
+    """Remembers the events, and does something at the first step of a cell."""
 
     def __init__(self, at_first_step: Callable[[], None] = lambda: None) -> None:
         self.phases: list[tuple[Cell, str]] = []

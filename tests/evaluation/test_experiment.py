@@ -145,7 +145,7 @@ def test_variety_by_hand() -> None:
 
 
 def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
-    """In a world without luck the label of a (state, action) is the same however often its future is resampled."""
+    """In a deterministic world the label of a (state, action) is the same however often its future is resampled."""
     shared = context(epochs=2)
     agent = shared.agent("mcpe", 0, shared.settings.training(2)).fit(shared.train)
     for noise, low, high in ((False, 0.0, 1e-9), (True, 0.5, 50.0)):

@@ -126,8 +126,8 @@ def test_an_engine_teaches_what_one_process_would(weak: Registry, log: Path, tmp
     shutil.copytree(weak.path, tmp_path / "other")
     made: list[Any] = []
     for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
-        told: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
-        verdict = update(registry, log, engine=engine, **told)
+        settings: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
+        verdict = update(registry, log, engine=engine, **settings)
         assert verdict.published == "v000002", verdict.reasons
         made.append(load(registry.open().path, "cpu"))
         assert not list(registry.path.glob(".learning-*"))
@@ -177,12 +177,12 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=15, batch=64, learning_rate=3e-3))
     simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
     gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
-    told: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
-    silent = update(weak, tmp_path / "log", candidate=good, **told)
+    silent = update(weak, tmp_path / "log", candidate=good, **settings)
     assert "explore more, or give a simulator" in silent.reasons[0]
     for candidate, passes in ((bad, False), (good, True)):
-        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **told)
+        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **settings)
         assert [check.name for check in verdict.checks] == ["sessions", "overlap", "simulator"]
         assert (verdict.published is not None) == passes, verdict.checks
 

@@ -39,7 +39,7 @@ from mbcal import (
     prepare_newsfeed,
 )
 from mbcal.agents import AGENTS, load
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.data.store import Store
 from mbcal.decision_log import Decision, DecisionLog
 from mbcal.environments.newsfeed.world import Newsfeed

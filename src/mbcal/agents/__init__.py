@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.base import Agent
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.ddpg import DDPG, DDPGConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.dqn import DDQN, DQN, DQNConfig

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.fitting import fit_agent
@@ -33,7 +34,6 @@ from mbcal.config import with_settings
 from mbcal.data.store import Store
 from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.errors import InputError, ModelError, OptionError
-from mbcal.nn.config import NetConfig
 from mbcal.nn.embeddings import ItemEmbedding
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import Scorer
@@ -43,22 +43,6 @@ from mbcal.training.device import resolve_device
 from mbcal.training.loop import Curve
 from mbcal.training.random import seeded_weights
 from mbcal.types import Catalog, Name, Sessions, SessionTensors, Steps
-
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """Settings that all methods share."""
-
-    net: NetConfig = field(default_factory=NetConfig)
-    """Sizes and inputs of the networks."""
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    """How long and how fast to learn."""
-    seed: int = 0
-    """Names initial weights, held-out users and all noise of training."""
-
-    def __post_init__(self) -> None:
-        if self.net.cell != "gru":
-            raise OptionError(f"net.cell: agents rank by tables, which only a gru has; got {self.net.cell!r}")
 
 
 class Agent(ABC):
@@ -158,7 +142,7 @@ class Agent(ABC):
         Args:
             data: A store, whose `train` part is used, or sessions.
             training: Replaces the config's training settings for this fit.
-            progress: Is told about epochs and sessions.
+            progress: Notified of epochs and sessions.
             checkpoints: Where the state is saved, and resumed from if it is there.
             group: Workers that share the fit. Each passes its part of the sessions, in order of rank
                 (`Store.worker_sessions`), and all end with the same agent.

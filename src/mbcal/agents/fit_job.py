@@ -111,7 +111,7 @@ def run_fit_job(
         engine: The workers.
         job: The fit.
         resources: Cores and GPUs per worker.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Returns:
         Losses by network, one entry per epoch.
@@ -171,7 +171,7 @@ def fit(
         engine: Whose workers fit; by default this process.
         resources: What each worker takes of a machine.
         overwrite: Replace a model that is there.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         on_resume: Called if a checkpoint is resumed.
         **settings: Single settings of the agent's config by name: `epochs=5`, `gamma=0.9`, `hidden=64`.
 

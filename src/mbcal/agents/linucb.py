@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.base import Agent
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.errors import OptionError

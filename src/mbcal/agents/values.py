@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.errors import OptionError
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import ScoreTerm

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import Json, quoted
+from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import OutputError
 
 if TYPE_CHECKING:  # msgspec is an optional dependency, so the commands import the log when they run
@@ -127,7 +127,7 @@ def export_sessions(
     typer.echo(f"{out}: {counts['sessions']:,} sessions, {counts['steps']:,} steps of {len(joined.users):,} users")
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in other_counts.items()))
     for name, count in unknown_behaviours.items():
-        typer.echo(f"left out: behaviour {name!r} is not in {quoted(model)}, {count:,} feedback records")
+        typer.echo(f"left out: behaviour {name!r} is not in {shell_quoted(model)}, {count:,} feedback records")
 
 
 def _report(damage: list[Damage], consequence: str = "skipped") -> None:

@@ -32,25 +32,25 @@ def feature_names(text: str) -> tuple[str, ...]:
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
 
 
-def quoted(path: Path) -> str:
-    """A path that can be pasted into a shell."""
+def shell_quoted(path: Path) -> str:
+    """Quote a path so that it can be pasted into a shell."""
     return shlex.quote(str(path))
 
 
 def worker_resources(engine: str, device: str, gpus: float) -> WorkerResources:
-    """What each worker takes of a machine.
+    """Return what each worker needs of a machine.
 
     Raises:
         OptionError: If engine, device and GPUs contradict each other.
     """
     if engine == "local" and gpus:
-        raise OptionError("gpus: are for workers of --engine ray; here use --device cuda")
+        raise OptionError("gpus: only workers of --engine ray are given GPUs; use --device cuda")
     if engine == "ray" and device == "cuda" and not gpus:
-        raise OptionError("device: workers of --engine ray compute on a GPU if they are given one; add --gpus 1")
+        raise OptionError("device: workers of --engine ray need --gpus 1 to compute on a GPU")
     return WorkerResources(gpus=gpus)
 
 
 def require_ray(engine: str, workers: int | None) -> None:
     """Raise OptionError if workers are given to a command that runs in one process here."""
     if engine == "local" and workers is not None:
-        raise OptionError("workers: are those of --engine ray; add it, or leave them out")
+        raise OptionError("workers: only --engine ray has workers; add it, or leave --workers out")

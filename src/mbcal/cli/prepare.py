@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, quoted, require_ray
+from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, require_ray, shell_quoted
 from mbcal.data import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
 from mbcal.data.behaviour_rules import Labels, behaviour_rule
@@ -114,7 +114,7 @@ def _summarise(store: Store) -> None:
         f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
         + (f"; {rejected:,} rejected rows in rejected.parquet" if rejected else "")
     )
-    typer.echo(f"Next: mbcal describe {quoted(store.path)}")
+    typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
 
 
 def _require_paths(paths: list[Path] | None, where: str) -> list[Path]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mbcal.cli.options import Json, quoted
+from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import ModelError, OptionError
 from mbcal.registry.registry import Registry
 
@@ -50,9 +50,9 @@ def publish_model(
     if as_json:
         typer.echo(json.dumps({"version": name, "current": registry.current()}))
     elif activate:
-        typer.echo(f"{name} is live; to undo: mbcal registry rollback --registry {quoted(folder)}")
+        typer.echo(f"{name} is live; to undo: mbcal registry rollback --registry {shell_quoted(folder)}")
     else:
-        typer.echo(f"{name} is published; to make it live: mbcal registry activate {name} --registry {quoted(folder)}")
+        typer.echo(f"{name} is published; to make it live: mbcal registry activate {name} --registry {shell_quoted(folder)}")
 
 
 @app.command("list")

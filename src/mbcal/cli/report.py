@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mbcal.cli.options import quoted
+from mbcal.cli.options import shell_quoted
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A folder written by 'mbcal experiment'.")]
 
@@ -26,9 +26,8 @@ def report_command(
     written = report(folder)
     print_summary(written.summary)
     if written.done < written.total:
-        typer.echo(
-            f"{written.done} of {written.total} cells are done; continue with: mbcal experiment --resume {quoted(folder)}"
-        )
+        resume = f"mbcal experiment --resume {shell_quoted(folder)}"
+        typer.echo(f"{written.done} of {written.total} cells are done; continue with: {resume}")
     typer.echo(f"Report: {written.page}")
     if show:
         typer.launch(written.page.resolve().as_uri())

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, feature_names, quoted
+from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, feature_names, shell_quoted
 
 if TYPE_CHECKING:
     from mbcal.environments.report_card import ReportCard
@@ -65,7 +65,7 @@ def simulator_command(
         return
     _print_card(fit.card)
     typer.echo(f"{out}: {family} simulator, evaluated on {fit.card.sessions:,} sessions of users it never saw")
-    typer.echo(f"See {out}/report-card.png. Next: mbcal fit {quoted(data)} --out MODEL, then mbcal evaluate")
+    typer.echo(f"See {out}/report-card.png. Next: mbcal fit {shell_quoted(data)} --out MODEL, then mbcal evaluate")
 
 
 def _print_card(card: ReportCard) -> None:

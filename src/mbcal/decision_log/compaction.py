@@ -35,7 +35,7 @@ def compact_log(folder: str | Path, progress: Progress = SILENT) -> Compacted:
 
     Args:
         folder: The log.
-        progress: Is told about segments.
+        progress: Receives the number of segments done.
 
     Raises:
         LogError: If another process compacts this log, or a segment cannot be read.

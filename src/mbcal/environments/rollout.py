@@ -95,7 +95,7 @@ def rollout(
         block: Sessions at a time; by default what suits the device.
         first_index: Index of the first session among all, if `sessions` is a part of many; noise is indexed by it.
         title: Name of the phase that progress reports.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         N sessions with the new items, behaviours and the true propensity of every choice, (N, T): arrays or tensors, like

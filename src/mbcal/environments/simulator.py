@@ -104,7 +104,7 @@ class Simulator:
 
         Args:
             data: A store, whose `simulator` part is used, or sessions.
-            progress: Is told about epochs and sessions.
+            progress: Notified of epochs and sessions.
             checkpoints: Where the state is saved, and resumed from.
 
         Returns:
@@ -196,7 +196,7 @@ class Simulator:
         Args:
             sessions: Their sessions, such as `store.sessions("test")`.
             seed: Names the noise of its own responses.
-            progress: Is told about sessions.
+            progress: Notified of sessions.
 
         Returns:
             Likelihood, F1, calibration and drift.

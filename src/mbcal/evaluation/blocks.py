@@ -104,7 +104,7 @@ def evaluate_in_blocks(
         epsilon: Probability of a uniformly random candidate at each step.
         resources: What each worker takes of a machine; with a share of a GPU it computes there.
         title: Title of the progress.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         Rewards of the N sessions, (N,) float32.
@@ -159,7 +159,7 @@ def estimate_value_in_blocks(
         model: Folder of the model.
         baseline: Folder of the model to compare with; the log itself if None.
         resources: What each worker takes of a machine.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
         **options: All other arguments of `estimate_value`.
 
     Returns:

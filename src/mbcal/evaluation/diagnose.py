@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from mbcal.agents import MBCAL, GRU4Rec
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
@@ -110,7 +110,7 @@ def diagnose(
         sessions: Most test sessions to serve.
         seed: Names initial weights and permutations.
         device: Where to compute.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Returns:
         The measurements, with a verdict in words.
@@ -164,7 +164,7 @@ def dependence(
         agent: A fitted MBCAL agent.
         sessions: N logged sessions of users it did not learn from.
         seed: Names the permutations.
-        progress: Is told about permutations.
+        progress: Notified of permutations.
         labels: The arrays of `advantage_and_residual` for these sessions; computed if None.
 
     Returns:

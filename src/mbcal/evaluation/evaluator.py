@@ -67,7 +67,7 @@ def evaluate(
         seed: Names all noise. With one seed all policies meet the same users, candidates and noise.
         first_index: Index of the first session among all, where `sessions` is a part of many.
         title: Title of the progress.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         Rewards of all sessions; its mean has an interval that is clustered by user.

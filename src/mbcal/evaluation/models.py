@@ -149,7 +149,7 @@ def evaluate_models(
         engine: Whose workers serve the users, block by block; by default this process. Models and judges must then be given
             as folders that every worker can read.
         resources: What each worker of the engine takes of a machine; with a share of a GPU it computes there.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         Rewards and paired differences of all models and of a uniformly random policy.

@@ -11,7 +11,7 @@ from mbcal.config import to_dict, with_settings
 from mbcal.data.store import Store
 from mbcal.environments.report_card import ReportCard
 from mbcal.environments.simulator import Simulator, SimulatorConfig
-from mbcal.evaluation.report_card import report_card_files
+from mbcal.evaluation.report_card_files import report_card_files
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import SIMULATOR_KIND
 from mbcal.storage.atomic import AtomicFolder
@@ -50,7 +50,7 @@ def fit_simulator(
         config: All settings.
         device: Where to compute.
         overwrite: Replace a simulator that is there. Other folders are never replaced.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         on_resume: Called if a checkpoint is resumed.
         **settings: Single settings by name: `fit_simulator(store, "sim", family="transformer", epochs=5)`.
 

@@ -30,8 +30,6 @@ from mbcal.storage.atomic import to_output_error
 if TYPE_CHECKING:
     from mbcal.agents import Agent
 
-__all__ = ["Registry", "Version"]
-
 
 class Registry:
     """A folder of versions, of which at most one is live.

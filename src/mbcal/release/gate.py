@@ -125,7 +125,7 @@ def check_by_log(
         epsilon: Exploration with which either is served.
         seed: Names resamples.
         has_simulator: Whether a simulator is asked, too.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         The checks `overlap` and, with enough overlap, `off-policy`; and all estimates.

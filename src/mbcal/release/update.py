@@ -89,7 +89,7 @@ def update(
         device: Where to learn and judge.
         engine: Whose workers learn; by default this process.
         resources: What each worker takes of a machine.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         **settings: Single settings of the config, or of its gate, by name: `epochs=5`, `tolerance=0.02`.
 
     Returns:

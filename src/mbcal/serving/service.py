@@ -23,7 +23,8 @@ import numpy as np
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
-from mbcal.registry.registry import Registry, Version
+from mbcal.registry.registry import Registry
+from mbcal.registry.version import Version
 from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,

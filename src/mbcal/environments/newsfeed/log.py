@@ -77,7 +77,7 @@ def prepare_newsfeed(
         newsfeed: How much to generate.
         config: Horizon, history, split and seed. `gap` and `min_length` cannot be set: sessions are generated, not cut.
         overwrite: Replace a store that is there.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         The store. `Newsfeed.from_options(store.manifest["options"])` is its world.

@@ -28,7 +28,7 @@ def batch_rl(
         context: What the cells share.
         name: The agent's name (see `agent_config`), or `oracle`.
         seed: The agent's seed.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         checkpoints: Where the state of the fit is saved, and resumed from.
 
     Returns:

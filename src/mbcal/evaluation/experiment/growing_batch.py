@@ -46,7 +46,7 @@ def growing_batch(
         name: The agent's name (see `agent_config`).
         seed: The agent's seed.
         checkpoints: An existing folder where the state after a round is saved, and resumed from.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Returns:
         The reward of every round, and after the last round the rewards by judge.
@@ -85,7 +85,7 @@ def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, pr
         agent: The present policy; before its first fit, choices are random.
         seed: Names the users and the noise of the round.
         number: The round, counted from 1.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         `round_sessions` sessions of train users, sampled with replacement; the first judge responds.

@@ -43,7 +43,7 @@ def run_experiment(
         resources: What each worker of the engine takes of a machine; with a share of a GPU it computes there.
         tracker: Also send results to `mlflow` or `wandb`.
         observer: Is told about the progress of cells.
-        progress: Is told about the preparation: the generated log, the simulators.
+        progress: Notified of the preparation: the generated log, the simulators.
 
     Returns:
         The finished run, with metrics.jsonl and TensorBoard files written. `mbcal.report` makes tables and pages of it.

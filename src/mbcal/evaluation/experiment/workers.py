@@ -80,7 +80,7 @@ def prepare_on(engine: Engine, run: Run, resources: WorkerResources = ONE_CORE, 
         engine: Whose workers compute. All of them must see the run's folder and its data under the same paths.
         run: The run.
         resources: What the worker takes of a machine.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Raises:
         OptionError: If a worker does not see the run's folder or its data.

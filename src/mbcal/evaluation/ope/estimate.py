@@ -66,7 +66,7 @@ def estimate_value(
         level: Nominal coverage of the intervals.
         resamples: Bootstrap resamples.
         choices: Choices of policy and baseline along these sessions; computed where None.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Returns:
         Values of the policy, of the baseline (if any) and of the log, and the difference of the policy to the baseline (else
@@ -127,7 +127,7 @@ def logged_data(
         gamma: The discount.
         config: How fitted values are trained.
         choices: The policy's choices along these sessions; computed if None.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Returns:
         Rewards, mask, propensities and values, (N, T) each.

@@ -74,7 +74,7 @@ def fit_q_values(
         seed: Names folds, initial weights and batches.
         device: Where the networks are trained.
         choices: The policy's choices along these sessions; computed if None.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
 
     Returns:
         q and v, (N, T) each.

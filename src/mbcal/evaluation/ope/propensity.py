@@ -56,7 +56,7 @@ def target_propensities(
         epsilon: Probability of a uniformly random candidate.
         in_numpy: For scorers that hold arrays instead of tensors.
         block: Sessions at a time.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Raises:
         InputError: If sessions have no candidates, or show an item that was not available.
@@ -83,7 +83,7 @@ def policy_choices(
         in_numpy: For scorers that hold arrays instead of tensors.
         block: Sessions at a time.
         first: Number of the first of these sessions, for error messages.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         The choices, (N, T).
