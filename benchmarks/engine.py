@@ -23,7 +23,7 @@ from mbcal.kernels import native
 from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
 from mbcal.nn.recurrent import RecurrentNet
-from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
+from mbcal.training.labels import counterfactual_future_advantage, simulated_future_reward
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, SessionTensors
 
 ITEMS, CANDIDATES, HORIZON, GAMMA = 20_000, 40, 20, 0.95

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mbcal.agents import MBCAL, Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.labels import counterfactual_future_advantage
 from mbcal.training.losses import behaviour_nll
-from mbcal.training.targets import counterfactual_future_advantage
 from mbcal.types import SessionTensors
 
 

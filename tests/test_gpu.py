@@ -21,8 +21,8 @@ from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all
 from mbcal.training.cuda_graph import GraphedStep
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import counterfactual_future_advantage
 from mbcal.training.random import permutation, uniform
-from mbcal.training.targets import counterfactual_future_advantage
 from tests.support import batches
 from tests.support.toys import DelayedPrize, logged, starts
 

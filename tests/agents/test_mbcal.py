@@ -18,7 +18,7 @@ from mbcal.errors import OptionError, TrainingError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.base import expected_reward
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
+from mbcal.training.labels import counterfactual_future_advantage, simulated_future_reward
 from mbcal.types import MASK_ROW, UNKNOWN_ROW, SessionTensors
 from tests.support.batches import CATALOG, LABELS, REWARDS, sessions
 from tests.support.toys import DelayedPrize, logged, starts

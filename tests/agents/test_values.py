@@ -15,8 +15,8 @@ from mbcal.agents.dqn import DQNConfig, candidate_values
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
 from mbcal.agents.values import ValueConfig, value_term
 from mbcal.environments.candidates import available_candidates, sample_candidates
+from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import train
-from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import MASK_ROW
 from tests.support.batches import CATALOG, LABELS, sessions
 from tests.support.toys import logged

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbcal import SessionConfig, prepare
-from mbcal.data.cutting import Steps, cut, stable_hash
+from mbcal.data.cutting import Steps, cut
 from mbcal.data.store_format import PARTS
+from mbcal.data.user_split import part_of, stable_hash
 from mbcal.errors import OptionError
 from tests.support.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
@@ -135,10 +136,10 @@ def test_no_steps_no_windows() -> None:
 
 def test_split_follows_shares_and_is_stable_under_growth() -> None:
     how = SessionConfig(split=(0.5, 0.3, 0.2), seed=4)
-    parts = [how.part(stable_hash(f"user {k}", 4, "part")) for k in range(20_000)]
+    parts = [part_of(stable_hash(f"user {k}", 4, "part"), how.split) for k in range(20_000)]
     shares = np.bincount(parts) / len(parts)
     assert np.allclose(shares, how.split, atol=4 * 0.5 / 20_000**0.5)
-    assert parts[:100] == [how.part(stable_hash(f"user {k}", 4, "part")) for k in range(100)]
+    assert parts[:100] == [part_of(stable_hash(f"user {k}", 4, "part"), how.split) for k in range(100)]
 
 
 def test_another_seed_another_split(tmp_path: Path) -> None:

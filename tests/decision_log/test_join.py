@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbcal import Behaviours, Catalog
-from mbcal.data.cutting import stable_hash
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log import Decision, Feedback, Joined
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Record

@@ -31,9 +31,9 @@ from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import RecurrentNet, last_hidden, run_gru
 from mbcal.scoring.scorers import NearestScorer
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import SessionTensors
 
 

@@ -31,9 +31,9 @@ from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.backend import copy_into
 from mbcal.scoring.scorers import NetScorer, ScoreTerm
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import SessionTensors
 
 CPU_BLOCK = 512

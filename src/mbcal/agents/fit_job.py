@@ -28,7 +28,7 @@ from mbcal.errors import EngineError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import MODEL_KIND, Artifact
 from mbcal.storage.atomic import AtomicFolder
-from mbcal.storage.checkpoints import Checkpoints
+from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.config import TrainingConfig
 from mbcal.training.loop import Curve
 
@@ -207,11 +207,6 @@ def fit(
         on_resume()
     curves = run_fit_job(engine or LocalEngine(), job, resources, progress)
     return FittedModel(out, agent, store.n_sessions("train"), curves)
-
-
-def checkpoint_folder(out: Path) -> Path:
-    """Where a fit keeps its state until it is done: beside its result, hidden."""
-    return out.resolve().parent / f".{out.name}.checkpoint"
 
 
 def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:

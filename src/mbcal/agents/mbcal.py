@@ -6,16 +6,16 @@ one architecture:
 1. the masked environment model f_phi learns the behaviour at every step, items masked at random
    (`losses.behaviour_nll`, Eq. environment_loss);
 2. it labels every logged step: the reward it expects of the rest of the session, minus the same with this step's item masked
-   (`targets.counterfactual_future_advantage`, Eq. couterfactual_future_advantage);
+   (`labels.counterfactual_future_advantage`, Eq. couterfactual_future_advantage);
 3. the future advantage model g_eta learns these labels (`losses.value_mse`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scorers.NetScorer`, Eq. Recommendation_policy).
 
 With `mix` above 0, a share of the future with the item masked, less its mean in the state, is added to the label
-(`targets.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
+(`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
 that learns the residual.
 
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
-(`targets.simulated_future_reward`, Eq. future_reward).
+(`labels.simulated_future_reward`, Eq. future_reward).
 
 Deviations: (1) labels are normalised inside g_eta and restored at its output; (2) a one-off fit stops early on held-out
 users; (3) sessions may be shorter than the horizon, and losses are means over steps, not over sessions; (4) h_0 is read
@@ -42,8 +42,8 @@ from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
+from mbcal.training.labels import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.training.losses import behaviour_nll
-from mbcal.training.targets import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
 MIXES = (0.1, 0.3, 1.0)
@@ -61,7 +61,7 @@ class MBCALConfig(ValueConfig):
     mask_rate: float = 0.2
     """Probability with which an item is masked when the environment model is trained, in [0, 1)."""
     mix: float | Literal["auto"] = 0.0
-    """lambda of `targets.mixed_advantage`, in [0, 1]: 0 is the paper's advantage, 1 the whole future less its mean in the
+    """lambda of `labels.mixed_advantage`, in [0, 1]: 0 is the paper's advantage, 1 the whole future less its mean in the
     state. `auto` chooses the lambda whose policy earns most in the environment model."""
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class MBCAL(Agent):
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:
-        """Return what the value networks learn together, `targets.mixed_advantage`, (B, T)."""
+        """Return what the value networks learn together, `labels.mixed_advantage`, (B, T)."""
         advantage = self.advantage(batch)
         if not self.config.mix:
             return advantage

@@ -1,7 +1,7 @@
 """MCPE: Monte Carlo policy evaluation, which learns the return of the logged session itself.
 
 Dimitrakakis and Lagoudakis, *Rollout Sampling Approximate Policy Iteration* (2008), a baseline of the MBCAL paper. The label
-of step t is the discounted sum of the rewards from t on (`targets.discounted_returns`): no model, no bootstrapping, all the
+of step t is the discounted sum of the rewards from t on (`labels.discounted_returns`): no model, no bootstrapping, all the
 noise of the user's behaviours. Ranking by it is one step of policy improvement over the logging policy.
 
 Deviations: (1) the return counts from the step itself, not over the whole session, since an item has no effect on what came
@@ -19,7 +19,7 @@ from mbcal.agents.fit_context import FitContext
 from mbcal.agents.values import ValueConfig, session_returns, value_term
 from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.targets import discounted_returns
+from mbcal.training.labels import discounted_returns
 from mbcal.types import SessionTensors
 
 

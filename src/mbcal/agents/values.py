@@ -12,7 +12,7 @@ from mbcal.errors import OptionError
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import ScoreTerm
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.targets import discounted_returns
+from mbcal.training.labels import discounted_returns
 from mbcal.types import Behaviours
 
 

@@ -1,8 +1,7 @@
-"""Which part a user belongs to, and where sessions begin and end. Pure functions on arrays."""
+"""Where sessions begin and end. Pure functions on arrays."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,26 +61,6 @@ class SessionConfig:
     def record(self) -> dict[str, Any]:
         """Return the options as they are written to the manifest."""
         return asdict(self)
-
-    @property
-    def thresholds(self) -> tuple[int, int]:
-        """A user whose hash is below the first is in part simulator, below the second in train, otherwise in test."""
-        return round(self.split[0] * 2**64), round((self.split[0] + self.split[1]) * 2**64)
-
-    def part(self, key: int) -> int:
-        """Return the index in `PARTS` of the part of a user with this hash."""
-        first, second = self.thresholds
-        return int(key >= first) + int(key >= second)
-
-
-def stable_hash(name: str, seed: int, purpose: str) -> int:
-    """Return a seeded 64-bit hash of a name that never changes, the same in Python and in SQL (`stable_hash_sql`)."""
-    return int.from_bytes(hashlib.md5(f"{purpose}:{seed}:{name}".encode(), usedforsecurity=False).digest()[8:], "little")
-
-
-def stable_hash_sql(column: str, seed: int, purpose: str) -> str:
-    """Return a DuckDB expression for `stable_hash` of a column."""
-    return f"md5_number_lower('{purpose}:{seed}:' || {column}::VARCHAR)"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mbcal.data.behaviour_rules import Labels, Quantiles
-from mbcal.data.cutting import SessionConfig, stable_hash_sql
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.item_features import create_item_catalog
 from mbcal.data.scan import ScanResult, collect_malformed_lines, scan
 from mbcal.data.shards import IngestCounts, ShardPlan
@@ -23,6 +23,7 @@ from mbcal.data.source import LogDescription
 from mbcal.data.sql import parquet_sql, sql_identifier
 from mbcal.data.store_format import PARTS
 from mbcal.data.store_writer import StoreWriter
+from mbcal.data.user_split import part_thresholds, stable_hash_sql
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
 from mbcal.progress import Progress
@@ -150,7 +151,7 @@ class Ingestion:
         users. Items are ordered by name. Steps at the same time follow `tie`, a seeded shuffle of the items.
         """
         self.progress.phase("numbering users and items")
-        first, second = self.config.thresholds
+        first, second = part_thresholds(self.config.split)
         tie_key = stable_hash_sql("item", self.config.seed, "tie")
         self.connection.execute(f"""
             CREATE TABLE users AS

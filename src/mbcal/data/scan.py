@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from mbcal.data.behaviour_rules import Quantiles
-from mbcal.data.cutting import SessionConfig, stable_hash_sql
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.source import LogDescription, parsed_rows_sql
+from mbcal.data.user_split import part_thresholds, stable_hash_sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,7 +77,7 @@ def scan(log: LogDescription, config: SessionConfig, connection: duckdb.DuckDBPy
         connection.execute(f"""
             CREATE TEMP TABLE value_counts AS
             SELECT value, count(*) AS n FROM accepted JOIN user_counts USING ("user")
-            WHERE key < {config.thresholds[1]} GROUP BY value""")
+            WHERE key < {part_thresholds(config.split)[1]} GROUP BY value""")
     columns = tuple(row[0] for row in connection.execute("DESCRIBE accepted").fetchall())
     return ScanResult(sum(counts.values()) + n_malformed, rejected, columns)
 

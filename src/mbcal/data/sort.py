@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.shards import Block, BlockIndex, IngestCounts, ShardPlan, write_shards
 from mbcal.data.store_writer import StoreWriter
+from mbcal.data.user_split import stable_hash
 from mbcal.progress import SILENT, Progress
 from mbcal.types import FIRST_ITEM_ROW, Behaviours
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbcal.data.behaviour_rules import BehaviourRule, Labels
+from mbcal.data.behaviour_rules import BehaviourRule
+from mbcal.data.rejection import reject_conditions
 from mbcal.data.sql import TimeUnit, entity_name_sql, time_sql
 from mbcal.errors import OptionError
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 ITEM_KEY = "#item"
 """Column by which `LogDescription.features_sql` and `titles_sql` name an item: not a name a feature would have."""
-LATEST_TIME = 4_102_444_800_000_000
-"""2100-01-01 in microseconds. Times before 1970 or from here on are rejected."""
 
 
 @dataclass(frozen=True)
@@ -102,27 +101,8 @@ def parsed_rows_sql(log: LogDescription, connection: duckdb.DuckDBPyConnection) 
         columns += f", md5_number_lower(({entity_name_sql('session', kinds['session'])})::VARCHAR) AS session"
     if "propensity" in kinds:
         columns += ", try_cast(propensity AS FLOAT) AS propensity"
-    conditions = _reject_conditions(log.rule, kinds)
+    conditions = reject_conditions(log.rule, kinds)
     cases = " ".join(f"WHEN {condition} THEN {number}" for number, (condition, _) in enumerate(conditions))
     with_reason = f"SELECT *, CASE {cases} END::UTINYINT AS reason FROM (SELECT {columns} FROM ({log.rows_sql}))"
     raw = 'CASE WHEN reason IS NOT NULL THEN ["time"::VARCHAR, behaviour::VARCHAR] END AS raw'
     return f'SELECT * EXCLUDE ("time", behaviour), {raw} FROM ({with_reason})', [reason for _, reason in conditions]
-
-
-def _reject_conditions(rule: BehaviourRule, kinds: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (condition, reason) pairs; the first that applies to a row counts."""
-    conditions = [
-        ('"user" IS NULL', "user is missing"),
-        ("item IS NULL", "item is missing"),
-        ('"time" IS NULL', "time is missing"),
-        ("time_us IS NULL", "time cannot be read"),
-        (f"time_us < 0 OR time_us >= {LATEST_TIME}", "time is absurd (before 1970 or after 2099)"),
-        ("behaviour IS NULL", "behaviour is missing"),
-        ("value IS NULL", f"behaviour is {'unknown' if isinstance(rule, Labels) else 'not a number'}"),
-    ]
-    if "session" in kinds:
-        conditions.append(("session IS NULL", "session is missing"))
-    if "propensity" in kinds:
-        out_of_range = "propensity IS NULL OR NOT (propensity > 0 AND propensity <= 1)"
-        conditions.append((out_of_range, "propensity is not in (0, 1]"))
-    return conditions

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.cutting import SessionConfig
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.types import LOG_ORIGIN, Behaviours, Catalog, Sessions
 

@@ -27,7 +27,7 @@ from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
 from mbcal.progress import SILENT, Progress
 from mbcal.training.config import TrainingConfig
-from mbcal.training.targets import simulated_future_reward
+from mbcal.training.labels import simulated_future_reward
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, Sessions
 
 LabelArrays = tuple[NDArray[np.float64], NDArray[np.float64]]

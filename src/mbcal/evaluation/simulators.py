@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mbcal.agents.fit_job import checkpoint_folder
 from mbcal.config import to_dict, with_settings
 from mbcal.data.store import Store
 from mbcal.environments.report_card import ReportCard
@@ -15,7 +14,7 @@ from mbcal.evaluation.report_card_files import report_card_files
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import SIMULATOR_KIND
 from mbcal.storage.atomic import AtomicFolder
-from mbcal.storage.checkpoints import Checkpoints
+from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.device import resolve_device
 
 

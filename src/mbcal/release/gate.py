@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
-from mbcal.data.cutting import stable_hash
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.join import JoinCounts
 from mbcal.environments.rollout import rollout
 from mbcal.environments.simulator import Simulator

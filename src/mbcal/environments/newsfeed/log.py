@@ -21,11 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.shards import ShardPlan
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Shard
 from mbcal.data.store_writer import StoreWriter
+from mbcal.data.user_split import part_of, stable_hash
 from mbcal.data.workspace import Workspace
 from mbcal.environments.newsfeed.world import Newsfeed, UserState
 from mbcal.errors import OptionError
@@ -258,8 +259,8 @@ def _order_users(count: int, config: SessionConfig) -> tuple[list[str], NDArray[
     """Names of all users in the order of a store (by part, then by hash), and the part of each, (count,)."""
     width = len(str(count - 1))
     hashes = {name: stable_hash(name, config.seed, "part") for name in (f"user-{k:0{width}d}" for k in range(count))}
-    names = sorted(hashes, key=lambda name: (config.part(hashes[name]), hashes[name], name))
-    return names, np.asarray([config.part(hashes[name]) for name in names], np.uint8)
+    names = sorted(hashes, key=lambda name: (part_of(hashes[name], config.split), hashes[name], name))
+    return names, np.asarray([part_of(hashes[name], config.split) for name in names], np.uint8)
 
 
 def _generate_shards(world: Newsfeed, plan: ShardPlan, newsfeed: NewsfeedConfig, config: SessionConfig) -> Iterator[Shard]:

@@ -30,9 +30,9 @@ from mbcal.scoring.choice import available_by_step
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import Objective, TrainingJob, train
 from mbcal.training.random import Noise, derive_seed, hash_order, seeded_weights
-from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import Sessions, SessionTensors
 
 DEFAULT_CONFIG = DQNConfig(training=TrainingConfig(epochs=12, batch=128, learning_rate=3e-3))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet
-from mbcal.training.targets import counterfactual_future_advantage, discounted_returns, simulated_future_reward
+from mbcal.training.labels import counterfactual_future_advantage, discounted_returns, simulated_future_reward
 from mbcal.types import MASK_ROW, SessionTensors
 from tests.support.batches import REWARDS, net, sessions
 
