@@ -52,6 +52,8 @@ def test_reprs_are_short() -> None:
     simulator.fit(known[:20])
     outcome = mbcal.evaluate(agent, simulator, known[20:])
     assert repr(agent) == "<GRU4Rec: 12 items, 3 behaviours, fitted 1 time, on cpu>"
+    assert repr(agent.fitted_scorer) == "<NetScorer: instant>"
+    assert repr(agent.begin(*known[:3].tensors().history)) == "<ScorerState: 3 sessions>"
     assert repr(known) == "<Sessions: 40 of up to 6 steps, 12 items, 3 behaviours>"
     assert repr(known.tensors()) == "<SessionTensors: 40 of up to 6 steps, 12 items, 3 behaviours>"
     assert repr(known.catalog) == "<Catalog: 12 items, features kind, tags>"

@@ -54,6 +54,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 @families
 def test_it_knows_more_than_the_shares_of_behaviours(family: str) -> None:
     found = card(family)
+    assert len(repr(found)) < 150
     assert found.nll < found.baseline_nll - 0.02
     assert found.ece < 0.1
     assert found.drift < 0.3

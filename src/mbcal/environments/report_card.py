@@ -56,6 +56,10 @@ class ReportCard:
         gaps = [abs(simulated - real) for simulated, real, reached in by_step if reached >= MIN_REACHED]
         return max(gaps) / max(self.size, 1e-9)
 
+    def __repr__(self) -> str:
+        quality = f"NLL {self.nll:.4f} (baseline {self.baseline_nll:.4f}), ECE {self.ece:.4f}, drift {self.drift:.4f}"
+        return f"<ReportCard: {quality}, {self.sessions:,} sessions>"
+
 
 class ReportCardBuilder:
     """Accumulates predictions block by block, then builds the report card.
