@@ -1,9 +1,8 @@
 """One fit on 1, 2, … workers of a Ray cluster beside the same fit in one process: start-up, rates, memory, equal losses.
 
-python benchmarks/fit_ray.py [--sessions 20000] [--workers 1 2] [--items 2000] [--embedding 32]
+    python benchmarks/fit_ray.py [--sessions 20000] [--workers 1 2] [--items 2000] [--embedding 32]
 
-A worker's CPU seconds tell what it had to do, wherever the machine was busy with something else; the wall clock tells what
-one waits for.
+CPU seconds measure the work of a worker, also on a machine that is busy with something else; wall seconds measure the wait.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mbcal import MBCALConfig, NetConfig, NewsfeedConfig, Store, TrainingConfig, prepare_newsfeed
+from mbcal import MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare_newsfeed
 from mbcal.agents.fit_job import FitJob
 from mbcal.config import to_dict
 from mbcal.distributed.engines.local import LocalEngine
@@ -29,67 +28,75 @@ from mbcal.distributed.worker_slice import all_gather_ints
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A fit that tells when it began, and of each worker the seconds, CPU seconds and peak memory it took."""
+class TimedFit:
+    """A fit job that also returns when it began, and the milliseconds, CPU milliseconds and peak KiB of every worker."""
 
     fit: FitJob
 
     def __call__(self, group: Group) -> dict[str, Any]:
-        TrainingConfig().create_optimiser([nn.Parameter(torch.zeros(1))])  # what torch imports then is no part of a fit
+        TrainingConfig().create_optimiser([nn.Parameter(torch.zeros(1))])  # imports parts of torch before the clock starts
         began, wall, cpu = time.time(), time.perf_counter(), time.process_time()
         curves = self.fit(group)
         spent = [1000 * (time.perf_counter() - wall), 1000 * (time.process_time() - cpu)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        told = all_gather_ints(group, *map(int, spent), peak).tolist()
-        return {"began": began, "curves": curves, "workers": told}
+        workers = all_gather_ints(group, *map(int, spent), peak).tolist()
+        return {"began": began, "curves": curves, "workers": workers}
 
 
-def describe(name: str, made: dict[str, Any], sessions: int, asked: float) -> float:
-    """One line; returns the sessions a second."""
-    wall, cpu = (max(worker[column] for worker in made["workers"]) / 1000 for column in (0, 1))
-    peak = max(worker[2] for worker in made["workers"]) / 1024
-    begun = f"begun after {made['began'] - asked:.1f} s, " if asked else ""
-    took = f"{begun}{wall:.1f} s, {sessions / wall:,.0f} sessions/s"
-    print(f"{name}: {took}; at most {cpu:.1f} CPU s and {peak:,.0f} MB a worker", flush=True)
+def describe(name: str, result: dict[str, Any], sessions: int, submitted: float | None = None) -> float:
+    """Print one line about a fit of so many sessions; return sessions per CPU second of the slowest worker."""
+    wall, cpu = (max(worker[column] for worker in result["workers"]) / 1000 for column in (0, 1))
+    peak = max(worker[2] for worker in result["workers"]) / 1024
+    start = "" if submitted is None else f"began after {result['began'] - submitted:.1f} s, "
+    print(
+        f"{name}: {start}{wall:.1f} s, {sessions / wall:,.0f} sessions/s; "
+        f"at most {cpu:.1f} CPU s and {peak:,.0f} MiB per worker",
+        flush=True,
+    )
     return sessions / cpu
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--sessions", type=int, default=20_000)
-    options.add_argument("--items", type=int, default=2_000)
-    options.add_argument("--embedding", type=int, default=32)
-    options.add_argument("--batch", type=int, default=256)
-    options.add_argument("--epochs", type=int, default=3)
-    options.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    given = options.parse_args()
-    how = TrainingConfig(epochs=given.epochs, batch=given.batch, patience=given.epochs)
-    config = to_dict(MBCALConfig(net=NetConfig(embedding=given.embedding), training=how))
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        prepare_newsfeed(root / "feed", NewsfeedConfig(sessions=given.sessions, items=given.items))
-        taught = 2 * given.epochs * Store.open(root / "feed").n_sessions("train")  # two networks
+def largest_gap(curves: dict[str, Any], others: dict[str, Any]) -> float:
+    """Return the largest difference between the losses of two fits."""
+    return max(
+        abs(epoch[key] - other[key])
+        for name, curve in curves.items()
+        for epoch, other in zip(curve, others[name], strict=True)
+        for key in epoch
+    )
 
-        def job(name: str) -> Timed:
-            return Timed(FitJob(root / "feed", root / name, root / f".{name}", "mbcal", config, device="cpu"))
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=20_000)
+    parser.add_argument("--items", type=int, default=2_000)
+    parser.add_argument("--embedding", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    options = parser.parse_args()
+    training = TrainingConfig(epochs=options.epochs, batch=options.batch, patience=options.epochs)
+    config = to_dict(MBCALConfig(net=NetConfig(embedding=options.embedding), training=training))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = prepare_newsfeed(folder / "feed", NewsfeedConfig(sessions=options.sessions, items=options.items))
+        sessions = 2 * options.epochs * store.n_sessions("train")  # two networks
+
+        def job(out: str) -> TimedFit:
+            return TimedFit(FitJob(folder / "feed", folder / out, folder / f".{out}", "mbcal", config, device="cpu"))
 
         local = LocalEngine().run_spmd(job("local"))
-        alone = describe("one process", local, taught, 0)
-        for workers in given.workers:
-            asked = time.time()
+        local_rate = describe("one process", local, sessions)
+        for workers in options.workers:
+            began = time.time()
             with RayEngine(workers) as engine:
-                print(f"{workers} workers: a cluster of this machine's own after {time.time() - asked:.1f} s", flush=True)
-                asked = time.time()
-                made = engine.run_spmd(job(f"ray{workers}"))
-                rate = describe(f"{workers} workers", made, taught, asked)
-            gaps = [
-                abs(mine[key] - theirs[key])
-                for name, curve in local["curves"].items()
-                for mine, theirs in zip(curve, made["curves"][name], strict=True)
-                for key in mine
-            ]
+                print(f"{workers} workers: the cluster started in {time.time() - began:.1f} s", flush=True)
+                submitted = time.time()
+                result = engine.run_spmd(job(f"ray{workers}"))
+                rate = describe(f"{workers} workers", result, sessions, submitted)
+            gap = largest_gap(local["curves"], result["curves"])
             print(
-                f"  {rate / alone:.2f} times the work of one process a CPU second; losses differ by at most {max(gaps):.1e}"
+                f"  {rate / local_rate:.2f} times the work of one process per CPU second; losses differ by at most {gap:.1e}"
             )
 
 

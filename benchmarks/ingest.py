@@ -1,17 +1,17 @@
-"""How fast and in how much memory a log becomes a store, against bare DuckDB on the same file in the same run.
+"""Time and memory of turning a log into a store, against bare DuckDB on the same file in the same run.
 
-Two yardsticks, with the same threads and memory limit: DuckDB scans and sorts by user and time and its rows are only looked
-at ("sort"), or it leaves them on disk as Parquet ("sort+write", what a store does too). Each way runs in a process of its
-own, in turns; the best of the repeats counts.
+Two references, with the same threads and memory limit: DuckDB scans the file and sorts it by user and time, and its rows are
+only read ("sort") or are written as Parquet ("sort+write", which a store does, too). Every variant runs in a process of its
+own, alternating; the best of the repeats counts.
 
     python benchmarks/ingest.py                     2M and 20M generated rows, as Parquet and CSV; netflix-40k when present,
                                                     as it is (sorted by user and date) and shuffled
     python benchmarks/ingest.py --rows 100000000 --repeats 1 --memory-limit 2GB
     python benchmarks/ingest.py --engine ray --workers 1 2
-                                                    the same logs on Ray instead, against this machine without it: "start" is
-                                                    the cluster, "first" has workers start too, "again" finds them there;
-                                                    seconds of CPU tell more on a busy machine: those of the driver, which
-                                                    more workers do not shorten, and those of all together
+                                                    the same logs on Ray, against one process: "start" is the cluster,
+                                                    "first" includes the start of workers, "again" does not; CPU seconds
+                                                    are those of the driver, which more workers do not shorten, and those
+                                                    of all processes
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 NETFLIX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netflix-40k" / "ratings.parquet"
 GENERATED = {"user": "user_id", "item": "item_id", "time": "ts", "behaviour": "rating"}
-WAYS = ("sort", "sort+write", "mbcal")
+VARIANTS = ("sort", "sort+write", "mbcal")
 MEMORY = ("mib", "worker")
 
 
 def generate(rows: int, path: Path) -> None:
-    """About 150 rows a user, 20,000 items of uneven popularity, three years of seconds, six labels; no order at all."""
+    """Write about 150 rows per user, 20,000 items of uneven popularity, three years, six labels, in random order."""
     import duckdb
 
     form = "FORMAT parquet" if path.suffix == ".parquet" else "FORMAT csv, HEADER"
@@ -67,12 +67,12 @@ def is_netflix(path: Path) -> bool:
     return path.name.startswith("ratings")
 
 
-def bare(path: Path, write: bool, memory_limit: str, folder: Path) -> None:
+def sort_by_duckdb(path: Path, write: bool, memory_limit: str, folder: Path) -> None:
     from mbcal.data.workspace import Workspace
 
     names = GENERATED if not is_netflix(path) else {"user": "customer_id", "time": "date"}
     query = f"SELECT * FROM '{path}' ORDER BY {names['user']}, {names['time']}"
-    with Workspace(folder / "bare", memory_limit) as work:
+    with Workspace(folder / "duckdb", memory_limit) as work:
         if write:
             target = work.build / "sorted.parquet"
             work.connection.execute(f"COPY ({query}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
@@ -81,7 +81,7 @@ def bare(path: Path, write: bool, memory_limit: str, folder: Path) -> None:
                 pass
 
 
-def ours(path: Path, memory_limit: str, folder: Path, engine: Engine | None = None) -> None:
+def prepare_store(path: Path, memory_limit: str, folder: Path, engine: Engine | None = None) -> None:
     from mbcal import Labels, Netflix, TableLog, prepare
 
     labels = Labels({str(label): float(label) for label in range(6)})
@@ -92,89 +92,89 @@ def ours(path: Path, memory_limit: str, folder: Path, engine: Engine | None = No
 def on_ray(path: Path, memory_limit: str, folder: Path, workers: int) -> dict[str, float]:
     from mbcal.distributed.engines import create_engine
 
-    moments, driver, everybody = [time.perf_counter()], [], []
+    moments, driver, total = [time.perf_counter()], [], []
     with create_engine("ray", workers) as engine:
         for _ in range(2):
             moments.append(time.perf_counter())
-            driver.append(cpu())
-            everybody.append(cpu(*ray_workers()))
-            ours(path, memory_limit, folder, engine)
+            driver.append(cpu_seconds())
+            total.append(cpu_seconds(*ray_workers()))
+            prepare_store(path, memory_limit, folder, engine)
         moments.append(time.perf_counter())
-        found = ray_workers()
-        driver.append(cpu())
-        everybody.append(cpu(*found))
-        largest = max(map(peak, found))
+        processes = ray_workers()
+        driver.append(cpu_seconds())
+        total.append(cpu_seconds(*processes))
+        largest = max(map(peak_memory, processes))
     start, first, again = (later - earlier for earlier, later in pairwise(moments))
-    spent = {"driver": driver[-1] - driver[-2], "cpu": everybody[-1] - everybody[-2]}
+    spent = {"driver": driver[-1] - driver[-2], "cpu": total[-1] - total[-2]}
     return {"start": start, "first": first, "seconds": again, **spent, "worker": largest}
 
 
 def ray_workers() -> list[psutil.Process]:
-    """The cluster's own processes are no workers."""
+    """Return the worker processes, without the cluster's own processes."""
     return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("ray::")]
 
 
-def cpu(*others: psutil.Process) -> float:
-    """Seconds of CPU this process and others have used."""
+def cpu_seconds(*others: psutil.Process) -> float:
+    """Return the CPU seconds that this process and others have used."""
     times = [process.cpu_times() for process in (psutil.Process(), *others)]
     return sum(spent.user + spent.system for spent in times)
 
 
-def peak(process: psutil.Process) -> float:
-    """MiB a process has held at most."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    return int(found[1]) / 2**10 if found else 0.0
+def peak_memory(process: psutil.Process) -> float:
+    """Return the peak memory of a process in MiB."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    return int(match[1]) / 2**10 if match else 0.0
 
 
-def child(way: str, path: Path, memory_limit: str) -> None:
-    import duckdb  # noqa: F401  # imports are not what is measured
+def run_variant(variant: str, path: Path, memory_limit: str) -> None:
+    import duckdb  # noqa: F401 - imported before the clock starts
 
-    import mbcal  # noqa: F401  # likewise
+    import mbcal  # noqa: F401 - likewise
 
     with tempfile.TemporaryDirectory(dir=path.parent if path != NETFLIX else None) as folder:
-        start, before, found = time.perf_counter(), cpu(), {}
-        if way == "mbcal":
-            ours(path, memory_limit, Path(folder))
-        elif way.startswith("ray"):
-            found = on_ray(path, memory_limit, Path(folder), int(way.split()[1]))
+        start, cpu_before, measured = time.perf_counter(), cpu_seconds(), {}
+        if variant == "mbcal":
+            prepare_store(path, memory_limit, Path(folder))
+        elif variant.startswith("ray"):
+            measured = on_ray(path, memory_limit, Path(folder), int(variant.split()[1]))
         else:
-            bare(path, way == "sort+write", memory_limit, Path(folder))
+            sort_by_duckdb(path, variant == "sort+write", memory_limit, Path(folder))
         seconds = time.perf_counter() - start
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(json.dumps({"seconds": seconds, "cpu": cpu() - before, "mib": most, **found}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(json.dumps({"seconds": seconds, "cpu": cpu_seconds() - cpu_before, "mib": peak, **measured}))
 
 
-def measure(path: Path, ways: Sequence[str], repeats: int, memory_limit: str) -> dict[str, dict[str, float]]:
-    """The best time and the most memory of each way."""
+def measure(path: Path, variants: Sequence[str], repeats: int, memory_limit: str) -> dict[str, dict[str, float]]:
+    """Return the best times and the highest memory of every variant."""
     best: dict[str, dict[str, float]] = {}
     for _ in range(repeats):
-        for way in ways:
-            command = [sys.executable, __file__, "--child", way, str(path), "--memory-limit", memory_limit]
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            known = best.setdefault(way, found)
-            best[way] = {name: (max if name in MEMORY else min)(known[name], found[name]) for name in found}
+        for variant in variants:
+            command = [sys.executable, __file__, "--child", variant, str(path), "--memory-limit", memory_limit]
+            measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            earlier = best.setdefault(variant, measured)
+            best[variant] = {name: (max if name in MEMORY else min)(earlier[name], measured[name]) for name in measured}
     return best
 
 
 def compare_with_duckdb(name: str, rows: int, best: dict[str, dict[str, float]]) -> None:
-    sort, write, mine = (best[way] for way in WAYS)
-    seconds = mine["seconds"]
+    sort, write, store = (best[variant] for variant in VARIANTS)
+    seconds = store["seconds"]
     print(
         f"| {name} | {rows:,} | {sort['seconds']:.2f} | {write['seconds']:.2f} | {seconds:.2f} "
         f"| {seconds / sort['seconds']:.2f} | {seconds / write['seconds']:.2f} | {seconds / rows * 1e6:.3f} "
-        f"| {mine['mib']:.0f} | {sort['mib']:.0f} |",
+        f"| {store['mib']:.0f} | {sort['mib']:.0f} |",
         flush=True,
     )
 
 
 def compare_with_ray(name: str, rows: int, best: dict[str, dict[str, float]]) -> None:
-    here = best.pop("mbcal")
-    for way, found in best.items():
-        seconds = " | ".join(f"{found[column]:.2f}" for column in ("start", "first", "seconds"))
-        cpu = f"{here['cpu']:.2f} | {found['driver']:.2f} | {found['cpu']:.2f} | {found['cpu'] / here['cpu']:.2f}"
-        memory = f"{here['mib']:.0f} | {found['mib']:.0f} | {found['worker']:.0f}"
-        workers = way.split()[1]
-        print(f"| {name} | {rows:,} | {here['seconds']:.2f} | {workers} | {seconds} | {cpu} | {memory} |", flush=True)
+    local = best.pop("mbcal")
+    for variant, ray in best.items():
+        seconds = " | ".join(f"{ray[column]:.2f}" for column in ("start", "first", "seconds"))
+        cpu = f"{local['cpu']:.2f} | {ray['driver']:.2f} | {ray['cpu']:.2f} | {ray['cpu'] / local['cpu']:.2f}"
+        memory = f"{local['mib']:.0f} | {ray['mib']:.0f} | {ray['worker']:.0f}"
+        workers = variant.split()[1]
+        print(f"| {name} | {rows:,} | {local['seconds']:.2f} | {workers} | {seconds} | {cpu} | {memory} |", flush=True)
 
 
 def main() -> None:
@@ -185,17 +185,17 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["parquet", "csv"])
     parser.add_argument("--no-netflix", dest="netflix", action="store_false")
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="of --engine ray")
-    parser.add_argument("--child", nargs=2, metavar=("WAY", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="Workers of --engine ray.")
+    parser.add_argument("--child", nargs=2, metavar=("VARIANT", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child[0], Path(options.child[1]), options.memory_limit)
+        run_variant(options.child[0], Path(options.child[1]), options.memory_limit)
         return
     if options.engine == "local":
-        ways, compare = WAYS, compare_with_duckdb
-        columns = "log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs a row | mbcal MiB | sort MiB"
+        variants, compare = VARIANTS, compare_with_duckdb
+        columns = "log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs per row | mbcal MiB | sort MiB"
     else:
-        ways, compare = ("mbcal", *(f"ray {workers}" for workers in options.workers)), compare_with_ray
+        variants, compare = ("mbcal", *(f"ray {workers}" for workers in options.workers)), compare_with_ray
         columns = "log | rows | local s | workers | start s | first s | again s | local CPU s | driver CPU s | all CPU s"
         columns += " | / local | local MiB | driver MiB | worker MiB"
     print(f"| {columns} |\n|{'---|' * len(columns.split(' | '))}", flush=True)
@@ -210,7 +210,7 @@ def main() -> None:
             elif path != NETFLIX:
                 generate(rows, path)
             name = {NETFLIX: "netflix-40k", shuffled: "netflix-40k, shuffled"}.get(path, f"generated, {path.suffix[1:]}")
-            compare(name, rows, measure(path, ways, options.repeats, options.memory_limit))
+            compare(name, rows, measure(path, variants, options.repeats, options.memory_limit))
             if path != NETFLIX:
                 path.unlink()
 

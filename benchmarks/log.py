@@ -1,12 +1,11 @@
-"""How many decisions a second the decision log acknowledges, one sync each and grouped, and what reading, compacting and
-joining them costs.
+"""The decision log: records acknowledged per second, and the cost of reading, compacting and joining them.
 
-A decision has 200 candidates, 20 steps of history and 10 ranked items; "clients" wait for their record before the next, on
-one event loop, as the requests of a server do.
+A decision has 200 candidates, 20 steps of history and 10 ranked items. Clients run on one event loop, as the requests of a
+server do, and wait for each record before the next.
 
     python benchmarks/log.py                 in the temporary folder
     python benchmarks/log.py --folder DIR    on another disk
-    python benchmarks/log.py --kills 1000    a writer killed so often, at any moment: is anything acknowledged lost?
+    python benchmarks/log.py --kills 1000    kill a writer this often at random moments and look for lost records
 """
 
 from __future__ import annotations
@@ -45,114 +44,116 @@ def decision(number: int) -> Decision:
 
 
 def measure(folder: Path, clients: int, seconds: float) -> tuple[float, float, float]:
-    """Records a second, records a sync, CPU microseconds a record."""
-    made = [decision(number) for number in range(2000)]
+    """Return records per second, records per fdatasync, CPU microseconds per record."""
+    records = [decision(number) for number in range(2000)]
     syncs, sync = [0], os.fdatasync
 
-    def counted(file: int) -> None:
+    def counting_sync(file: int) -> None:
         syncs[0] += 1
         sync(file)
 
-    async def client(log: DecisionLog, first: int, until: float) -> int:
+    async def client(log: DecisionLog, first: int, end: float) -> int:
         count = 0
-        while time.perf_counter() < until:
-            await log.append_async(made[(first + count) % len(made)])
+        while time.perf_counter() < end:
+            await log.append_async(records[(first + count) % len(records)])
             count += 1
         return count
 
     async def run(log: DecisionLog) -> int:
-        until = time.perf_counter() + seconds
-        return sum(await asyncio.gather(*(client(log, 7 * number, until) for number in range(clients))))
+        end = time.perf_counter() + seconds
+        return sum(await asyncio.gather(*(client(log, 7 * number, end) for number in range(clients))))
 
-    os.fdatasync = counted
+    os.fdatasync = counting_sync
     try:
         with DecisionLog(folder) as log:
-            syncs[0], began, spent = 0, time.perf_counter(), _cpu()
+            syncs[0], start, cpu_start = 0, time.perf_counter(), _cpu_seconds()
             count = asyncio.run(run(log))
-            return count / (time.perf_counter() - began), count / max(syncs[0], 1), 1e6 * (_cpu() - spent) / count
+            seconds, cpu = time.perf_counter() - start, _cpu_seconds() - cpu_start
+            return count / seconds, count / max(syncs[0], 1), 1e6 * cpu / count
     finally:
         os.fdatasync = sync
 
 
-def _cpu() -> float:
+def _cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def life_of_a_log(folder: Path, count: int) -> None:
-    with DecisionLog(folder, segment_bytes=16 << 20, most_waiting=10 * count) as log:
+def measure_offline(folder: Path, count: int) -> None:
+    """Write a log, then read, compact and join it."""
+    with DecisionLog(folder, segment_bytes=4 << 20, max_waiting=10 * count) as log:
         for number in range(count):
-            made = decision(number)
-            log.append(made)
-            log.append(Feedback(made.id, made.items[0], "click", number, f"f{number}"))
-    began = time.perf_counter()
+            record = decision(number)
+            log.append(record)
+            log.append(Feedback(record.id, record.items[0], "click", number, f"f{number}"))
+    start = time.perf_counter()
     records = sum(1 for _ in read_log(folder))
-    print(f"read segments   {records / (time.perf_counter() - began):>10,.0f} records/s")
-    began = time.perf_counter()
-    done = compact_log(folder)
-    shrunk = f"{done.bytes_before / done.bytes_after:.1f} times smaller"
-    print(f"compact         {done.records / (time.perf_counter() - began):>10,.0f} records/s, {shrunk}")
-    began = time.perf_counter()
+    print(f"read segments   {records / (time.perf_counter() - start):>10,.0f} records/s")
+    start = time.perf_counter()
+    result = compact_log(folder)
+    ratio = f"{result.bytes_before / max(result.bytes_after, 1):.1f} times smaller"
+    print(f"compact         {result.records / (time.perf_counter() - start):>10,.0f} records/s, {ratio}")
+    start = time.perf_counter()
     records = sum(1 for _ in read_log(folder))
-    print(f"read Parquet    {records / (time.perf_counter() - began):>10,.0f} records/s")
-    began = time.perf_counter()
-    found = join_sessions(read_log(folder), Catalog(tuple(ITEMS)), Behaviours(("skip", "click"), (0, 1)))
-    print(f"read and join   {records / (time.perf_counter() - began):>10,.0f} records/s, {len(found.sessions):,} sessions")
+    print(f"read Parquet    {records / (time.perf_counter() - start):>10,.0f} records/s")
+    start = time.perf_counter()
+    joined = join_sessions(read_log(folder), Catalog(tuple(ITEMS)), Behaviours(("skip", "click"), (0, 1)))
+    print(f"read and join   {records / (time.perf_counter() - start):>10,.0f} records/s, {len(joined.sessions):,} sessions")
 
 
-def kills(folder: Path, count: int) -> None:
-    """Writers killed one after another after up to 60 ms; what they were told is on the disk is looked for in the end."""
+def kill_writers(folder: Path, count: int) -> None:
+    """Kill one writer after another, each within 60 ms of its start, then look for every acknowledged record."""
     acknowledged: set[str] = set()
-    began, chance = time.perf_counter(), np.random.default_rng(0)
+    start, rng = time.perf_counter(), np.random.default_rng(0)
     for number in range(count):
-        out, into = os.pipe()
+        read_end, write_end = os.pipe()
         writer = os.fork()
         if not writer:
-            os.close(out)
-            asyncio.run(write_until_killed(folder, number, into))
-        os.close(into)
-        time.sleep(chance.random() * 0.06)
+            os.close(read_end)
+            asyncio.run(write_until_killed(folder, number, write_end))
+        os.close(write_end)
+        time.sleep(rng.random() * 0.06)
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
-        with os.fdopen(out) as told:  # a line cut off was not told
-            acknowledged.update(line.strip() for line in told if line.endswith("\n"))
-    found = [record.id for record in read_log(folder) if isinstance(record, Decision)]
-    lost, doubled = len(acknowledged - set(found)), len(found) - len(set(found))
-    seconds = time.perf_counter() - began
-    print(f"{count:,} kills in {seconds:.0f} s: {len(acknowledged):,} acknowledged, {lost} lost, {doubled} doubled")
+        with os.fdopen(read_end) as lines:  # an incomplete line may be an incomplete id
+            acknowledged.update(line.strip() for line in lines if line.endswith("\n"))
+    logged = [record.id for record in read_log(folder) if isinstance(record, Decision)]
+    lost, repeated = len(acknowledged - set(logged)), len(logged) - len(set(logged))
+    seconds = time.perf_counter() - start
+    print(f"{count:,} kills in {seconds:.0f} s: {len(acknowledged):,} acknowledged, {lost} lost, {repeated} twice")
     assert not lost
-    assert not doubled
+    assert not repeated
 
 
-async def write_until_killed(folder: Path, number: int, into: int) -> None:
-    """Eight clients with a linger; each tells the pipe what it was told."""
+async def write_until_killed(folder: Path, number: int, write_end: int) -> None:
+    """Append with eight clients and a linger; ids of acknowledged records go to the pipe."""
     log = DecisionLog(folder, segment_bytes=4 << 20, linger=0.001)
 
-    async def client(name: int) -> None:
+    async def client(client_number: int) -> None:
         for turn in range(1_000_000):
-            made = decision((number * 8 + name) * 1_000_000 + turn)
-            await log.append_async(made)
-            os.write(into, f"{made.id}\n".encode())
+            record = decision((number * 8 + client_number) * 1_000_000 + turn)
+            await log.append_async(record)
+            os.write(write_end, f"{record.id}\n".encode())
 
     await asyncio.gather(*map(client, range(8)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where to write; the temporary folder unless given")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each number of clients")
+    parser.add_argument("--folder", type=Path, help="where to write; by default the temporary folder")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds for each number of clients")
     parser.add_argument("--kills", type=int, default=0, help="kill writers instead of measuring")
     parser.add_argument("--records", type=int, default=40_000, help="decisions to read, compact and join")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         if options.kills:
-            kills(Path(scratch) / "log", options.kills)
+            kill_writers(Path(scratch) / "log", options.kills)
             return
         print("clients   records/s   records/sync   CPU µs/record")
         for clients in CLIENTS:
             speed, group, cpu = measure(Path(scratch) / f"log-{clients}", clients, options.seconds)
             print(f"{clients:>7}   {speed:>9,.0f}   {group:>12.1f}   {cpu:>13.0f}")
-        life_of_a_log(Path(scratch) / "life", options.records)
+        measure_offline(Path(scratch) / "life", options.records)
 
 
 if __name__ == "__main__":

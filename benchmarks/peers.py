@@ -1,9 +1,9 @@
-"""Other people's DQN on logged transitions: how many a CPU second trains.
+"""The DQN of d3rlpy and tianshou on logged transitions: CPU seconds for a number of updates.
 
-python benchmarks/peers.py LOG.npz UPDATES        (run by benchmarks/experiment.py in an environment that has them)
+    python benchmarks/peers.py LOG.npz UPDATES        (run by benchmarks/experiment.py, with an interpreter that has them)
 
-`sequence` gives them what our agents have: the items and behaviours of history and session so far, read by a GRU of the
-same size. `flat` is the least they can do: a small MLP over a vector of 64 numbers, no sequence at all.
+With `sequence` they get the input of mbcal's agents: the items and behaviours of history and session so far, read by a GRU
+of the same size. With `flat` they do the least possible work: a small MLP over a vector of 64 numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
-BATCH, HIDDEN = 256, 32
+BATCH, HIDDEN, WARM_UP_UPDATES = 256, 32, 20
 Log = dict[str, np.ndarray[Any, Any]]
 
 
-class Reader(nn.Module):
-    """(B, 2L) item rows and behaviours -> (B, 32) by the GRU of our agents."""
+class SequenceEncoder(nn.Module):
+    """Items and behaviours (B, 2L) -> (B, 32), by a GRU of the size that mbcal's agents have."""
 
     def __init__(self, items: int, behaviours: int) -> None:
         super().__init__()
@@ -37,31 +37,33 @@ class Reader(nn.Module):
 
 
 def d3rlpy_dqn(log: Log, kind: str, updates: int) -> dict[str, Any]:
+    """Return the version and the CPU seconds of so many updates, after a warm-up."""
     import d3rlpy
     from d3rlpy.models.encoders import EncoderFactory, VectorEncoderFactory
 
     @dataclasses.dataclass()
-    class ReaderFactory(EncoderFactory):
+    class SequenceEncoderFactory(EncoderFactory):
         def create(self, observation_shape: Any) -> nn.Module:  # noqa: ARG002 - as d3rlpy calls it
-            return Reader(int(log["items"]), int(log["behaviours"]))
+            return SequenceEncoder(int(log["items"]), int(log["behaviours"]))
 
         @staticmethod
         def get_type() -> str:
-            return "reader"
+            return "sequence"
 
     dataset = d3rlpy.dataset.MDPDataset(log[kind], log["actions"], log["rewards"], log["ends"])
-    encoder = ReaderFactory() if kind == "sequence" else VectorEncoderFactory([HIDDEN, HIDDEN])
+    encoder = SequenceEncoderFactory() if kind == "sequence" else VectorEncoderFactory([HIDDEN, HIDDEN])
     config = d3rlpy.algos.DQNConfig(batch_size=BATCH, gamma=0.95, encoder_factory=encoder, target_update_interval=20)
     agent = config.create(device="cpu:0")
     agent.build_with_dataset(dataset)
     quiet = {"logger_adapter": d3rlpy.logging.NoopAdapterFactory(), "show_progress": False}
-    agent.fit(dataset, n_steps=20, n_steps_per_epoch=20, **quiet)
+    agent.fit(dataset, n_steps=WARM_UP_UPDATES, n_steps_per_epoch=WARM_UP_UPDATES, **quiet)
     begin = time.process_time()
     agent.fit(dataset, n_steps=updates, n_steps_per_epoch=updates, **quiet)
     return {"version": d3rlpy.__version__, "cpu": time.process_time() - begin}
 
 
 def tianshou_dqn(log: Log, kind: str, updates: int) -> dict[str, Any]:
+    """Return the version and the CPU seconds of so many updates, after a warm-up."""
     import gymnasium
     import tianshou
     from tianshou.algorithm import DQN
@@ -73,27 +75,28 @@ def tianshou_dqn(log: Log, kind: str, updates: int) -> dict[str, Any]:
 
     actions = int(log["actions"].max()) + 1
 
-    class Read(nn.Module):
+    class SequenceNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.reader, self.out = Reader(int(log["items"]), int(log["behaviours"])), nn.Linear(HIDDEN, actions)
+            self.encoder = SequenceEncoder(int(log["items"]), int(log["behaviours"]))
+            self.head = nn.Linear(HIDDEN, actions)
 
         def forward(self, obs: Any, state: Any = None, info: Any = None) -> Any:  # noqa: ARG002 - as tianshou calls it
-            return self.out(self.reader(torch.as_tensor(obs))), state
+            return self.head(self.encoder(torch.as_tensor(obs))), state
 
     flat = Net(state_shape=(log[kind].shape[1],), action_shape=(actions,), hidden_sizes=[HIDDEN, HIDDEN])
     policy = DiscreteQLearningPolicy(
-        model=Read() if kind == "sequence" else flat, action_space=gymnasium.spaces.Discrete(actions)
+        model=SequenceNet() if kind == "sequence" else flat, action_space=gymnasium.spaces.Discrete(actions)
     )
     agent = DQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.95, target_update_freq=20)
     count = min(len(log["rewards"]), 20_000)
     buffer = ReplayBuffer(count)
-    following = np.roll(log[kind], -1, 0)
+    next_observations = np.roll(log[kind], -1, 0)
     for k in range(count):
-        step = {"obs": log[kind][k], "act": log["actions"][k], "rew": log["rewards"][k], "obs_next": following[k]}
+        step = {"obs": log[kind][k], "act": log["actions"][k], "rew": log["rewards"][k], "obs_next": next_observations[k]}
         buffer.add(Batch(**step, terminated=bool(log["ends"][k]), truncated=False, info={}))
     with policy_within_training_step(agent.policy):
-        for _ in range(20):
+        for _ in range(WARM_UP_UPDATES):
             agent.update(buffer, BATCH)
         begin = time.process_time()
         for _ in range(updates):
@@ -104,14 +107,14 @@ def tianshou_dqn(log: Log, kind: str, updates: int) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     log, updates = dict(np.load(sys.argv[1])), int(sys.argv[2])
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind, count in (("sequence", max(updates // 10, 1)), ("flat", updates)):
         for name, run in (("d3rlpy", d3rlpy_dqn), ("tianshou", tianshou_dqn)):
             try:
-                found[f"{name}, {kind}"] = {**run(log, kind, count), "transitions": count * BATCH}
-            except Exception as error:
-                found[f"{name}, {kind}"] = {"missing": f"{type(error).__name__}: {error}"}
-    print(json.dumps(found))
+                results[f"{name}, {kind}"] = {**run(log, kind, count), "transitions": count * BATCH}
+            except Exception as error:  # one library that does not run must not hide the others
+                results[f"{name}, {kind}"] = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

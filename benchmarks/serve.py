@@ -1,15 +1,14 @@
-"""The ranking server under load: requests a second, CPU a request, latency, overload, memory over hot swaps; against echoes.
+"""The ranking server under load: requests per second, CPU per request, latency, overload, memory over hot swaps.
 
-    python benchmarks/serve.py                     throughput in turns with the echoes, latency open-loop at 1,000/s
-    python benchmarks/serve.py --overload 12000    then so many a second: how soon is it refused, and when is it well again
-    python benchmarks/serve.py --swaps 1000        then memory while versions take turns
-    python benchmarks/serve.py --kills 20          then kill -9 of the server under load: is anything acknowledged lost?
+    python benchmarks/serve.py                     throughput in turns with two echo servers, latency open-loop at 1,000/s
+    python benchmarks/serve.py --overload 12000    then so many per second: how soon are they refused, when does it recover
+    python benchmarks/serve.py --swaps 1000        then memory while two versions alternate
+    python benchmarks/serve.py --kills 20          then kill -9 of the server under load: is an acknowledged decision lost
 
-Server and echoes are processes of their own on the first core, the load generator has the others. A request has 200
-candidates of a session the server remembers; answers hold ten items. Decisions are logged and synced before they are
-answered. Both echoes run on the same uvicorn, read the same bodies and send answers of the same size: the bare one does
-nothing else, the other also decodes the body into the service's own type of request and encodes an answer of its type, as
-any server has to that understands what it is told.
+Server and echo servers are processes on the first core; the load generator has the others. A request has 200 candidates,
+of a session the server remembers; answers hold ten items. Decisions are fsynced before they are answered. Both echo
+servers run on uvicorn too, read the same bodies and send answers of the same size. The bare one does nothing else; the
+decoding one also decodes the body into a `RankRequest` and encodes a `RankAnswer`, as every typed server must.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from mbcal.decision_log.reader import read_log
 ECHO = """
 import msgspec, sys, uvicorn
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest
-size, understands = int(sys.argv[1]), sys.argv[2] == "understanding"
+size, decodes = int(sys.argv[1]), sys.argv[2] == "decoding"
 decode, encode = msgspec.json.Decoder(RankRequest).decode, msgspec.json.Encoder().encode
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
@@ -49,9 +48,9 @@ async def app(scope, receive, send):
         parts.append(message.get("body", b""))
         more = message.get("more_body")
     body = b"x" * size
-    if understands:
-        asked = decode(b"".join(parts))
-        names = asked.candidates[:asked.k]
+    if decodes:
+        request = decode(b"".join(parts))
+        names = request.candidates[:request.k]
         items = [RankedItem(name, 12.345678, {"instant": 1.2345678, "future": 2.3456789}, 0.9005, True) for name in names]
         body = encode(RankAnswer("0" * 28, "v000001", 0.1, items))
     length = str(len(body)).encode()
@@ -68,7 +67,7 @@ CORES = psutil.Process().cpu_affinity()
 
 
 def model(folder: Path, seed: int) -> tuple[Path, list[str], list[str]]:
-    """A small MBCAL agent on the generated newsfeed; its items and behaviours."""
+    """Fit a small MBCAL agent on the generated newsfeed; return its folder, items and behaviours."""
     import mbcal
 
     if not (folder / "feed").exists():
@@ -82,40 +81,42 @@ def model(folder: Path, seed: int) -> tuple[Path, list[str], list[str]]:
 
 
 def started(command: list[str]) -> tuple[subprocess.Popen[str], int]:
-    """A server on the first core, and its port, read off the line in which it says that it listens."""
+    """Start a server on the first core; return it and its port, read from the line it prints when it listens."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     psutil.Process(process.pid).cpu_affinity(CORES[:1])
     for line in process.stderr:
         if "http://" in line:
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block the server
             return process, int(line.rsplit(":", 1)[1].strip(' "}\n'))
     raise RuntimeError(f"{command[0]} did not start")
 
 
 def requests(items: list[str], labels: list[str], sessions: int) -> list[bytes]:
+    """HTTP requests to rank 200 candidates, one per session."""
     draw = np.random.default_rng(0)
-    made = []
+    messages = []
     for number in range(sessions):
         picked = draw.choice(len(items), 220, replace=False)
         history = [[items[row], labels[int(draw.integers(len(labels)))]] for row in picked[:20]]
-        body = {"session": f"s{number}", "history": history, "candidates": [items[row] for row in picked[20:]], "k": 10}
+        candidates = [items[row] for row in picked[20:]]
+        body = {"history": history, "candidates": candidates, "k": 10, "session": f"s{number}"}
         content = json.dumps(body).encode()
         head = (
             f"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         )
-        made.append(head.encode() + content)
-    return made
+        messages.append(head.encode() + content)
+    return messages
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """On uvloop, so that the generator leaves more of the machine to what it measures."""
+    """Run on uvloop, which leaves more of the machine to the server."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
 
 async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[bytes, bytes]:
-    """Send, and read the answer: head and body."""
+    """Send a request and return head and body of the answer."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -123,14 +124,14 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
-    """Send, read the answer, give its size; anything but 200 is an error."""
+    """Send a request and return the size of the answer, which must have status 200."""
     head, body = await answered(reader, writer, request)
     assert head.startswith(b"HTTP/1.1 200"), head
     return len(body)
 
 
-async def closed_loop(port: int, made: list[bytes], seconds: float, connections: int) -> tuple[float, int]:
-    """Requests a second with so many clients that ask as soon as they are answered; size of an answer."""
+async def closed_loop(port: int, messages: list[bytes], seconds: float, connections: int) -> tuple[float, int]:
+    """Requests per second of clients that send the next request when they are answered, and the size of an answer."""
     until, done, size = time.perf_counter() + seconds, 0, 0
 
     async def client(number: int) -> None:
@@ -138,7 +139,7 @@ async def closed_loop(port: int, made: list[bytes], seconds: float, connections:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         place = number
         while time.perf_counter() < until:
-            size = await ask(reader, writer, made[place % len(made)])
+            size = await ask(reader, writer, messages[place % len(messages)])
             place, done = place + connections, done + 1
         writer.close()
 
@@ -146,8 +147,10 @@ async def closed_loop(port: int, made: list[bytes], seconds: float, connections:
     return done / seconds, size
 
 
-async def open_loop(port: int, made: list[bytes], rate: float, seconds: float, connections: int) -> tuple[float, float, int]:
-    """p50 and p99 of the time from when a request was due to its answer, in ms, when they come at random at this rate."""
+async def open_loop(
+    port: int, messages: list[bytes], rate: float, seconds: float, connections: int
+) -> tuple[float, float, int]:
+    """p50 and p99, in ms, from the moment a request was due to its answer, and their number; arrivals are Poisson."""
     due = np.cumsum(np.random.default_rng(1).exponential(1 / rate, int(rate * seconds)))
     queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
     waited: list[float] = []
@@ -165,7 +168,7 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float, c
     clients = [asyncio.create_task(client()) for _ in range(connections)]
     for number, at in enumerate(due):
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
-        queue.put_nowait((at, made[number % len(made)]))
+        queue.put_nowait((at, messages[number % len(messages)]))
     for _ in clients:
         queue.put_nowait((0.0, b""))
     await asyncio.gather(*clients)
@@ -173,8 +176,8 @@ async def open_loop(port: int, made: list[bytes], rate: float, seconds: float, c
     return float(low), float(high), len(waited)
 
 
-async def flood(port: int, made: list[bytes], rate: float, seconds: float, connections: int) -> dict[str, list[float]]:
-    """Far more than can be served: ms from sending to the answer, by status. What finds no free connection is not sent."""
+async def flood(port: int, messages: list[bytes], rate: float, seconds: float, connections: int) -> dict[str, list[float]]:
+    """Send more than can be served; return ms until the answer, by status. Without a free connection nothing is sent."""
     waited: dict[str, list[float]] = {}
     free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = [
         await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)
@@ -193,7 +196,7 @@ async def flood(port: int, made: list[bytes], rate: float, seconds: float, conne
         for _ in range(int(now * rate) - number):
             number += 1
             if free:
-                tasks.add(asyncio.create_task(one(made[number % len(made)])))
+                tasks.add(asyncio.create_task(one(messages[number % len(messages)])))
                 tasks = {task for task in tasks if not task.done()} if number % 1000 == 0 else tasks
                 await asyncio.sleep(0)
         await asyncio.sleep(0.0005)
@@ -201,19 +204,20 @@ async def flood(port: int, made: list[bytes], rate: float, seconds: float, conne
     return waited
 
 
-def overload(port: int, made: list[bytes], rate: float, seconds: float) -> None:
-    waited = run(flood(port, made, rate, seconds, 1000))
-    for status, each in sorted(waited.items()):
-        low, high = np.percentile(each, [50, 99])
-        print(f"flood of {rate:g}/s: {len(each) / seconds:,.0f}/s got {status}, p50 {low:.1f} ms, p99 {high:.1f} ms")
+def overload(port: int, messages: list[bytes], rate: float, seconds: float) -> None:
+    """Flood the server, then wait until p99 is below 10 ms again."""
+    waited = run(flood(port, messages, rate, seconds, 1000))
+    for status, times in sorted(waited.items()):
+        low, high = np.percentile(times, [50, 99])
+        print(f"flood of {rate:g}/s: {len(times) / seconds:,.0f}/s got {status}, p50 {low:.1f} ms, p99 {high:.1f} ms")
     ended, high = time.perf_counter(), np.inf
     while high > 10 and time.perf_counter() - ended < 20:
-        _, high, _ = run(open_loop(port, made, 200, 0.25, 16))
-    print(f"then p99 {high:.1f} ms after {time.perf_counter() - ended:.2f} s, of which 0.25 s are looking")
+        _, high, _ = run(open_loop(port, messages, 200, 0.25, 16))
+    print(f"then p99 {high:.1f} ms after {time.perf_counter() - ended:.2f} s, of which 0.25 s are the measurement")
 
 
 def published(folder: Path) -> tuple[list[str], list[bytes]]:
-    """A registry with a version; where it is, as options, and requests for it."""
+    """Publish a version; return the registry as command-line options, and requests for it."""
     path, items, labels = model(folder, 0)
     where = ["--registry", str(folder / "registry")]
     subprocess.run([*RUN, "registry", "publish", str(path), *where], check=True, stdout=subprocess.DEVNULL)
@@ -221,11 +225,12 @@ def published(folder: Path) -> tuple[list[str], list[bytes]]:
 
 
 def measured(options: argparse.Namespace, folder: Path) -> None:
-    where, made = published(folder)
+    """Measure everything the options ask for."""
+    where, messages = published(folder)
     serve, port = started([*RUN, "serve", *where, "--log", str(folder / "log"), "--port", "0"])
-    _, size = run(closed_loop(port, made, 2.0, options.connections))  # every session is remembered now
+    _, size = run(closed_loop(port, messages, 2.0, options.connections))  # every session is remembered now
     running = {"mbcal": (serve, port)}
-    for name in ("bare", "understanding"):
+    for name in ("bare", "decoding"):
         running[f"{name} echo"] = started([sys.executable, "-c", ECHO, str(size), name])
     try:
         rates: dict[str, list[float]] = {name: [] for name in running}
@@ -234,19 +239,19 @@ def measured(options: argparse.Namespace, folder: Path) -> None:
             for name, (process, at) in running.items():
                 watched = psutil.Process(process.pid)
                 before = sum(watched.cpu_times()[:2])
-                rate, _ = run(closed_loop(at, made, options.seconds, options.connections))
+                rate, _ = run(closed_loop(at, messages, options.seconds, options.connections))
                 rates[name].append(rate)
                 costs[name].append((sum(watched.cpu_times()[:2]) - before) / (rate * options.seconds) * 1e6)
         for name in rates:
             share = f", mbcal at {max(rates['mbcal']) / max(rates[name]):.2f} of it" if name != "mbcal" else ""
             print(f"{name}: {max(rates[name]):,.0f} requests/s, {min(costs[name]):.0f} µs CPU each{share}")
-        tries = [run(open_loop(port, made, options.rate, options.seconds, 64)) for _ in range(options.repeats)]
-        low, high, count = min(tries, key=lambda made: made[1])
+        tries = [run(open_loop(port, messages, options.rate, options.seconds, 64)) for _ in range(options.repeats)]
+        low, high, count = min(tries, key=lambda attempt: attempt[1])
         print(f"open-loop at {options.rate:g}/s: p50 {low:.2f} ms, p99 {high:.2f} ms over {count} requests")
         memory = psutil.Process(serve.pid).memory_info().rss / 2**20
-        print(f"memory: {memory:.0f} MiB; load of the whole machine {os.getloadavg()[0]:.1f}")
+        print(f"memory: {memory:.0f} MiB; load of the machine {os.getloadavg()[0]:.1f}")
         if options.overload:
-            overload(port, made, options.overload, options.seconds)
+            overload(port, messages, options.overload, options.seconds)
         if options.swaps:
             swaps(options.swaps, folder, psutil.Process(serve.pid), port)
     finally:
@@ -254,11 +259,11 @@ def measured(options: argparse.Namespace, folder: Path) -> None:
             process.terminate()
             process.wait()
     if options.kills:
-        kills(options.kills, where, made, folder / "killed")
+        kills(options.kills, where, messages, folder / "killed")
 
 
 def swaps(count: int, folder: Path, serve: psutil.Process, port: int) -> None:
-    """Two versions take turns; each is waited for."""
+    """Alternate two versions, waiting until each is live."""
     import urllib.request
 
     from mbcal.registry.registry import Registry
@@ -273,14 +278,13 @@ def swaps(count: int, folder: Path, serve: psutil.Process, port: int) -> None:
         while json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz"))["version"] != name:
             time.sleep(0.01)
         sizes.append(serve.memory_info().rss / 2**20)
-    each, marks = (time.perf_counter() - began) / count, (20, 100, 300, count)
-    said = ", ".join(f"{sizes[mark - 1]:.0f} MiB after {mark}" for mark in marks if mark <= count)
-    print(f"{count} hot swaps, {each:.2f} s each: {said}")
+    seconds, marks = (time.perf_counter() - began) / count, (20, 100, 300, count)
+    memory = ", ".join(f"{sizes[mark - 1]:.0f} MiB after {mark}" for mark in marks if mark <= count)
+    print(f"{count} hot swaps, {seconds:.2f} s each: {memory}")
 
 
-def kills(count: int, where: list[str], made: list[bytes], log: Path) -> None:
-    """A server killed under load again and again; what it answered is looked for in its log."""
-
+def kills(count: int, where: list[str], messages: list[bytes], log: Path) -> None:
+    """Kill the server under load repeatedly and look for every acknowledged decision in its log."""
     acknowledged: set[str] = set()
 
     async def until_killed(port: int) -> None:
@@ -288,7 +292,7 @@ def kills(count: int, where: list[str], made: list[bytes], log: Path) -> None:
             with contextlib.suppress(OSError, EOFError):
                 wire = await asyncio.open_connection("127.0.0.1", port)
                 for turn in range(1_000_000):
-                    _, body = await answered(*wire, made[(number + 16 * turn) % len(made)])
+                    _, body = await answered(*wire, messages[(number + 16 * turn) % len(messages)])
                     acknowledged.add(json.loads(body)["decision"])
 
         await asyncio.gather(*map(client, range(16)))
@@ -305,6 +309,7 @@ def kills(count: int, where: list[str], made: list[bytes], log: Path) -> None:
 
 
 def main() -> None:
+    """Parse the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=3)

@@ -1,6 +1,6 @@
-"""Variants of MBCAL that were tried beside its options, as agents of one's own: `benchmarks/trials.py:Ensemble`.
+"""Variants of MBCAL that were tried and are not part of the library, as agents in a file: `benchmarks/trials.py:Ensemble`.
 
-What came of them stands in docs/LOG.md; `python benchmarks/results.py run DATA-trials` runs them again.
+Their results are in docs/LOG.md; `python benchmarks/results.py run DATA-trials` runs them again.
 """
 
 from __future__ import annotations
@@ -11,51 +11,47 @@ from torch import Tensor, nn
 from mbcal.agents import MBCAL, Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.labels import counterfactual_future_advantage
 from mbcal.training.losses import behaviour_nll
-from mbcal.training.targets import counterfactual_future_advantage
 from mbcal.types import SessionTensors
 
 
 class Ensemble(MBCAL):
-    """Several environment models; the advantage learned is the mean of what they say."""
+    """Several environment models; the label is the mean of their advantages, less a multiple of the standard deviation."""
 
     name = "mbcal-ensemble"
-    more = ("second", "third")
+    further_models = ("second", "third")
     brake = 0.0
-    """How many standard deviations of the models' disagreement are taken off."""
+    """How many standard deviations are subtracted."""
 
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
-        made = super().build_networks(domain)
-        for name in self.more:
-            made[name] = RecurrentNet(
-                domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users
-            )
-        return made
+        nets = super().build_networks(domain)
+        shape = (domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users)
+        return nets | {name: RecurrentNet(*shape) for name in self.further_models}
 
     def learn(self, context: FitContext) -> None:
-        for name in self.more:
+        for name in self.further_models:
             context.train(name, behaviour_nll(self.nets[name], context.data, self.config.mask_rate))
         super().learn(context)
 
     def advantage(self, batch: SessionTensors) -> Tensor:
-        said = torch.stack(
-            [
-                counterfactual_future_advantage(self.nets[name], self._rewards(), batch, self.config.gamma)
-                for name in ("environment", *self.more)
-            ]
+        rewards = self.domain.behaviours.reward_table(self.device)
+        models = [self.nets[name] for name in ("environment", *self.further_models)]
+        advantages = torch.stack(
+            [counterfactual_future_advantage(model, rewards, batch, self.config.gamma) for model in models]
         )
-        return said.mean(0) - self.brake * said.std(0)
+        return advantages.mean(0) - self.brake * advantages.std(0)
 
 
 class Braked(Ensemble):
-    """Where the models disagree, less is promised."""
+    """The less the models agree, the smaller the label."""
 
     name = "mbcal-braked"
     brake = 1.0
 
 
 class SharedStart(MBCAL):
-    """The advantage model begins with the encoders the environment model has learned."""
+    """The advantage model starts with the encoders of the trained environment model."""
 
     name = "mbcal-shared-start"
 
@@ -69,12 +65,12 @@ class SharedStart(MBCAL):
 
 
 class SharedEncoder(SharedStart):
-    """… and never leaves them: only its head learns."""
+    """The advantage model keeps the encoders of the environment model: only its head is trained."""
 
     name = "mbcal-shared-encoder"
 
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
-        made = super().build_networks(domain)
-        for name, parameter in made["advantage"].named_parameters():
+        nets = super().build_networks(domain)
+        for name, parameter in nets["advantage"].named_parameters():
             parameter.requires_grad_(name.startswith("head."))
-        return made
+        return nets

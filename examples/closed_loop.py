@@ -1,10 +1,10 @@
-"""Growing Batch-RL as an operation: simulated users talk to a real server over HTTP while it learns and is hot-swapped.
+"""Growing Batch-RL in operation: a server ranks for simulated users over HTTP, learns from its log, and is updated.
 
-python examples/closed_loop.py --folder build/loop      (or: make loop-demo; a few minutes on two cores)
+Run:  python examples/closed_loop.py --folder build/loop      (or: make loop-demo; a few minutes on two cores)
 
-Users of the generated newsfeed, whose truth nobody but them knows, are served by `mbcal serve`. After every round the
-decision log becomes a candidate (`mbcal.release.update`), which goes live only if the gate lets it through. At the end a candidate
-that has learned nonsense is shown to the gate, and refused.
+Users of the generated newsfeed are served by `mbcal serve`. After every round a candidate learns from the decision log
+(`mbcal.release.update`) and goes live only if the gate lets it through. At the end the gate must refuse a candidate that was
+fitted on shuffled behaviours.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,17 @@ from mbcal.client import AsyncClient, Client
 from mbcal.environments.candidates import session_candidates
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import GateConfig
-from mbcal.release.update import update
+from mbcal.release.update import UpdateConfig, update
 
 EPSILON = 0.2
+"""Exploration of the server."""
+FIRST_SESSIONS = 40
+"""Logged sessions that the first version learns from."""
+CONCURRENT_USERS = 16
 
 
-def started(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server of our own on a free port, and its address."""
+def start_server(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start `mbcal serve` on a free port; return the process and its address."""
     command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry), "--log", str(log), "--port", "0"]
     server = subprocess.Popen([*command, "--epsilon", str(EPSILON)], stderr=subprocess.PIPE, text=True)  # noqa: S603 - ourselves
     assert server.stderr is not None
@@ -41,104 +46,112 @@ def started(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]:
     return server, address
 
 
-async def serve_users(address: str, world: mbcal.Newsfeed, begin: mbcal.Sessions, name: str) -> float:
-    """Every user is served one session; what they earned on average."""
-    at_once, earned = asyncio.Semaphore(16), np.zeros(len(begin))
-    luck = torch.rand(len(begin), begin.horizon, generator=torch.Generator().manual_seed(len(name)))
-    items, labels, rewards = begin.catalog, world.behaviours.names, world.behaviours.rewards
-    assert begin.candidates is not None
+async def serve_users(address: str, world: mbcal.Newsfeed, sessions: mbcal.Sessions, name: str) -> float:
+    """Serve one session to every user of `sessions`, whose candidates are given; return the mean reward per session.
 
-    async def one(client: AsyncClient, row: int) -> None:
-        async with at_once:
-            alone = begin[row : row + 1]
-            state = world.begin(*alone.tensors().history)
-            past = [
-                (items.name_of(int(item)), labels[int(label)])
-                for item, label in zip(alone.history_items[0], alone.history_behaviours[0], strict=True)
-            ][: int(alone.history_length[0])]
-            offered = [items.name_of(int(item)) for item in alone.candidates[0] if item]  # type: ignore[index]  # drawn above
-            for step in range(int(alone.length[0])):
-                who = f"{name}-{row}"
-                answer = await client.rank(offered, k=1, session=who, user=who, history=past)
-                shown = torch.from_numpy(items.rows_of([answer.items[0].item]))
-                behaviour, state = world.respond(state, shown, luck[row : row + 1, step])
-                await client.feedback(answer.decision, labels[int(behaviour)])
-                earned[row] += rewards[int(behaviour)]
+    Users and sessions are named `name`-0, `name`-1, and so on.
+    """
+    limit, totals = asyncio.Semaphore(CONCURRENT_USERS), np.zeros(len(sessions))
+    noise = torch.rand(len(sessions), sessions.horizon, generator=torch.Generator().manual_seed(0))
+    catalog, behaviours = sessions.catalog, world.behaviours
+
+    async def serve_user(client: AsyncClient, row: int) -> None:
+        async with limit:
+            one = sessions[row : row + 1]
+            state = world.begin(*one.tensors().history)
+            steps = zip(one.history_items[0], one.history_behaviours[0], strict=True)
+            history = [(catalog.name_of(int(item)), behaviours.names[int(label)]) for item, label in steps]
+            history = history[: int(one.history_length[0])]
+            candidates = [catalog.name_of(int(item)) for item in one.tensors().require_candidates()[0] if item]
+            user = f"{name}-{row}"
+            for step in range(int(one.length[0])):
+                answer = await client.rank(history, candidates, k=1, session=user, user=user)
+                item = torch.from_numpy(catalog.rows_of([answer.items[0].item]))
+                behaviour, state = world.respond(state, item, noise[row : row + 1, step])
+                await client.feedback(answer.decision, behaviours.names[int(behaviour)])
+                totals[row] += behaviours.rewards[int(behaviour)]
 
     async with AsyncClient(address) as client:
-        await asyncio.gather(*(one(client, row) for row in range(len(begin))))
-    return float(earned.mean())
+        await asyncio.gather(*(serve_user(client, row) for row in range(len(sessions))))
+    return float(totals.mean())
 
 
 def wait_for(address: str, version: str) -> float:
-    """Seconds until the server ranks by this version."""
+    """Wait until the server ranks by this version; return the seconds it took."""
     began = time.monotonic()
     with Client(address) as client:
-        while client.model()["version"] != version:
+        while client.model().version != version:
             time.sleep(0.02)
     return time.monotonic() - began
 
 
-def main() -> None:
-    """Serve, learn, publish, again; then the bad candidate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("build/loop"))
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--sessions", type=int, default=500, help="Users served a round.")
-    options = parser.parse_args()
-    shutil.rmtree(options.folder, ignore_errors=True)
-    store = mbcal.prepare_newsfeed(
-        options.folder / "feed", mbcal.NewsfeedConfig(8_000, 200), mbcal.SessionConfig(horizon=8, history=8)
+def fit_on_shuffled(config: mbcal.MBCALConfig, sessions: mbcal.Sessions) -> mbcal.MBCAL:
+    """Return an agent fitted on sessions whose behaviours are shuffled, so that it learns nothing of use."""
+    shuffled = np.random.default_rng(0).permutation(sessions.behaviours.ravel()).reshape(sessions.behaviours.shape)
+    return mbcal.MBCAL(config, "cpu").fit(
+        replace(sessions, behaviours=np.where(sessions.mask, shuffled, 0).astype(np.uint8))
     )
-    world = mbcal.Newsfeed.from_options(dict(store.manifest["options"]), torch.device("cpu"))
-    how = mbcal.TrainingConfig(epochs=4, batch=64, learning_rate=3e-3)
-    print("fitting the simulator that has a say in the gate, and a first version from 40 logged sessions", flush=True)
-    simulator = mbcal.Simulator(mbcal.SimulatorConfig(training=how), "cpu").fit(store)
-    simulator.save(options.folder / "simulator")
+
+
+def run_rounds(options: argparse.Namespace) -> None:
+    """Serve, learn and publish in rounds, then present the bad candidate; fails if the gate or the learning does."""
+    folder = options.folder
+    store = mbcal.prepare_newsfeed(
+        folder / "feed", mbcal.NewsfeedConfig(sessions=8_000, items=200), mbcal.SessionConfig(horizon=8, history=8)
+    )
+    world, train = mbcal.Newsfeed.from_options(store.manifest["options"]), store.sessions("train")
+    training = mbcal.TrainingConfig(epochs=4, batch=64, learning_rate=3e-3)
+    print(f"fitting a simulator for the gate, and a first version on {FIRST_SESSIONS} logged sessions", flush=True)
+    mbcal.Simulator(training=training, device="cpu").fit(store).save(folder / "simulator")
     config = mbcal.MBCALConfig(
         net=mbcal.NetConfig(features=store.agent_features),
-        training=replace(how, epochs=1, batch=32, validation=0.0),
+        training=replace(training, epochs=1, batch=32, validation=0.0),
         mix=1.0,
     )
-    train = store.sessions("train")
-    registry = Registry(options.folder / "registry")
-    registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:40]).save(options.folder / "first"))
-    log = options.folder / "log"
-    server, address = started(registry.path, log)
-    gate = GateConfig(sessions=100, tolerance=0.02)
-    told = {"simulator": options.folder / "simulator", "replay": 100, "epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    registry, log = Registry(folder / "registry"), folder / "log"
+    registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
+    settings = UpdateConfig(replay=100, epochs=10, epsilon=EPSILON, gate=GateConfig(sessions=100, tolerance=0.02))
+    judge = partial(update, registry, log, settings, simulator=folder / "simulator", device="cpu")
+    server, address = start_server(registry.path, log)
     try:
-        earned = []
+        rewards = []
         for number in range(options.rounds):
-            begin = train[40 + number * options.sessions :][: options.sessions]
-            begin = replace(begin, candidates=session_candidates(begin, number))
+            begin = FIRST_SESSIONS + number * options.sessions
+            sessions = train[begin : begin + options.sessions]
+            sessions = replace(sessions, candidates=session_candidates(sessions, number))
             version = registry.current()
-            earned.append(asyncio.run(serve_users(address, world, begin, f"round-{number}")))
-            print(f"round {number + 1}: {version} earned {earned[-1]:.2f} a session", flush=True)
-            if number + 1 == options.rounds:
-                break
-            verdict = update(registry, log, epochs=10, **told)  # type: ignore[arg-type]  # a dictionary of several types
-            if verdict.published:
-                print(
-                    f"  {verdict.published} published, at work {wait_for(address, verdict.published):.2f} s later",
-                    flush=True,
-                )
-            else:
-                print(f"  refused: {'; '.join(verdict.reasons)}", flush=True)
-        nonsense = train[:400]
-        shuffled = nonsense.behaviours.copy()
-        np.random.default_rng(0).shuffle(shuffled.ravel())
-        nonsense = replace(nonsense, behaviours=np.where(nonsense.mask, shuffled, 0).astype(np.uint8))
-        bad = mbcal.MBCAL(config, "cpu").fit(nonsense)
+            rewards.append(asyncio.run(serve_users(address, world, sessions, f"round-{number}")))
+            print(f"round {number + 1}: {version} earned {rewards[-1]:.2f} per session", flush=True)
+            if number + 1 < options.rounds:
+                verdict = judge()
+                if verdict.published:
+                    seconds = wait_for(address, verdict.published)
+                    print(f"  {verdict.published} published; the server ranks by it after {seconds:.2f} s", flush=True)
+                else:
+                    print(f"  refused: {'; '.join(verdict.reasons)}", flush=True)
         live = registry.current()
-        verdict = update(registry, log, candidate=bad, **told)  # type: ignore[arg-type]  # a dictionary of several types
-        print(f"a candidate that has learned nonsense: refused ({'; '.join(verdict.reasons)})", flush=True)
-        assert verdict.published is None, "the gate let nonsense through"
-        assert registry.current() == live
-        assert earned[-1] > earned[0], "nothing was gained"
+        verdict = judge(candidate=fit_on_shuffled(config, train[:400]))
+        print(f"candidate fitted on shuffled behaviours: {'; '.join(verdict.reasons) or 'published'}", flush=True)
+        if verdict.published or registry.current() != live:
+            sys.exit("the gate published a candidate that was fitted on shuffled behaviours")
+        if rewards[-1] <= rewards[0]:
+            sys.exit("the last round earned no more than the first")
     finally:
         server.terminate()
         server.wait()
+
+
+def main() -> None:
+    """Read the options, empty the folder, and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/loop"), help="Where everything is written; emptied first."
+    )
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sessions", type=int, default=500, help="Users served per round.")
+    options = parser.parse_args()
+    shutil.rmtree(options.folder, ignore_errors=True)
+    run_rounds(options)
 
 
 if __name__ == "__main__":

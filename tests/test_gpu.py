@@ -21,8 +21,8 @@ from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all
 from mbcal.training.cuda_graph import GraphedStep
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import counterfactual_future_advantage
 from mbcal.training.random import permutation, uniform
-from mbcal.training.targets import counterfactual_future_advantage
 from tests.support import batches
 from tests.support.toys import DelayedPrize, logged, starts
 
@@ -45,7 +45,7 @@ def test_agents_fit_serve_save_and_load(name: str, tmp_path: Path) -> None:
     near = on_cpu.score(on_cpu.begin(*batch.history), batch.candidates)
     assert torch.allclose(far, near, atol=1e-4)
     again = rollout(on_cpu, DelayedPrize(), starts(100), epsilon=0.1, seed=1)
-    assert (served.items == again.items).mean() > 0.97  # the same luck; a near-tie may fall either way
+    assert (served.items == again.items).mean() > 0.97  # the same noise; a near-tie may fall either way
     agent.rank([], ["key 1", "sweet 2"])
 
 
@@ -143,13 +143,13 @@ def test_cells_side_by_side_end_as_one_after_another(tmp_path: Path) -> None:
             tmp_path / str(workers), experiment_config({**tiny, "simulator": {"hidden": 16, "embedding": 16}}), "cuda"
         )
         run.prepare()
-        execute_all(run, run.missing, workers, Nobody())
+        execute_all(run, run.missing, workers, SilentObserver())
         means.append({result.cell: result.record["judges"]["truth"]["mean"] for result in run.results()})
     assert len(means[0]) == 9  # with the oracle
     assert means[0] == pytest.approx(means[1], rel=0.02)
 
 
-class Nobody:
+class SilentObserver:
     def phase(self, cell: Cell, title: str, total: int | None) -> None: ...
 
     def advance(self, cell: Cell, amount: int) -> None: ...

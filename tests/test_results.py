@@ -7,7 +7,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,17 @@ import pytest
 
 from mbcal.agents import AGENTS, agent_class
 from mbcal.errors import InputError
-from mbcal.evaluation.experiment.config import experiment_config, parse_override
-from mbcal.evaluation.experiment.context import agent_config, split_name
+from mbcal.evaluation.experiment.config import experiment_config
+from mbcal.evaluation.experiment.context import agent_config, split_agent_name
+from mbcal.evaluation.experiment.overrides import parse_override
 from tests.support.logs import ROOT
 
+sys.path.append(str(ROOT / "benchmarks"))
 
-def load_tool() -> Any:
-    spec = spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
+import results
+from results_experiments import EXPERIMENTS
+from results_page import BLOCK, page_table, page_text
 
-
-results = load_tool()
 SMALL = ("netflix-batch", "newsfeed-growing", "netflix-ablation", "netflix-size")
 
 
@@ -38,15 +33,15 @@ SMALL = ("netflix-batch", "newsfeed-growing", "netflix-ablation", "netflix-size"
 )
 def test_the_pages_say_what_their_files_say(page: Path) -> None:
     remedy = f"run python benchmarks/results.py page --page {page.relative_to(ROOT)}"
-    assert results.BLOCK.search(page.read_text())
-    assert results.page_text(ROOT / "docs" / "results", page) == page.read_text(), remedy
+    assert BLOCK.search(page.read_text())
+    assert page_text(ROOT / "docs" / "results", page) == page.read_text(), remedy
 
 
-@pytest.mark.parametrize("name", results.EXPERIMENTS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_can_be_told(name: str) -> None:
-    settings = experiment_config({**results.EXPERIMENTS[name], "data": "store"}, "paper")
+    settings = experiment_config({**EXPERIMENTS[name], "data": "store"}, "paper")
     for agent in AGENTS if settings.agents == ("all",) else settings.agents:
-        base, options = split_name(agent)
+        base, options = split_agent_name(agent)
         known = {field.name for field in dataclasses.fields(agent_class(base).Config)}
         if "mix" not in known and any(option.startswith("mix=") for option in options):
             pytest.skip(f"{base} has no option mix")
@@ -68,7 +63,7 @@ def test_the_sizes_are_those_announced() -> None:
     assert (batch.protocols, batch.judges) == (("batch",), ("lstm", "transformer"))
     assert (growing.rounds, growing.round_sessions, growing.seeds, len(growing.agents)) == (40, 256_000, 1, 8)
     assert (feed.rounds, feed.round_sessions, feed.judges) == (10, 25_600, ("truth", "lstm", "transformer"))
-    assert len(results.EXPERIMENTS) == 28
+    assert len(EXPERIMENTS) == 28
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +189,7 @@ def test_the_page_is_filled_from_the_files(kept: Path) -> None:
     assert "| netflix | lstm | " in text  # simulators of all data in one table
     assert "![newsfeed-growing-curves](results/newsfeed-growing-curves.svg)" in text
     assert "Not run yet: `python benchmarks/results.py run ml1m-batch`." in text
-    before, after = (results.BLOCK.sub("", shown) for shown in ((ROOT / "docs" / "results.md").read_text(), text))
+    before, after = (BLOCK.sub("", shown) for shown in ((ROOT / "docs" / "results.md").read_text(), text))
     assert before == after
     results.main(["page", "--results", str(kept), "--page", str(page)])
     assert page.read_text() == text
@@ -202,11 +197,11 @@ def test_the_page_is_filled_from_the_files(kept: Path) -> None:
 
 def test_a_block_takes_columns_and_rows(kept: Path) -> None:
     file = kept / "netflix-batch-batch.csv"
-    table = results.table_of([file], ["columns: agent, reward per session as reward", "where: judge=lstm, agent=mbcal"])
+    table = page_table([file], ["columns: agent, reward per session as reward", "where: judge=lstm, agent=mbcal"])
     assert table.columns == ("agent", "reward")
     assert table.rows == [["mbcal", earned(file, "lstm", "mbcal")]]
     with pytest.raises(InputError, match=r"netflix-batch-batch\.csv: there is no column 'agnt'\. Did you mean 'agent'\?"):
-        results.table_of([file], ["columns: agnt"])
+        page_table([file], ["columns: agnt"])
 
 
 def test_a_log_that_is_not_there_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

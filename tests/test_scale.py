@@ -49,13 +49,13 @@ def test_the_script_takes_its_rates_from_the_measurements() -> None:
 def test_the_cluster_for_ssh_is_what_ray_up_takes() -> None:
     from ray.autoscaler._private import util
 
-    told = yaml.safe_load((CLUSTER / "ray-up.yaml").read_text())
-    util.validate_config(util.prepare_config(told))  # by Ray's own schema
-    starts = told["head_start_ray_commands"] + told["worker_start_ray_commands"]
+    config = yaml.safe_load((CLUSTER / "ray-up.yaml").read_text())
+    util.validate_config(util.prepare_config(config))  # by Ray's own schema
+    starts = config["head_start_ray_commands"] + config["worker_start_ray_commands"]
     assert all("RAY_AUTH_MODE=token" in line for line in starts if "ray start" in line)
     assert not any("0.0.0.0" in line for line in starts)  # noqa: S104
     with pytest.raises(Exception, match="provider"):
-        util.validate_config({**util.prepare_config(told), "provider": 3})
+        util.validate_config({**util.prepare_config(config), "provider": 3})
 
 
 def test_the_cluster_for_kubernetes_is_whole_and_private() -> None:

@@ -2,41 +2,90 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mbcal.data import ItemTable, KuaiRand, Labels, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog, prepare
 from mbcal.errors import MbcalError
-from mbcal.types import Behaviours, Catalog, Feature, Sessions
+from mbcal.types import Behaviours, Catalog, Feature, Sessions, SessionTensors
 from mbcal.version import __version__
 
 if TYPE_CHECKING:
-    from mbcal.agents import AGENTS, MBCAL, Agent, AgentConfig, GRU4Rec, MBCALConfig, load
+    from mbcal.agents import (
+        AGENTS,
+        DDPG,
+        DDQN,
+        DQN,
+        MBCAL,
+        MCPE,
+        Agent,
+        AgentConfig,
+        DDPGConfig,
+        DQNConfig,
+        DynaQ,
+        GRU4Rec,
+        GRU4RecEpsilon,
+        LinUCB,
+        LinUCBConfig,
+        MBCALConfig,
+        MBCALWithoutVarianceReduction,
+        Popular,
+        Random,
+        RankedItem,
+        Recommendations,
+        ValueConfig,
+        load,
+    )
+    from mbcal.agents.fit_job import FittedModel, fit
     from mbcal.client import AsyncClient, Client
     from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
     from mbcal.environments.newsfeed.oracle import Oracle
     from mbcal.environments.newsfeed.world import Newsfeed
+    from mbcal.environments.rollout import rollout
     from mbcal.environments.simulator import Simulator, SimulatorConfig
+    from mbcal.evaluation.diagnose import diagnose
     from mbcal.evaluation.evaluator import evaluate
+    from mbcal.evaluation.experiment.config import ExperimentConfig, load_experiment_config
+    from mbcal.evaluation.experiment.runner import run_experiment
+    from mbcal.evaluation.models import evaluate_models
+    from mbcal.evaluation.ope.estimate import estimate_value
+    from mbcal.evaluation.simulators import fit_simulator
     from mbcal.nn.config import NetConfig
+    from mbcal.registry.registry import Registry
+    from mbcal.release.gate import GateConfig
+    from mbcal.release.update import UpdateConfig, loop, update
     from mbcal.training.config import TrainingConfig
 
 __all__ = [
     "AGENTS",
+    "DDPG",
+    "DDQN",
+    "DQN",
     "MBCAL",
+    "MCPE",
     "Agent",
     "AgentConfig",
     "AsyncClient",
     "Behaviours",
     "Catalog",
     "Client",
-    "SessionConfig",
+    "DDPGConfig",
+    "DQNConfig",
+    "DynaQ",
+    "ExperimentConfig",
     "Feature",
+    "FittedModel",
     "GRU4Rec",
+    "GRU4RecEpsilon",
+    "GateConfig",
     "ItemTable",
     "KuaiRand",
     "Labels",
     "Levels",
+    "LinUCB",
+    "LinUCBConfig",
     "MBCALConfig",
+    "MBCALWithoutVarianceReduction",
     "MbcalError",
     "MovieLens",
     "NetConfig",
@@ -44,45 +93,95 @@ __all__ = [
     "Newsfeed",
     "NewsfeedConfig",
     "Oracle",
+    "Popular",
+    "Random",
+    "RankedItem",
+    "Recommendations",
+    "Registry",
+    "SessionConfig",
+    "SessionTensors",
     "Sessions",
     "Simulator",
     "SimulatorConfig",
     "Store",
     "TableLog",
     "TrainingConfig",
+    "UpdateConfig",
+    "ValueConfig",
     "__version__",
+    "diagnose",
+    "estimate_value",
     "evaluate",
+    "evaluate_models",
+    "fit",
+    "fit_simulator",
     "load",
+    "load_experiment_config",
+    "loop",
     "prepare",
     "prepare_newsfeed",
+    "rollout",
+    "run_experiment",
+    "update",
 ]
 
-# These need torch, which takes a second to import, or an extra; they are fetched when first named.
-_LATER = {
-    "AGENTS": "mbcal.agents",
-    "Agent": "mbcal.agents",
-    "AgentConfig": "mbcal.agents",
-    "AsyncClient": "mbcal.client",
-    "Client": "mbcal.client",
-    "GRU4Rec": "mbcal.agents",
-    "MBCAL": "mbcal.agents",
-    "MBCALConfig": "mbcal.agents",
-    "NetConfig": "mbcal.nn.recurrent",
-    "Newsfeed": "mbcal.environments.newsfeed.world",
-    "NewsfeedConfig": "mbcal.environments.newsfeed.log",
-    "Oracle": "mbcal.environments.newsfeed.oracle",
-    "Simulator": "mbcal.environments.simulator",
-    "SimulatorConfig": "mbcal.environments.simulator",
-    "TrainingConfig": "mbcal.training.loop",
-    "evaluate": "mbcal.evaluation.evaluator",
-    "load": "mbcal.agents",
-    "prepare_newsfeed": "mbcal.environments.newsfeed.log",
+_LAZY_MODULES = {
+    "mbcal.agents": (
+        "AGENTS",
+        "Agent",
+        "AgentConfig",
+        "DDPG",
+        "DDPGConfig",
+        "DDQN",
+        "DQN",
+        "DQNConfig",
+        "DynaQ",
+        "GRU4Rec",
+        "GRU4RecEpsilon",
+        "LinUCB",
+        "LinUCBConfig",
+        "MBCAL",
+        "MBCALConfig",
+        "MBCALWithoutVarianceReduction",
+        "MCPE",
+        "Popular",
+        "Random",
+        "RankedItem",
+        "Recommendations",
+        "ValueConfig",
+        "load",
+    ),
+    "mbcal.agents.fit_job": ("FittedModel", "fit"),
+    "mbcal.client": ("AsyncClient", "Client"),
+    "mbcal.environments.newsfeed.log": ("NewsfeedConfig", "prepare_newsfeed"),
+    "mbcal.environments.newsfeed.oracle": ("Oracle",),
+    "mbcal.environments.newsfeed.world": ("Newsfeed",),
+    "mbcal.environments.rollout": ("rollout",),
+    "mbcal.environments.simulator": ("Simulator", "SimulatorConfig"),
+    "mbcal.evaluation.diagnose": ("diagnose",),
+    "mbcal.evaluation.evaluator": ("evaluate",),
+    "mbcal.evaluation.experiment.config": ("ExperimentConfig", "load_experiment_config"),
+    "mbcal.evaluation.experiment.runner": ("run_experiment",),
+    "mbcal.evaluation.models": ("evaluate_models",),
+    "mbcal.evaluation.ope.estimate": ("estimate_value",),
+    "mbcal.evaluation.simulators": ("fit_simulator",),
+    "mbcal.nn.config": ("NetConfig",),
+    "mbcal.registry.registry": ("Registry",),
+    "mbcal.release.gate": ("GateConfig",),
+    "mbcal.release.update": ("UpdateConfig", "loop", "update"),
+    "mbcal.training.config": ("TrainingConfig",),
 }
+"""Modules that need torch, which takes a second to import, or an optional dependency. Imported on first access of a name."""
+_LAZY_NAMES = {name: module for module, names in _LAZY_MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from importlib import import_module
+    """Import a lazily exported name."""
+    if name not in _LAZY_NAMES:
+        raise AttributeError(f"module 'mbcal' has no attribute {name!r}")
+    return getattr(import_module(_LAZY_NAMES[name]), name)
 
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'mbcal' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """List the exported names, lazy ones too, for completion in a shell."""
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
-"""The service from Python, typed, for threads (`Client`) and for asyncio (`AsyncClient`).
+"""The ranking service from Python, typed: `Client` for threads, `AsyncClient` for asyncio.
 
-Every ranking carries an id of the client's own, so that asking again after a broken connection gives the first answer and
-logs no second decision; feedback may be repeated anyhow. What the server refuses is raised as `ServiceError`.
+Every ranking carries an id chosen by the client, so that a repeated request after a broken connection gets the first
+answer and is logged once; feedback is idempotent anyway. Requests the server refuses raise `ServiceError`.
 """
 
 from __future__ import annotations
@@ -10,56 +10,55 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mbcal.errors import OptionError, ServiceError
+from mbcal.types import Name, Steps, to_name, to_names, to_steps
+
+if TYPE_CHECKING:
+    from mbcal.serving.messages import FeedbackAnswer, ModelAnswer, RankAnswer
 
 RETRY_STATUSES = (429, 502, 503, 504)
-"""Answers after which it is worth asking again."""
+"""Statuses after which a request is sent again."""
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
+"""Seconds between two attempts: doubled after each, up to the longest."""
+DEFAULT_ADDRESS = "http://127.0.0.1:8000"
+
+_HEADERS = {"content-type": "application/json"}
+T = TypeVar("T")
 
 
 class _BaseClient:
-    """What both clients say and understand; how bytes travel is theirs."""
+    """What both clients share: encoding, decoding, retries and errors."""
 
-    def __init__(self, address: str, timeout: float, retries: int) -> None:
+    def __init__(self, address: str, retries: int) -> None:
         try:
             import httpx
-            import msgspec  # noqa: F401 - told together with httpx if it is missing
+            import msgspec  # noqa: F401 - reported together with httpx if it is missing
         except ImportError as error:
             raise OptionError("client: needs httpx and msgspec; pip install 'mbcal[serve]'") from error
         self._httpx = httpx
-        self._address, self._timeout, self._retries = address.rstrip("/"), timeout, retries
-
-    def _ranking(self, candidates: Sequence[str], more: dict[str, Any]) -> bytes:
-        from mbcal.serving.messages import RankRequest
-
-        return _encoded(RankRequest(list(candidates), **more, id=uuid.uuid4().hex))
-
-    def _telling(self, decision: str, behaviour: str, item: str | None) -> bytes:
-        from mbcal.serving.messages import FeedbackRequest
-
-        return _encoded(FeedbackRequest(decision, behaviour, item))
+        self._address, self._retries = address.rstrip("/"), retries
 
     def _waits(self) -> Iterator[float | None]:
-        """Seconds to wait after each attempt that failed; None after the last."""
+        """Seconds to wait after each failed attempt; None after the last."""
         wait = FIRST_WAIT
         for _ in range(self._retries):
             yield wait
             wait = min(2 * wait, LONGEST_WAIT)
         yield None
 
-    def _understood(self, response: Any, kind: Any) -> Any:
-        """The answer as a value of its kind; a refusal as an error."""
+    def _decode(self, response: Any, kind: type[T]) -> T:
+        """The answer as a value of this type; raises ServiceError if the request was refused."""
         import msgspec
 
         if response.status_code == 200:
             return msgspec.json.decode(response.content, type=kind)
         try:
-            said = msgspec.json.decode(response.content)["error"]
+            problem = msgspec.json.decode(response.content)["error"]
         except (msgspec.DecodeError, KeyError, TypeError):
-            said = response.text[:200]
-        raise ServiceError(f"{response.request.url.path}: {said} (HTTP {response.status_code})", response.status_code)
+            problem = response.text[:200]
+        raise ServiceError(f"{response.request.url.path}: {problem} (HTTP {response.status_code})", response.status_code)
 
     def _unreachable(self, error: Exception) -> ServiceError:
         return ServiceError(
@@ -68,33 +67,84 @@ class _BaseClient:
 
 
 class Client(_BaseClient):
-    """`Client("http://127.0.0.1:8000").rank([...], session="s1")`; close it, or use it in a `with`."""
+    """A connection to the service: `with Client("http://127.0.0.1:8000") as client: client.rank(history, candidates)`."""
 
-    def __init__(self, address: str = "http://127.0.0.1:8000", *, timeout: float = 5.0, retries: int = 4) -> None:
-        super().__init__(address, timeout, retries)
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = 5.0, retries: int = 4) -> None:
+        """Prepare a connection; it is opened by the first request.
+
+        Args:
+            address: Where `mbcal serve` listens.
+            timeout: Seconds to wait for an answer.
+            retries: How often a request is sent again after a broken connection or a status in `RETRY_STATUSES`.
+
+        Raises:
+            OptionError: If httpx or msgspec is not installed.
+        """
+        super().__init__(address, retries)
         self._http = self._httpx.Client(base_url=self._address, timeout=timeout)
 
-    def rank(self, candidates: Sequence[str], **more: Any) -> Any:
-        """A `RankAnswer`; options are those of `messages.RankRequest`: k, session, user, history, shown."""
+    def rank(
+        self,
+        history: Steps,
+        candidates: Sequence[Name],
+        shown: Steps | None = None,
+        *,
+        k: int = 10,
+        session: Name | None = None,
+        user: Name | None = None,
+    ) -> RankAnswer:
+        """Rank candidates for one user.
+
+        Args:
+            history: What the user did before the session: (item, behaviour) pairs, oldest first. With a session, that of its
+                first request counts.
+            candidates: Items to rank, each once.
+            shown: What was shown in the session so far, likewise; None for what the service remembers of the session.
+            k: Maximum number of items to return.
+            session: Name of the session, if the service is to remember it.
+            user: Name of the user, for the decision log.
+
+        Returns:
+            The ranked items, their propensities, the version that ranked them, and the decision's id for feedback.
+
+        Raises:
+            InputError: If a name is neither text nor a whole number.
+            ServiceError: If the server refuses the request or cannot be reached.
+        """
         from mbcal.serving.messages import RankAnswer
 
-        return self._understood(self._send("/v1/rank", self._ranking(candidates, more)), RankAnswer)
+        return self._decode(self._send("/v1/rank", _rank_body(history, candidates, shown, k, session, user)), RankAnswer)
 
-    def feedback(self, decision: str, behaviour: str, item: str | None = None) -> Any:
-        """A `FeedbackAnswer`."""
+    def feedback(self, decision: Name, behaviour: Name, item: Name | None = None) -> FeedbackAnswer:
+        """Report the behaviour towards an item that was shown. Idempotent.
+
+        Args:
+            decision: Id of the decision, `RankAnswer.decision`.
+            behaviour: What the user did.
+            item: The item; None for the first of the decision.
+
+        Returns:
+            Whether the session was updated; feedback is logged in any case.
+
+        Raises:
+            InputError: If a name is neither text nor a whole number.
+            ServiceError: If the server refuses the request or cannot be reached.
+        """
         from mbcal.serving.messages import FeedbackAnswer
 
-        return self._understood(self._send("/v1/feedback", self._telling(decision, behaviour, item)), FeedbackAnswer)
+        return self._decode(self._send("/v1/feedback", _feedback_body(decision, behaviour, item)), FeedbackAnswer)
 
-    def model(self) -> dict[str, Any]:
-        """The live version."""
-        made: dict[str, Any] = self._understood(self._send("/v1/model"), dict[str, Any])
-        return made
+    def model(self) -> ModelAnswer:
+        """Describe the live version; raises ServiceError if none is published."""
+        from mbcal.serving.messages import ModelAnswer
+
+        return self._decode(self._send("/v1/model"), ModelAnswer)
 
     def _send(self, path: str, body: bytes | None = None) -> Any:
+        method = "GET" if body is None else "POST"
         for wait in self._waits():
             try:
-                response = self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
+                response = self._http.request(method, path, content=body, headers=_HEADERS)
                 if wait is None or response.status_code not in RETRY_STATUSES:
                     return response
             except self._httpx.TransportError as error:
@@ -104,6 +154,7 @@ class Client(_BaseClient):
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
+        """Close the connection."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -114,33 +165,46 @@ class Client(_BaseClient):
 
 
 class AsyncClient(_BaseClient):
-    """The same for asyncio: `await client.rank([...])`, `async with AsyncClient(...)`."""
+    """`Client` for asyncio: `async with AsyncClient(...) as client: await client.rank(history, candidates)`."""
 
-    def __init__(self, address: str = "http://127.0.0.1:8000", *, timeout: float = 5.0, retries: int = 4) -> None:
-        super().__init__(address, timeout, retries)
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = 5.0, retries: int = 4) -> None:
+        """Prepare a connection; see `Client`."""
+        super().__init__(address, retries)
         self._http = self._httpx.AsyncClient(base_url=self._address, timeout=timeout)
 
-    async def rank(self, candidates: Sequence[str], **more: Any) -> Any:
-        """A `RankAnswer`."""
+    async def rank(
+        self,
+        history: Steps,
+        candidates: Sequence[Name],
+        shown: Steps | None = None,
+        *,
+        k: int = 10,
+        session: Name | None = None,
+        user: Name | None = None,
+    ) -> RankAnswer:
+        """Rank candidates for one user; see `Client.rank`."""
         from mbcal.serving.messages import RankAnswer
 
-        return self._understood(await self._send("/v1/rank", self._ranking(candidates, more)), RankAnswer)
+        body = _rank_body(history, candidates, shown, k, session, user)
+        return self._decode(await self._send("/v1/rank", body), RankAnswer)
 
-    async def feedback(self, decision: str, behaviour: str, item: str | None = None) -> Any:
-        """A `FeedbackAnswer`."""
+    async def feedback(self, decision: Name, behaviour: Name, item: Name | None = None) -> FeedbackAnswer:
+        """Report the behaviour towards an item that was shown; see `Client.feedback`."""
         from mbcal.serving.messages import FeedbackAnswer
 
-        return self._understood(await self._send("/v1/feedback", self._telling(decision, behaviour, item)), FeedbackAnswer)
+        return self._decode(await self._send("/v1/feedback", _feedback_body(decision, behaviour, item)), FeedbackAnswer)
 
-    async def model(self) -> dict[str, Any]:
-        """The live version."""
-        made: dict[str, Any] = self._understood(await self._send("/v1/model"), dict[str, Any])
-        return made
+    async def model(self) -> ModelAnswer:
+        """Describe the live version; raises ServiceError if none is published."""
+        from mbcal.serving.messages import ModelAnswer
+
+        return self._decode(await self._send("/v1/model"), ModelAnswer)
 
     async def _send(self, path: str, body: bytes | None = None) -> Any:
+        method = "GET" if body is None else "POST"
         for wait in self._waits():
             try:
-                response = await self._http.request(_VERBS[body is None], path, content=body, headers=_HEADERS)
+                response = await self._http.request(method, path, content=body, headers=_HEADERS)
                 if wait is None or response.status_code not in RETRY_STATUSES:
                     return response
             except self._httpx.TransportError as error:
@@ -150,6 +214,7 @@ class AsyncClient(_BaseClient):
         raise AssertionError("the last attempt returns or raises")
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -159,11 +224,34 @@ class AsyncClient(_BaseClient):
         await self.close()
 
 
-_HEADERS = {"content-type": "application/json"}
-_VERBS = ("POST", "GET")
-
-
-def _encoded(message: Any) -> bytes:
+def _rank_body(
+    history: Steps,
+    candidates: Sequence[Name],
+    shown: Steps | None,
+    k: int,
+    session: Name | None,
+    user: Name | None,
+) -> bytes:
     import msgspec
 
-    return msgspec.json.encode(message)
+    from mbcal.serving.messages import RankRequest
+
+    request = RankRequest(
+        history=list(to_steps(history)),
+        candidates=list(to_names(candidates)),
+        shown=None if shown is None else list(to_steps(shown, "shown")),
+        k=k,
+        session=None if session is None else to_name(session, "session"),
+        user=None if user is None else to_name(user, "user"),
+        id=uuid.uuid4().hex,
+    )
+    return msgspec.json.encode(request)
+
+
+def _feedback_body(decision: Name, behaviour: Name, item: Name | None) -> bytes:
+    import msgspec
+
+    from mbcal.serving.messages import FeedbackRequest
+
+    named_item = None if item is None else to_name(item)
+    return msgspec.json.encode(FeedbackRequest(to_name(decision, "decision"), to_name(behaviour, "behaviour"), named_item))

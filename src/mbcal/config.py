@@ -1,12 +1,18 @@
-"""ExperimentConfig as frozen dataclasses, to plain dictionaries and back: no untyped options, no silent unknown key."""
+"""Settings as frozen dataclasses, converted from and to plain dictionaries.
+
+`from_dict` checks every value against the type of its field: bool, int, float, str, `Literal`, tuples, unions and nested
+dataclasses. Unknown keys and values are refused with the nearest known one. Ranges are checked by the dataclasses themselves
+(`__post_init__`). Why not a library: docs/decisions/0012-config-parsing.md.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from mbcal.errors import OptionError, nearest
@@ -14,63 +20,75 @@ from mbcal.errors import OptionError, nearest
 T = TypeVar("T")
 
 Device = Literal["auto", "cpu", "cuda"]
-"""Where to compute; auto takes a GPU if there is one."""
+"""Where to compute; `auto` takes a GPU if there is one."""
+
+_type_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Cached by class: evaluating the annotations would take most of the time of `from_dict`."""
+_TYPE_IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain values only: what JSON and TOML can hold."""
+    """Return a dataclass as nested dictionaries of plain values, as JSON and TOML can hold them."""
     return dataclasses.asdict(config)
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """The dataclass `kind` from a dictionary; keys left out keep their defaults, unknown ones are refused by name."""
-    hints = typing.get_type_hints(kind)
+    """Create a dataclass from a dictionary.
+
+    Args:
+        kind: The dataclass.
+        values: Settings by name, those of nested dataclasses as dictionaries. Fields left out keep their defaults.
+        where: Prefix of names in error messages, such as `net.`.
+
+    Raises:
+        OptionError: If a key is unknown, or a value has the wrong type or is out of range.
+    """
+    hints = _type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    made = {}
+    converted = {}
     for name, value in values.items():
         if name not in known:
-            raise OptionError(f"{where}{name}: unknown; known are {', '.join(sorted(known))}.{nearest(name, known)}")
-        made[name] = _value(hints[name], value, f"{where}{name}")
-    return kind(**made)
+            raise _unknown_setting(f"{where}{name}", name, known)
+        converted[name] = _convert(hints[name], value, f"{where}{name}")
+    return kind(**converted)
 
 
 def with_settings(config: T, settings: Mapping[str, Any], where: str = "") -> T:
-    """Return a config with single settings changed, each found by its name wherever it sits.
+    """Return a config with single settings replaced, each found by its name at any depth.
 
     Args:
         config: A dataclass whose fields are settings, or dataclasses of settings.
         settings: New values by name: `gamma` of the config itself, `epochs` of its `training`. A field of the config itself
-            wins over one of the same name further down.
-        where: What an error begins with.
+            wins over a nested one of the same name.
+        where: Prefix of error messages, such as `mbcal: `.
 
     Raises:
-        OptionError: If no field has that name, or a value is out of range.
+        OptionError: If no field has that name, or a value has the wrong type or is out of range.
     """
     own = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     nested = {name: value for name, value in own.items() if dataclasses.is_dataclass(value)}
     owner_of = {field.name: name for name, part in nested.items() for field in dataclasses.fields(part)}
-    hints = typing.get_type_hints(type(config))
-    direct: dict[str, Any] = {}
-    further: dict[str, dict[str, Any]] = {name: {} for name in nested}
+    hints = _type_hints(type(config))
+    own_changes: dict[str, Any] = {}
+    nested_changes: dict[str, dict[str, Any]] = {name: {} for name in nested}
     for name, value in settings.items():
         if name in own:
             is_config = dataclasses.is_dataclass(value) and isinstance(value, hints[name])
-            direct[name] = value if is_config else _value(hints[name], value, f"{where}{name}")
+            own_changes[name] = value if is_config else _convert(hints[name], value, f"{where}{name}")
         elif name in owner_of:
-            further[owner_of[name]][name] = value
+            nested_changes[owner_of[name]][name] = value
         else:
-            known = sorted({*own, *owner_of} - nested.keys())
-            raise OptionError(f"{where}{name}: unknown; known are {', '.join(known)}.{nearest(name, known)}")
-    for name, values in further.items():
+            raise _unknown_setting(f"{where}{name}", name, {*own, *owner_of} - nested.keys())
+    for name, values in nested_changes.items():
         if values:
-            part = direct.get(name, nested[name])
-            direct[name] = from_dict(type(part), {**to_dict(part), **values}, where)
-    return dataclasses.replace(config, **direct) if direct else config  # type: ignore[type-var]
+            part = own_changes.get(name, nested[name])
+            own_changes[name] = from_dict(type(part), {**to_dict(part), **values}, where)
+    return dataclasses.replace(config, **own_changes) if own_changes else config  # type: ignore[type-var]
 
 
 def dotted_names(kind: type) -> list[str]:
-    """Every setting of a dataclass by its path: `gamma`, `net`, `net.hidden`."""
-    hints, names = typing.get_type_hints(kind), []
+    """Return the path of every setting of a dataclass: `gamma`, `net`, `net.hidden`."""
+    hints, names = _type_hints(kind), []
     for field in dataclasses.fields(kind):
         inner = hints[field.name]
         names.append(field.name)
@@ -79,39 +97,54 @@ def dotted_names(kind: type) -> list[str]:
     return names
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
+def _unknown_setting(where: str, name: str, known: Iterable[str]) -> OptionError:
+    listed = sorted(known)
+    return OptionError(f"{where}: unknown; known are {', '.join(listed)}.{nearest(name, listed)}")
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    """Check a value against a type, and convert it: lists to tuples, dictionaries to dataclasses, int to float."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise OptionError(f"{where}: must be a table of settings, got {value!r}")
         return from_dict(typing.cast(type, kind), value, f"{where}.")
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
-        if value not in arguments:
-            listed = ", ".join(map(str, arguments))
-            raise OptionError(
-                f"{where}: {value!r} is unknown; known are {listed}.{nearest(str(value), map(str, arguments))}"
-            )
-        return value
+        return _convert_literal(arguments, value, where)
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise OptionError(f"{where}: must be a list, got {value!r}")
-        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(inner) != len(value):
-            raise OptionError(f"{where}: must hold {len(inner)} values, got {len(value)}")
-        return tuple(_value(one, part, where) for one, part in zip(inner, value, strict=True))
+        return _convert_tuple(arguments, value, where)
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        *first, last = (one for one in arguments if one is not type(None))
-        for one in first:  # `float | Literal["auto"]`: whichever fits
-            with contextlib.suppress(OptionError):
-                return _value(one, value, where)
-        return _value(last, value, where)
+        return _convert_union(arguments, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise OptionError(f"{where}: must be {_ARTICLE.get(kind, kind.__name__)}, got {value!r}")
+        raise OptionError(f"{where}: must be {_TYPE_IN_WORDS.get(kind, kind.__name__)}, got {value!r}")
     return value
 
 
-_ARTICLE = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+def _convert_literal(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value not in choices:
+        listed = list(map(str, choices))
+        raise OptionError(f"{where}: {value!r} is unknown; known are {', '.join(listed)}.{nearest(str(value), listed)}")
+    return value
+
+
+def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise OptionError(f"{where}: must be a list, got {value!r}")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise OptionError(f"{where}: must hold {len(kinds)} values, got {len(value)}")
+    return tuple(_convert(kind, element, where) for kind, element in zip(kinds, value, strict=True))
+
+
+def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Return the value as the first type that fits; the error is that of the last."""
+    if value is None and type(None) in kinds:
+        return None
+    *others, last = (kind for kind in kinds if kind is not type(None))
+    for kind in others:
+        with contextlib.suppress(OptionError):
+            return _convert(kind, value, where)
+    return _convert(last, value, where)

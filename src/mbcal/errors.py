@@ -1,7 +1,7 @@
-"""Everything that can go wrong by a user's doing, as one small tree.
+"""Errors that a caller's input or environment can cause, in one small hierarchy.
 
-Each message names the thing (file, field, option), the rule it broke and what to do about it. The command line prints
-the message as one line and exits with code 2; a traceback that reaches a user is a bug.
+Every message names its subject first (file, field, option), then the problem and what to do about it, in one sentence. The
+command line prints the message and exits with code 2. Any other exception that reaches a user is a bug.
 """
 
 from __future__ import annotations
@@ -11,47 +11,52 @@ from collections.abc import Iterable
 
 
 class MbcalError(Exception):
-    """The root: catch this to catch every mistake `mbcal` blames on its input."""
+    """Base class: catch this to catch every error that `mbcal` raises on purpose."""
 
 
 class OptionError(MbcalError):
-    """An option or argument has a value it cannot have."""
+    """An option or argument is missing, unknown or out of range."""
 
 
 class InputError(MbcalError):
-    """A file or a row given to `mbcal` is not what it should be."""
+    """A file, row or array given to `mbcal` is not valid."""
 
 
 class StoreError(MbcalError):
-    """A folder is not a store, or a store is damaged or from another schema."""
+    """A folder is not a store, or the store is damaged or of another schema."""
 
 
 class ModelError(MbcalError):
-    """A folder is not a model, or a model is damaged, from another schema, or made for other data."""
+    """A folder is not a model, or the model is damaged, of another schema, or was fitted on other data."""
 
 
 class TrainingError(MbcalError):
-    """A fit went wrong: a loss that is no number, a checkpoint of other settings."""
+    """A fit failed: a loss became NaN, or the checkpoints belong to other settings."""
 
 
 class EngineError(MbcalError):
-    """Where jobs were to run, they cannot: no cluster, no worker to be had, workers lost again and again."""
+    """Jobs cannot run: there is no cluster, no worker is available, or workers are lost again and again."""
 
 
 class OutputError(MbcalError):
-    """Something could not be written: the disk is full, the folder exists or is read-only."""
+    """Output cannot be written: the disk is full, or the folder exists or is read-only."""
 
 
 class LogError(MbcalError):
-    """A decision log is damaged, locked, closed or no log."""
+    """A decision log is damaged, locked or closed, or the folder is not one."""
 
 
 class LogFullError(LogError):
-    """More records wait to be written than a decision log may keep; try again a little later."""
+    """The queue of records waiting to be written to a decision log is full; try again later."""
 
 
 class ServiceError(MbcalError):
-    """The ranking service refused a request, or cannot be reached; `status` is HTTP's, 0 where there was no answer."""
+    """The ranking service refused a request or cannot be reached.
+
+    Args:
+        message: The reason, in one sentence.
+        status: The HTTP status code; 0 if there was no response.
+    """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -59,6 +64,9 @@ class ServiceError(MbcalError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` when a known name is close, else an empty string; made to follow a full stop."""
+    """Return ` Did you mean 'x'?` if a known name is close to `name`, else an empty string.
+
+    The text starts with a space, to be appended to a message that ends with a full stop.
+    """
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -1,4 +1,4 @@
-"""How long work tells where it stands, without knowing who listens."""
+"""The interface through which long computations report progress."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A listener; the command line draws it, the library is silent unless given one."""
+    """Receives progress reports. The command line draws a bar; the library reports nothing unless given a listener."""
 
     def phase(self, title: str, total: int | None = None) -> None:
-        """A new phase begins; `total` is its size where it is known."""
+        """Begin a new phase.
+
+        Args:
+            title: What is being done.
+            total: Units of work in the phase, if known.
+        """
 
     def advance(self, amount: int) -> None:
-        """That much more of the phase is done."""
+        """Report that `amount` more units of the current phase are done."""
 
 
 class Silent:
-    """The listener who does not listen."""
+    """A listener that ignores all reports."""
 
     def phase(self, title: str, total: int | None = None) -> None:
         pass
@@ -26,3 +31,4 @@ class Silent:
 
 
 SILENT: Progress = Silent()
+"""The default listener."""

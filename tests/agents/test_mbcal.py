@@ -18,8 +18,8 @@ from mbcal.errors import OptionError, TrainingError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.base import expected_reward
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.targets import counterfactual_future_advantage, simulated_future_reward
-from mbcal.types import MASK_ROW, UNKNOWN_ROW
+from mbcal.training.labels import counterfactual_future_advantage, simulated_future_reward
+from mbcal.types import MASK_ROW, UNKNOWN_ROW, SessionTensors
 from tests.support.batches import CATALOG, LABELS, REWARDS, sessions
 from tests.support.toys import DelayedPrize, logged, starts
 
@@ -142,7 +142,7 @@ def test_strangers_have_a_row_that_was_learned() -> None:
     moved = (agent.nets["behaviour"].user.weight.detach() - before).abs().sum(1) > 0
     held = set(known.user[split_held_out_users(known.user, 0.2, 0)[1]].tolist())
     assert bool(moved[-1])
-    assert not any(bool(moved[user]) for user in held)  # whoever is held out is served as a stranger
+    assert not any(bool(moved[user]) for user in held)  # held-out users are served as unknown users
 
 
 def test_agents_take_their_own_settings_alone() -> None:
@@ -155,7 +155,7 @@ def test_agents_take_their_own_settings_alone() -> None:
 
 @torch.no_grad()
 def test_what_the_state_alone_says_does_not_know_the_item() -> None:
-    """Slow twin: the session run with the step's own item masked, one step at a time."""
+    """Reference implementation: the session run with the step's own item masked, one step at a time."""
     agent, batch = MBCAL(config(mix=0.5), "cpu").fit(sessions(count=100, seed=2)), sessions(count=12).tensors()
     net = agent.nets["baseline"]
     fast = net.values(batch, mask_item=True)
@@ -180,17 +180,34 @@ def test_the_family_of_labels_has_both_ends() -> None:
             assert torch.allclose(label, torch.where(batch.mask, future - usual, 0), atol=1e-5)
         nets = agent.nets
         assert torch.allclose(predicted, nets["advantage"].values(batch) + mix * nets["residual"].values(batch), atol=1e-5)
-    assert "rest" not in MBCAL(config(), "cpu").fit(known).nets
+    assert "residual" not in MBCAL(config(), "cpu").fit(known).nets
 
 
-def test_the_score_holds_the_share_of_the_rest() -> None:
-    agent = MBCAL(config(mix=0.25), "cpu").fit(sessions(count=100, seed=2))
+@pytest.mark.parametrize("mix", [0.0, 0.5, "auto"])
+def test_the_advantage_of_a_session_is_computed_once_per_fit(mix: Any) -> None:
+    """It is by far the most expensive label; all networks of a mix share it."""
+    labelled: list[int] = []
+
+    class Counting(MBCAL):
+        def advantage(self, batch: SessionTensors) -> torch.Tensor:
+            labelled.append(len(batch))
+            return super().advantage(batch)
+
+    agent = Counting(config(mix=mix), "cpu").fit(sessions(count=100, seed=2))
+    assert sum(labelled) == 100
+    labelled.clear()
+    agent.value_regression(sessions(count=7).tensors())
+    assert sum(labelled) == 7
+
+
+def test_the_score_contains_the_residual_times_mix() -> None:
+    agent, with_all = (MBCAL(config(mix=mix), "cpu").fit(sessions(count=100, seed=2)) for mix in (0.25, 1.0))
     batch = sessions(count=5).tensors()
     state, candidates = agent.begin(*batch.history), torch.arange(2, CATALOG.n_rows).expand(5, -1)
     parts = agent.fitted_scorer.score_parts(state, candidates)
-    whole = agent._scorer_with(1.0).score_parts(state, candidates)["residual"]
+    residual = with_all.fitted_scorer.score_parts(state, candidates)["residual"]
     assert set(parts) == {"instant", "future", "residual"}
-    assert torch.allclose(parts["residual"], 0.25 * whole, atol=1e-5)
+    assert torch.allclose(parts["residual"], 0.25 * residual, atol=1e-5)
     assert torch.allclose(agent.score(state, candidates), sum(parts.values()), atol=1e-5)
 
 

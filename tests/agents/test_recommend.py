@@ -1,4 +1,4 @@
-"""The best items of a whole catalogue for many users: exact, filtered, in bounded memory, and the same as ranking one by one."""
+"""Recommendations for many users from a whole catalogue: exact, filtered, in bounded memory, equal to `rank`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def history(*steps: tuple[str, str]) -> list[tuple[str, str]]:
 def test_the_same_items_and_scores_as_ranking_one_user(name: str) -> None:
     agent = fitted(name)
     histories = [history(("item 3", "click"), ("item 5", "like")), history(), history(("item 1", "skip"))]
-    found = agent.recommend(histories, k=4, filter_seen=False)
+    found = agent.recommend(histories, k=4, filter_history=False)
     for user, one in enumerate(histories):
         seen = [item for item in NAMES if agent.seen()[batches.CATALOG.rows_of([item])[0]]]
         ranked = agent.rank(one, seen)[:4]
@@ -70,7 +70,7 @@ def test_items_of_the_history_are_left_out() -> None:
     assert len(found[0]) == len(found[1]) - 4  # fewer than k are left
     assert found.rows[0, -1] == MASK_ROW
     assert np.isneginf(found.scores[0, -1])
-    assert set(NAMES[:4]) <= set(agent.recommend(histories, k=20, filter_seen=False)[0])
+    assert set(NAMES[:4]) <= set(agent.recommend(histories, k=20, filter_history=False)[0])
 
 
 def test_candidates_for_all_or_for_each() -> None:

@@ -42,14 +42,14 @@ def shop(tmp_path: Path) -> Path:
 
 
 def test_show_counts_by_version(shop: Path) -> None:
-    told = mbcal("log", "show", "log", "--last", "1", cwd=shop).stdout.splitlines()
-    assert told[0] == "log: 30 decisions in 6 sessions, 15 records of feedback"
-    assert [line.split() for line in told[1:4]] == [
+    printed = mbcal("log", "show", "log", "--last", "1", cwd=shop).stdout.splitlines()
+    assert printed[0] == "log: 30 decisions in 6 sessions, 15 feedback records"
+    assert [line.split() for line in printed[1:4]] == [
         ["version", "decisions", "answered", "share", "sessions"],
         ["v1", "20", "10", "50.0%", "4"],
         ["v2", "10", "5", "50.0%", "2"],
     ]
-    assert json.loads(told[4])["id"] == "d29"
+    assert json.loads(printed[4])["id"] == "d29"
     found = json.loads(mbcal("log", "show", "log", "--last", "2", "--json", cwd=shop).stdout)
     assert (found["decisions"], found["feedback"], found["damaged"]) == (30, 15, 0)
     assert found["versions"][1] == {"version": "v2", "decisions": 10, "answered": 5, "sessions": 2}
@@ -58,11 +58,11 @@ def test_show_counts_by_version(shop: Path) -> None:
 
 def test_compact_and_export(shop: Path) -> None:
     before, segments = list(read_log(shop / "log")), len(list((shop / "log").glob("*.log")))
-    told = mbcal("log", "export", "log", "--model", "model", "--out", "first.parquet", "--horizon", "2", cwd=shop).stdout
-    assert told.splitlines() == [
+    printed = mbcal("log", "export", "log", "--model", "model", "--out", "first.parquet", "--horizon", "2", cwd=shop).stdout
+    assert printed.splitlines() == [
         "first.parquet: 8 sessions, 14 steps of 3 users",
         "decisions 30, feedback 15, unanswered 16",
-        "refused: behaviour 'odd' is unknown to model, 1 records of feedback",
+        "left out: behaviour 'odd' is not in model, 1 feedback records",
     ]
     assert f"log: {segments - 1} segments compacted" in mbcal("log", "compact", "log", cwd=shop).stdout
     assert list(read_log(shop / "log")) == before

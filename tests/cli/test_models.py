@@ -45,7 +45,7 @@ def copy(shop: Path, tmp_path: Path) -> Path:
 def test_help_teaches() -> None:
     for command, options in {
         "fit": ("--agent", "--epochs", "--device", "--features", "--from", "kill -9"),
-        "rank": ("--history", "--candidates", "--session", "--json", "--allow-unknown"),
+        "rank": ("--history", "--candidates", "--shown", "--json", "--allow-unknown"),
         "evaluate": ("--simulator", "--data", "--truth", "--epsilon"),
         "simulator": ("--family", "transformer", "report-card"),
     }.items():
@@ -98,7 +98,7 @@ def test_rank_shows_both_parts_and_their_sum(shop: Path) -> None:
         '["item-05", "item-06", "item-07"]',
     ]
     assert json.loads(mbcal("rank", "mbcal", *as_pairs, "--json", cwd=shop).stdout) == ranked
-    later = json.loads(mbcal("rank", "mbcal", *given, "--session", "item-09:dwell-01", "--json", cwd=shop).stdout)
+    later = json.loads(mbcal("rank", "mbcal", *given, "--shown", "item-09:dwell-01", "--json", cwd=shop).stdout)
     assert later != ranked
 
 
@@ -127,7 +127,7 @@ def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
     for row in said["rows"]:
         assert row["interval"][0] < row["mean"] < row["interval"][1]
     width = [row["interval"][1] - row["interval"][0] for row in said["rows"]]
-    assert second["gap_interval"][1] - second["gap_interval"][0] < width[1]  # the same luck makes differences sharper
+    assert second["gap_interval"][1] - second["gap_interval"][0] < width[1]  # common noise makes differences sharper
     table = mbcal("evaluate", "mbcal", "--data", "feed", "--simulator", "sim", "--sessions", "50", cwd=shop).stdout
     assert "50 test sessions" in table
     assert "as logged, real users" in table
@@ -147,10 +147,10 @@ def test_warm_start_goes_on_from_a_model(copy: Path, capsys: pytest.CaptureFixtu
     assert warm.n_fits == 2
     assert warm.config.training.learning_rate == warm.optimisers["advantage"].param_groups[0]["lr"] == 0.002
     for more, said in (
-        (["--agent", "gru4rec"], "mbcal holds a mbcal agent; add --agent mbcal"),
-        (["--gamma", "0.5"], "gamma: a model keeps its own when it goes on"),
-        (["--hidden", "9"], "hidden: a model keeps its own when it goes on"),
-        (["--seed", "9"], "seed: a model keeps its own when it goes on"),
+        (["--agent", "gru4rec"], "mbcal holds a mbcal agent; choose the agent mbcal"),
+        (["--gamma", "0.5"], "gamma: a model keeps its own when it is fitted further"),
+        (["--hidden", "9"], "hidden: a model keeps its own when it is fitted further"),
+        (["--seed", "9"], "seed: a model keeps its own when it is fitted further"),
     ):
         assert said in refused(*command[:-1], "x", *more, cwd=copy, capsys=capsys)
 
@@ -167,7 +167,7 @@ def test_stopped_and_given_again_the_command_goes_on(copy: Path) -> None:
     running.communicate()
     assert not (copy / "long").exists()
     done = mbcal(*command, cwd=copy)
-    assert "going on from the last checkpoint" in done.stderr
+    assert "resuming from the last checkpoint" in done.stderr
     mbcal(*[part.replace("long", "straight") for part in command], cwd=copy)
     assert (copy / "long/weights.safetensors").read_bytes() == (copy / "straight/weights.safetensors").read_bytes()
     assert not (copy / ".long.checkpoint").exists()
@@ -186,12 +186,13 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         (["rank", "mbcal", "--candidates", ""], "candidates: none were given"),
         (["rank", "mbcal", "--candidates", "item-05,item-05"], "'item-05' is there twice"),
         (["rank", "mbcal", "--candidates", "item-5"], "'item-5' is unknown to the model; add --allow-unknown"),
-        (["rank", "mbcal", "--candidates", "[1, 2]"], "must be a JSON list of names"),
-        (["rank", "mbcal", "--candidates", '["a"'], "starts like JSON but is none"),
+        (["rank", "mbcal", "--candidates", "[1, 2]"], "'1' is unknown to the model"),
+        (["rank", "mbcal", "--candidates", "[1.5]"], "names are text or whole numbers, got 1.5"),
+        (["rank", "mbcal", "--candidates", '["a"'], "starts like JSON but is not valid JSON"),
         ([*RANK, "--history", "item-01:dwell-01," * 5], "5 steps, the model was fitted on at most 4; give the latest 4"),
         ([*RANK, "--history", "item-01:dwell-1"], "behaviour 'dwell-1' is unknown"),
         ([*RANK, "--history", "item-01"], "'item-01' is not ITEM:BEHAVIOUR"),
-        ([*RANK, "--history", '[["item-01"]]'], "must be a JSON list of pairs"),
+        ([*RANK, "--history", '[["item-01"]]'], "history: steps are (item, behaviour) pairs, got ['item-01']"),
         ([*FIT, "--agent", "mbcall"], "agent: 'mbcall' is unknown; known are mbcal, mbcal-no-vr, gru4rec"),
         ([*FIT, "--agent", "mbcall"], "Did you mean 'mbcal'?"),
         ([*FIT, "--features", "categori"], "no 'categori'"),
@@ -200,16 +201,16 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*FIT, "--gamma", "1.5"], "gamma: must be in [0, 1], got 1.5"),
         ([*FIT, "--mix", "1.5"], "mix: must be in [0, 1], or auto, got 1.5"),
         ([*FIT, "--mix", "some"], "mix: must be in [0, 1], or auto, got 'some'"),
-        ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gamma: the gru4rec agent has no such setting"),
+        ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gru4rec: gamma: unknown; known are batch"),
         (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),
-        (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is no model, so it is not replaced"),
+        (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is not a model, so it is not replaced"),
         (["fit", "mbcal", "--out", "new"], "mbcal: a model, not a store; make a store with 'mbcal prepare'"),
         (["evaluate", "mbcal", "--data", "feed"], "simulator: missing; give --simulator SIM"),
         (["evaluate", "mbcal", "--data", "feed", "--simulator", "mbcal"], "mbcal: a model, not a simulator"),
         (["evaluate", "mbcal", "--data", "feed", "--truth", "--epsilon", "3"], "epsilon: must be in [0, 1], got 3"),
-        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: share a fit on --engine ray; here it is one process"),
+        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: are those of --engine ray; add it, or leave them out"),
         (["fit", "feed", "--out", "new", "--address", "auto"], "address: names a Ray cluster; add --engine ray"),
-        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "device: workers of --engine ray are on a"),
+        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "device: workers of --engine ray compute"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -242,7 +243,7 @@ def test_a_damaged_model_is_refused(copy: Path, name: str, capsys: pytest.Captur
     for data in (whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], b""):
         file.write_bytes(data)
         error = refused(*RANK, cwd=copy, capsys=capsys)
-        assert f"mbcal/{name}: damaged (its hash does not fit); fit the model again" in error
+        assert f"mbcal/{name}: damaged (hash mismatch); fit the model again" in error
     file.unlink()
     assert f"{name}: missing from the model" in refused(*RANK, cwd=copy, capsys=capsys)
 
@@ -252,7 +253,7 @@ def test_a_manifest_that_was_touched_is_refused(copy: Path, capsys: pytest.Captu
     said = json.loads(file.read_text())
     for change, words in (
         ({"schema": 99}, "schema 99, this mbcal reads schema 1; fit the model again"),
-        ({"fits": 7}, "damaged (its content hash does not fit)"),
+        ({"fits": 7}, "damaged (content hash mismatch)"),
         ({"files": None}, "damaged"),
     ):
         file.write_text(json.dumps({**said, **change}))
@@ -270,7 +271,7 @@ def test_a_model_whose_hashes_fit_but_whose_content_does_not(copy: Path, capsys:
     for change, arrays, words in (
         ({}, {**weights, "environment/head.2.bias": weights["environment/head.2.bias"][:3]}, "damaged"),
         ({"config": {**said["config"], "hiden": 3}}, weights, "hiden: unknown"),
-        ({"agent": "mbcl"}, weights, "agent: 'mbcl' is unknown"),
+        ({"agent": "mbcl"}, weights, "holds a 'mbcl' agent, which is not an installed method"),
     ):
         files = {"weights": arrays, "optimiser": opened.arrays("optimiser")}
         bundle.write_artifact(copy / "mbcal", bundle.MODEL_KIND, {**said, **change}, files, opened.catalog, overwrite=True)
@@ -291,7 +292,7 @@ def test_models_and_simulators_of_other_data_are_refused(copy: Path, capsys: pyt
 
 
 def test_another_store_of_the_same_log_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Users are numbered within a store: elsewhere the same number may be somebody the model has seen."""
+    """Users are numbered within a store: elsewhere the same number may be a user the model has seen."""
     write_csv(copy / "log.csv", ROWS, HEADER)
     for seed in ("0", "1"):
         mbcal(*TABLE, *REWARDS, "--horizon", "5", "--seed", seed, "--out", f"split{seed}", cwd=copy)
@@ -301,7 +302,7 @@ def test_another_store_of_the_same_log_is_refused(copy: Path, capsys: pytest.Cap
     error = refused("evaluate", "model0", "--data", "split1", "--simulator", "sim0", cwd=copy, capsys=capsys)
     assert "the simulator was fitted on another store" in error
     error = refused("evaluate", "model0", "--data", "split1", "--simulator", "sim1", cwd=copy, capsys=capsys)
-    assert "model0: was fitted on another store" in error
+    assert "model0 was fitted on another store" in error
 
 
 def test_a_store_without_history_serves_both_families(copy: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every way a log can be wrong: rows are set aside with a reason, files refused in one sentence, nothing left behind."""
+"""Bad logs: rows are rejected with a reason, files are refused in one sentence, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log(path: Path | list[Path], rule: Labels | Levels | None = None, **changes:
 
 
 def rejected(store: Store) -> dict[str, list[tuple[str | None, ...]]]:
-    """Reason -> the rows set aside for it."""
+    """Reason -> the rows rejected for it."""
     found: dict[str, list[tuple[str | None, ...]]] = {}
     for row in store.table("rejected.parquet").to_pylist():
         found.setdefault(row["reason"], []).append((row["user"], row["item"], row["time"], row["behaviour"]))
@@ -35,7 +35,7 @@ def rejected(store: Store) -> dict[str, list[tuple[str | None, ...]]]:
     return found
 
 
-def test_bad_rows_of_text_are_set_aside_with_their_reason(tmp_path: Path) -> None:
+def test_bad_rows_of_text_are_rejected_with_their_reason(tmp_path: Path) -> None:
     bad = [
         ("", "x", 1_600_000_000, "yes"),
         ("a", "", 1_600_000_000, "yes"),
@@ -69,7 +69,7 @@ def test_bad_rows_of_text_are_set_aside_with_their_reason(tmp_path: Path) -> Non
     assert counts["rows_read"] == len(GOOD) + len(bad) + 2
 
 
-def test_bad_rows_of_parquet_are_set_aside_with_their_reason(tmp_path: Path) -> None:
+def test_bad_rows_of_parquet_are_rejected_with_their_reason(tmp_path: Path) -> None:
     columns = {
         "who": pa.array([1.0, None, math.nan, 1.0, 1.0, 1.0, 1.0], pa.float64()),
         "what": pa.array([1, 1, 1, None, 1, 1, 1], pa.int64()),
@@ -126,7 +126,7 @@ def test_too_many_duplicates_stop_too(tmp_path: Path) -> None:
         (
             "columns.csv",
             b"who,what,wen,did\n1,2,3,yes\n",
-            r"no column 'when'; the file has who, what, wen, did. Did you mean 'wen'",
+            r"no column 'when'; its columns are who, what, wen, did. Did you mean 'wen'",
         ),
         ("twice.csv", b"who,what,when,did,did\n1,2,3,yes,no\n", "column 'did' appears twice"),
         ("fake.parquet", b"PAR1 but not really", "fake.parquet: not a readable Parquet file"),
@@ -172,7 +172,7 @@ def test_zips_that_climb_out_are_refused(tmp_path: Path, member: str) -> None:
     path = tmp_path / "in" / "evil.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(zipfile.ZipInfo(member), "userId,movieId,rating,timestamp\n1,1,1,1\n")
-    with pytest.raises(InputError, match="climbs out of the archive"):
+    with pytest.raises(InputError, match="has a path outside the archive"):
         prepare(MovieLens(path), tmp_path / "in" / "store")
     assert sorted(file.name for file in tmp_path.rglob("*")) == ["evil.zip", "in"]
 
@@ -182,7 +182,7 @@ def test_existing_folders_are_not_overwritten_unless_asked(tmp_path: Path) -> No
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match="mine: already exists; it is no store"):
+        with pytest.raises(OutputError, match="mine: already exists; it is not a store"):
             prepare(log(path), tmp_path / "mine", overwrite=overwrite)
     (tmp_path / "empty").mkdir()
     prepare(log(path), tmp_path / "empty")
@@ -287,7 +287,7 @@ def test_broken_lines_of_an_item_table_are_no_rows_of_the_log(tmp_path: Path) ->
 def test_an_item_table_that_fits_no_item_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "log.csv", GOOD, HEADER)
     items = write_csv(tmp_path / "items.csv", [("other", "news")], ("what", "kind"))
-    with pytest.raises(InputError, match="no item of the log is in the table of items"):
+    with pytest.raises(InputError, match="no item of the log is in the item table"):
         prepare(log(path, items=ItemTable(items, ["kind"])), tmp_path / "store")
 
 
@@ -295,7 +295,7 @@ def test_an_item_table_that_fits_no_item_is_refused(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("excel.csv", "who,what,when,did\na,x,5,yes\n".encode("utf-16"), "this is UTF-16 text"),
-        ("long.csv", b"x" * 200_000 + b",what,when,did\n", "its first line is no header"),
+        ("long.csv", b"x" * 200_000 + b",what,when,did\n", "its first line is not a header"),
     ],
 )
 def test_text_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -311,7 +311,7 @@ def test_only_a_store_and_nothing_but_a_store_is_overwritten(tmp_path: Path) -> 
     store = prepare(log(path), tmp_path / "store").path
     (store / "notes.txt").write_text("mine")
     for folder in ("web", "store"):
-        with pytest.raises(OutputError, match="it is no store"):
+        with pytest.raises(OutputError, match="it is not a store"):
             prepare(log(path), tmp_path / folder, overwrite=True)
     assert (store / "notes.txt").read_text() == "mine"
 

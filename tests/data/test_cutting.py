@@ -1,4 +1,4 @@
-"""Cutting, splitting and the order of ties, against a slow twin in plain Python."""
+"""Cutting, splitting and the order of ties, against a slow reference implementation in plain Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbcal import SessionConfig, prepare
-from mbcal.data.cutting import Steps, cut, stable_hash
+from mbcal.data.cutting import Steps, cut
+from mbcal.data.store_format import PARTS
+from mbcal.data.user_split import part_of, stable_hash
 from mbcal.errors import OptionError
 from tests.support.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
@@ -39,7 +41,7 @@ CUTS = st.builds(
 
 @settings(max_examples=60)
 @given(rows=ROWS, how=CUTS, by_session=st.booleans(), suffix=st.sampled_from([".csv", ".parquet"]), data=st.data())
-def test_store_equals_the_slow_twin(
+def test_store_equals_the_reference_implementation(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[Row],
     how: SessionConfig,
@@ -47,7 +49,7 @@ def test_store_equals_the_slow_twin(
     suffix: str,
     data: st.DataObject,
 ) -> None:
-    folder = tmp_path_factory.mktemp("twin")
+    folder = tmp_path_factory.mktemp("reference")
     how = SessionConfig(how.horizon, how.history, data.draw(st.integers(1, how.horizon)), how.gap, how.split, how.seed, 1.0)
     store = prepare(table(write_rows(folder / f"log{suffix}", rows), session=by_session), folder / "store", how)
     assert read_back(store) == expected(rows, how, by_session)
@@ -88,8 +90,8 @@ def test_no_step_twice_history_before_and_parts_disjoint(
     if not by_session:
         assert len(steps) == len(set(steps)) == store.manifest["counts"]["rows"]
     assert store.manifest["counts"]["rows"] + sum(store.manifest["rejected"].values()) == len(rows)
-    for part in ("simulator", "train", "test"):
-        for shard in store.shards(part):  # type: ignore[arg-type]
+    for part in PARTS:
+        for shard in store.shards(part):
             assert shard.length.min() >= 1
             assert shard.length.max() <= how.horizon
             assert by_session or (shard.start - shard.history_length >= 0).all()
@@ -134,10 +136,10 @@ def test_no_steps_no_windows() -> None:
 
 def test_split_follows_shares_and_is_stable_under_growth() -> None:
     how = SessionConfig(split=(0.5, 0.3, 0.2), seed=4)
-    parts = [how.part(stable_hash(f"user {k}", 4, "part")) for k in range(20_000)]
+    parts = [part_of(stable_hash(f"user {k}", 4, "part"), how.split) for k in range(20_000)]
     shares = np.bincount(parts) / len(parts)
     assert np.allclose(shares, how.split, atol=4 * 0.5 / 20_000**0.5)
-    assert parts[:100] == [how.part(stable_hash(f"user {k}", 4, "part")) for k in range(100)]
+    assert parts[:100] == [part_of(stable_hash(f"user {k}", 4, "part"), how.split) for k in range(100)]
 
 
 def test_another_seed_another_split(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_log_too_bad_is_refused_alike(tmp_path: Path) -> None:
     source = table(write_csv(tmp_path / "log.csv", [*rows(5), *BAD], HEADER), propensity="shown")
     said = []
     for engine in (None, Restless()):
-        with pytest.raises(InputError, match="rows would be set aside") as error:
+        with pytest.raises(InputError, match="rows would be rejected") as error:
             prepare(source, tmp_path / "store", engine=engine)
         said.append(str(error.value))
     assert said[0] == said[1]

@@ -70,24 +70,24 @@ class Assassin:
 
     def _lurk(self) -> None:
         stages: dict[str, Callable[[Path], bool]] = {
-            "reading": lambda corner: (corner / "work.duckdb").exists(),
-            "cutting": lambda corner: (corner / "store").exists(),
+            "reading": lambda worker_dir: (worker_dir / "work.duckdb").exists(),
+            "cutting": lambda worker_dir: (worker_dir / "store").exists(),
         }
         for stage, begun in stages.items():
             while stage not in self.killed and not self._over.is_set():
-                for corner in self.folder.glob(".spread.partial-*/scratch/corner-*"):
-                    if begun(corner) and (worker := owner(corner)):
+                for worker_dir in self.folder.glob(".spread.partial-*/scratch/worker-*"):
+                    if begun(worker_dir) and (worker := owner(worker_dir)):
                         os.kill(worker, signal.SIGKILL)
                         self.killed.append(stage)
                         break
                 time.sleep(0.002)
 
 
-def owner(corner: Path) -> int | None:
+def owner(worker_dir: Path) -> int | None:
     """The worker that has a file of this folder open."""
     for worker in psutil.Process().children(recursive=True):
         try:
-            if any(Path(file.path).is_relative_to(corner) for file in worker.open_files()):
+            if any(Path(file.path).is_relative_to(worker_dir) for file in worker.open_files()):
                 return int(worker.pid)
         except psutil.Error:
             continue

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mbcal import KuaiRand, MovieLens, Netflix, SessionConfig, prepare
+from mbcal.data.behaviour_rules import Quantiles
+from mbcal.data.files import Paths
 from mbcal.data.ingest import LogReader
-from mbcal.data.source import Quantiles
 from mbcal.errors import InputError
 from tests.support.layouts import COMBINED, ML_20M, kuairand
 from tests.support.logs import ONE_PART, ROOT, read_back, steps, unpacked, zipped
@@ -31,12 +32,12 @@ ML_1M = {
 @pytest.mark.parametrize("way", ["zip", "folder", "files"])
 def test_movielens_dat(tmp_path: Path, way: str) -> None:
     folder = unpacked(tmp_path / "raw", ML_1M)
-    paths = {
+    paths: dict[str, Paths] = {
         "zip": zipped(tmp_path / "ml-1m.zip", ML_1M),
         "folder": folder,
         "files": [folder / "ml-1m/ratings.dat", folder / "ml-1m/movies.dat"],
-    }[way]
-    store = prepare(MovieLens(paths), tmp_path / "store", ONE_PART)
+    }
+    store = prepare(MovieLens(paths[way]), tmp_path / "store", ONE_PART)
     assert steps(store) == {
         "1": [("661", "3", 978300700), ("1193", "5", 978300760)],
         "2": [("1193", "1", 978300761)],

@@ -55,7 +55,7 @@ def test_a_changed_manifest_is_found(store: Store) -> None:
         {"rejected": {"x": 1}},
     ):
         path.write_text(json.dumps({**manifest, **change}))
-        with pytest.raises(StoreError, match="content hash does not fit"):
+        with pytest.raises(StoreError, match="content hash mismatch"):
             Store.open(store.path)
     path.write_text(json.dumps({**manifest, "schema": 99}))
     with pytest.raises(StoreError, match="schema 99, this mbcal reads schema 1"):

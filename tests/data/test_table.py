@@ -1,4 +1,4 @@
-"""Anybody's log: times, labels, levels, headers, names, item tables, in every dress they come in."""
+"""Logs of the layout `table`: forms of times, labels, levels, headers, names and item tables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_table_reads_dates_and_given_units_and_formats(tmp_path: Path) -> None:
     assert steps(prepare(make_table(log, time_format="%d/%m/%Y"), tmp_path / "3", ONE_PART)) == {"a": [("x", "yes", day)]}
 
 
-def test_table_reads_csv_in_its_many_dresses(tmp_path: Path) -> None:
+def test_table_reads_csv_in_many_forms(tmp_path: Path) -> None:
     rows = [("a", "x, y", 1, "yes"), ("b", 'a "quoted"\nline', 2, "no"), ("é", "ŝ", 3, "yes")]
     plain = write_csv(tmp_path / "log.csv", rows, HEADER)
     truth = read_back(prepare(make_table(plain), tmp_path / "plain", ONE_PART))

@@ -164,3 +164,9 @@ def test_the_network_is_a_copy_that_learns_no_more() -> None:
     behaviour, after = environment.respond(state, batch.items[:, 0], uniform)
     assert not after.hidden[0].requires_grad
     assert behaviour.dtype == torch.uint8
+
+
+def test_reprs_are_short() -> None:
+    environment = ModelEnvironment(net(), CATALOG, LABELS)
+    assert repr(environment) == "<ModelEnvironment: RecurrentNet, 12 items, 3 behaviours, on cpu>"
+    assert repr(environment.begin(*sessions(count=5).tensors().history)) == "<ModelState: 5 sessions>"

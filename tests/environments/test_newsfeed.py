@@ -12,7 +12,8 @@ import torch
 
 from mbcal import Newsfeed, NewsfeedConfig, Oracle, SessionConfig, prepare_newsfeed
 from mbcal.environments.newsfeed.articles import generate_articles
-from mbcal.environments.newsfeed.log import offer
+from mbcal.environments.newsfeed.log import sample_candidate_sets
+from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.newsfeed.world import NewsfeedConstants, UserState
 from mbcal.errors import OptionError
 from tests.support.logs import content
@@ -25,7 +26,7 @@ class SlowUser:
     """One user, in plain Python, straight from the equations."""
 
     def __init__(self, user: int) -> None:
-        self.interests = WORLD.traits[user].tolist()
+        self.interests = WORLD.initial_interests[user].tolist()
         self.satiation = [0.0] * KNOWN.topics
         self.mood = 0.0
         self.bias = float(WORLD.bias[user])
@@ -111,9 +112,9 @@ def test_bait_pleases_now_and_costs_later() -> None:
     level = torch.full((400,), 5)
     after_bait, after_other = (WORLD.observe(state, torch.full((400,), row), level) for row in (bait, other))
     neutral = torch.full((400, 1), 1)  # the average item
-    twin = copy.deepcopy(WORLD)  # the same item without its bait
-    twin.instant[bait] -= KNOWN.bait_now * WORLD.bait[bait]
-    gain = WORLD.utility(state, torch.full((400, 1), bait)) - twin.utility(state, torch.full((400, 1), bait))
+    without_bait = copy.deepcopy(WORLD)  # the same item without its bait
+    without_bait.instant[bait] -= KNOWN.bait_now * WORLD.bait[bait]
+    gain = WORLD.utility(state, torch.full((400, 1), bait)) - without_bait.utility(state, torch.full((400, 1), bait))
     assert bool((gain > 0.9 * KNOWN.bait_now).all())
     articles = generate_articles(300, KNOWN.topics, torch.Generator().manual_seed(3))
     by_hand = KNOWN.appeal * articles.appeal + KNOWN.bait_now * articles.bait
@@ -130,16 +131,16 @@ def test_repeated_topics_tire_and_interests_drift_towards_what_is_read() -> None
     for _ in range(3):
         state = WORLD.observe(state, item, torch.full((400,), 11))
     assert bool((state.satiation @ WORLD.topics[30] > 0).all())
-    before = (WORLD.traits - WORLD.topics[30]).norm(dim=1)
+    before = (WORLD.initial_interests - WORLD.topics[30]).norm(dim=1)
     assert torch.allclose((state.interests - WORLD.topics[30]).norm(dim=1), before * (1 - KNOWN.drift) ** 3, atol=1e-5)
     skipped = WORLD.observe(WORLD.fresh_state(user), item, torch.zeros(400, dtype=torch.long))
-    assert torch.equal(skipped.interests, WORLD.traits)
+    assert torch.equal(skipped.interests, WORLD.initial_interests)
 
 
 def play(policy: str, users: int = 400, horizon: int = 20) -> float:
     draw = torch.Generator().manual_seed(7)
     state = WORLD.fresh_state(torch.arange(users))
-    candidates = offer(WORLD.weights, users, 2 * horizon, draw)
+    candidates = sample_candidate_sets(WORLD.popularity, users, 2 * horizon, draw)
     available = torch.ones_like(candidates, dtype=torch.bool)
     total = torch.zeros(users)
     noise = torch.rand(horizon, users, generator=draw)
@@ -213,7 +214,7 @@ def test_oracle_is_within_a_percent_of_exhaustive_search() -> None:
 
 def test_oracle_takes_only_what_is_available() -> None:
     state = WORLD.fresh_state(torch.arange(50))
-    candidates = offer(WORLD.weights, 50, 6, torch.Generator().manual_seed(0))
+    candidates = sample_candidate_sets(WORLD.popularity, 50, 6, torch.Generator().manual_seed(0))
     available = torch.zeros(50, 6, dtype=torch.bool)
     available[torch.arange(50), torch.arange(50) % 6] = True
     for left in (1, 3):  # also when there is less to show than there are steps
@@ -224,9 +225,9 @@ def test_oracle_takes_only_what_is_available() -> None:
 
 def test_offers_are_distinct_and_by_weight() -> None:
     weights = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0])
-    drawn = offer(weights, 40_000, 1, torch.Generator().manual_seed(0)) - 2
+    drawn = sample_candidate_sets(weights, 40_000, 1, torch.Generator().manual_seed(0)) - 2
     assert np.allclose(np.bincount(drawn.flatten()) / 40_000, weights / 16, atol=0.01)
-    rows = offer(weights, 500, 5, torch.Generator().manual_seed(0))
+    rows = sample_candidate_sets(weights, 500, 5, torch.Generator().manual_seed(0))
     assert bool((rows == torch.arange(2, 7)).all())
 
 
@@ -293,8 +294,8 @@ def test_seven_features_tell_what_they_should() -> None:
         ({"sessions": 0}, SessionConfig(), "sessions: must be at least 1"),
         ({"items": 10}, SessionConfig(horizon=2), "items: must be at least 100"),
         ({"items": 150}, SessionConfig(horizon=80), "need 160 candidates, the feed has 150"),
-        ({}, SessionConfig(gap=5), "do not apply"),
-        ({}, SessionConfig(min_length=2), "do not apply"),
+        ({}, SessionConfig(gap=5), "leave out --gap and --min-length"),
+        ({}, SessionConfig(min_length=2), "leave out --gap and --min-length"),
     ],
 )
 def test_impossible_feeds_are_refused(tmp_path: Path, log: dict[str, int], how: SessionConfig, message: str) -> None:
@@ -307,3 +308,15 @@ def test_constants_change_the_world() -> None:
     calm = Newsfeed(50, 100, 0, NewsfeedConstants(bait_later=0.0))
     state = calm.observe(calm.fresh_state(torch.arange(50)), torch.full((50,), 9), torch.zeros(50))
     assert bool((state.mood == 0).all())
+
+
+def test_reprs_are_short() -> None:
+    world = Newsfeed(users=1_000, items=200, seed=3)
+    policy = OraclePolicy(world, 20)
+    user = torch.arange(4, dtype=torch.int32)
+    history = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int32)
+    assert repr(world) == "<Newsfeed: 1,000 users, 200 items, seed 3, on cpu>"
+    assert repr(world.begin(user, *history)) == "<UserState: 4 sessions>"
+    assert repr(Oracle(world)) == f"Oracle(world={world!r}, width=4)"
+    assert repr(policy) == f"<OraclePolicy: plans 20 steps in {world!r}>"
+    assert repr(policy.begin(user, *history)) == "<OracleState: 4 sessions after 0 steps>"

@@ -1,4 +1,4 @@
-"""Roll-outs: who is served what, with which propensity, in whose luck."""
+"""Roll-outs: who is served what, with which propensity, under which noise."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_blocks_change_nothing() -> None:
 
 
 def test_two_policies_meet_the_same_luck() -> None:
-    """Where they show the same item to the same past, the same behaviour comes back; another seed is another luck."""
+    """Where they show the same item to the same past, the same behaviour comes back; another seed is other noise."""
     known, environment = sessions(count=400, horizon=4, seed=2), imagined()
     enough = (sample_candidates(known, 1) != MASK_ROW).sum(1) >= known.length
     known = known[enough]
@@ -159,6 +159,12 @@ def test_bad_options_are_refused_in_words() -> None:
         rollout(LIKES, DelayedPrize(), few, candidates=none + 100)
     with pytest.raises(InputError, match="no sessions to serve"):
         rollout(LIKES, DelayedPrize(), few[:0])
+    with pytest.raises(InputError, match="policy: must have begin, score, observe; str has no begin, score, observe"):
+        rollout("mbcal", DelayedPrize(), few)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="environment: must have begin, respond, observe; str has no begin"):
+        rollout(LIKES, "newsfeed", few)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"sessions: must be sessions, such as store.sessions\('test'\), got str"):
+        rollout(LIKES, DelayedPrize(), "feed")  # type: ignore[type-var]
 
 
 def test_a_session_longer_than_its_candidates_begins_them_again() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from mbcal.environments.report_card import ReportCard
 from mbcal.environments.simulator import SimulatorConfig
 from mbcal.errors import InputError, ModelError
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.report.report_card import draw_report_card
+from mbcal.evaluation.report_card_files import draw_report_card
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.training.config import TrainingConfig
 from tests.support import batches
@@ -53,6 +54,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 @families
 def test_it_knows_more_than_the_shares_of_behaviours(family: str) -> None:
     found = card(family)
+    assert len(repr(found)) < 150
     assert found.nll < found.baseline_nll - 0.02
     assert found.ece < 0.1
     assert found.drift < 0.3
@@ -151,6 +153,28 @@ def test_other_behaviours_and_items_are_refused() -> None:
     other = generate_sessions(Newsfeed(users=20, items=160, seed=1), SessionConfig(horizon=8, history=8), 0)
     with pytest.raises(ModelError, match="knows 150 items, the data has 160"):
         fitted("lstm").require_unseen_users(other)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda simulator: simulator.begin(*batches.sessions().history),
+        lambda simulator: simulator.catalog,
+        lambda simulator: simulator.save("nowhere"),
+        lambda simulator: simulator.evaluate(batches.sessions()),
+    ],
+    ids=["begin", "catalog", "save", "evaluate"],
+)
+def test_an_unfitted_simulator_says_so(use: Any) -> None:
+    with pytest.raises(ModelError, match=r"^this simulator has not been fitted; call fit\(store\) first$"):
+        use(Simulator(device="cpu"))
+
+
+def test_what_is_no_sessions_is_refused() -> None:
+    with pytest.raises(InputError, match="fit: a simulator takes a store or sessions, got str"):
+        Simulator(device="cpu").fit("feed")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^sessions: must be sessions, .* got list$"):
+        fitted("lstm").require_unseen_users([])  # type: ignore[arg-type]
 
 
 def test_the_figure_is_a_picture() -> None:

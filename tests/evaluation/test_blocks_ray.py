@@ -36,10 +36,9 @@ from mbcal.distributed.engines.local import LocalEngine
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.errors import OptionError, StoreError
-from mbcal.evaluation import blocks as partitions
+from mbcal.evaluation import blocks
 from mbcal.evaluation.blocks import (
     CHANCE,
-    TRUTH,
     SessionRange,
     estimate_value_in_blocks,
     evaluate_in_blocks,
@@ -49,6 +48,7 @@ from mbcal.evaluation.diagnose import advantage_and_residual, dependence
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
+from mbcal.evaluation.judges import TRUTH
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.report.page_writer import write_report
 from tests.support.clusters import address_of_cluster, gone
@@ -58,7 +58,7 @@ SMALL = {**TINY, "agents": ["mbcal", "random"], "seeds": 1}
 
 
 class RunObserver:
-    """Remembers what it was told, and does something at the first step of a cell."""
+    """Remembers the events, and does something at the first step of a cell."""
 
     def __init__(self, at_first_step: Callable[[], None] = lambda: None) -> None:
         self.phases: list[tuple[Cell, str]] = []
@@ -198,7 +198,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
 @pytest.fixture(params=["local", "ray"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """In small blocks, so that there are several."""
-    monkeypatch.setattr(partitions, "CPU_BLOCK", 64)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 64)
     return LocalEngine() if request.param == "local" else request.getfixturevalue("ray_engine")
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare_newsfeed
 from mbcal.data.cutting import SessionConfig
-from mbcal.errors import OptionError
-from mbcal.evaluation.diagnose import Diagnosis, _effective, dependence, diagnose
+from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share
 from mbcal.metrics import Mean
 from tests.support.toys import logged
 
@@ -26,8 +25,8 @@ def test_the_verdict_in_words() -> None:
     assert FOUND.pays
     assert FOUND.verdict == "Long-term optimisation is worth trying: +4.0% [+3.8, +4.2] in simulation."
     for changes, said in (
-        ({"gap": mean(0.0)}, "The present item hardly moves the future here"),
-        ({"gap": mean(-1.0)}, "Do not: a far-sighted policy earns less"),
+        ({"gap": mean(0.0)}, "The present item hardly changes the future here"),
+        ({"gap": mean(-1.0)}, "Not worth trying: a far-sighted policy earns less"),
         ({"share": 0.05}, "Undecided"),
         ({"coverage": 0.5}, "Only 50% of what is shown is well covered"),
     ):
@@ -61,25 +60,13 @@ def test_the_whole_of_it_on_a_small_store(tmp_path: object) -> None:
     assert found.gap.mean == pytest.approx(found.far_sighted.mean - found.myopic.mean, abs=1e-4)
 
 
-def test_effective_sample_size_by_hand() -> None:
+def test_effective_share_by_hand() -> None:
     known = logged(2)
     assert known.propensities is not None
-    assert _effective(known) == pytest.approx(1)  # logged by chance: every weight is 1
+    assert effective_share(known) == pytest.approx(1)  # logged by chance: every weight is 1
     chances = known.propensities.copy()
     chances[0] /= 2
     weights = np.concatenate([np.full(6, 2.0), np.ones(6)])
     other = dataclasses.replace(known, propensities=chances)
-    assert _effective(other) == pytest.approx(weights.sum() ** 2 / (12 * (weights**2).sum()))
-    assert _effective(dataclasses.replace(known, propensities=None)) is None
-
-
-def test_trackers_that_are_not_there_are_named(tmp_path: object) -> None:
-    from mbcal.evaluation.experiment.config import ExperimentConfig
-    from mbcal.evaluation.experiment.run import Run
-    from mbcal.evaluation.experiment.tracking import track
-
-    run = Run.create(f"{tmp_path}/run", ExperimentConfig(), "cpu")
-    with pytest.raises(OptionError, match="track: 'foo' is unknown; known are mlflow, wandb"):
-        track(run, "foo")
-    with pytest.raises(OptionError, match=r"mlflow is not installed; run pip install 'mbcal\[track\]'"):
-        track(run, "mlflow")
+    assert effective_share(other) == pytest.approx(weights.sum() ** 2 / (12 * (weights**2).sum()))
+    assert effective_share(dataclasses.replace(known, propensities=None)) is None

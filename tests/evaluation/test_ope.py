@@ -1,4 +1,4 @@
-"""Off-policy estimates against truth: a world small enough to enumerate, generated logs, and roll-outs."""
+"""Off-policy estimators and intervals against a world small enough to enumerate, and by hand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from mbcal import Sessions
-from mbcal.agents.dqn import DQNConfig
-from mbcal.environments.rollout import rollout
 from mbcal.errors import InputError, OptionError
-from mbcal.evaluation.ope.estimate import estimate_value, logged_data
 from mbcal.evaluation.ope.estimators import (
     ESTIMATORS,
     LoggedData,
@@ -26,21 +21,11 @@ from mbcal.evaluation.ope.estimators import (
     overlap,
     per_decision,
     self_normalised_ips,
-    step_means,
     trajectory_ips,
     weighted_per_decision,
     weights,
 )
-from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
 from mbcal.evaluation.ope.intervals import bootstrap, bootstrap_all, empirical_bernstein
-from mbcal.evaluation.ope.propensity import policy_choices, target_propensities
-from mbcal.nn.config import NetConfig
-from mbcal.scoring.backend import to_numpy
-from mbcal.scoring.choice import available_by_step
-from mbcal.scoring.scorers import ItemScorer, RandomScorer
-from mbcal.training.config import TrainingConfig
-from mbcal.types import FIRST_ITEM_ROW
-from tests.support.toys import CATALOG, KEYS, STEPS, SWEETS, DelayedPrize, logged, starts
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +34,7 @@ Array = np.ndarray[Any, Any]
 class TwoSteps:
     """Two states, two actions, two steps; rewards are Bernoulli, the second state is drawn.
 
-    A session begins in either state with chance 1/2; `value` is enumerated, never estimated.
+    A session begins in either state with probability 1/2; `value` is enumerated, never estimated.
     """
 
     gamma: float = 0.9
@@ -71,20 +56,20 @@ class TwoSteps:
 
     def evidence(self, states: Array, actions: Array, rewards: Array, user: Array | None = None) -> LoggedData:
         """Of sessions (N, 2), with the true values as model."""
-        q = np.stack([each[states[:, t], actions[:, t]] for t, each in enumerate(self.q)], 1)
-        v = np.stack([(self.policy * each).sum(1)[states[:, t]] for t, each in enumerate(self.q)], 1)
-        chances = (table[states, actions] for table in (self.log, self.policy))
+        q = np.stack([table[states[:, t], actions[:, t]] for t, table in enumerate(self.q)], 1)
+        v = np.stack([(self.policy * table).sum(1)[states[:, t]] for t, table in enumerate(self.q)], 1)
+        propensities = (table[states, actions] for table in (self.log, self.policy))
         mask = np.ones(states.shape, bool)
-        return LoggedData(rewards, mask, *chances, np.arange(len(states)) if user is None else user, q, v)
+        return LoggedData(rewards, mask, *propensities, np.arange(len(states)) if user is None else user, q, v)
 
     def everything(self) -> tuple[LoggedData, Array]:
-        """All 64 sessions there can be, and the chance of each under the logging policy."""
+        """All 64 sessions there can be, and the probability of each under the logging policy."""
         paths = np.array(list(itertools.product((0, 1), repeat=6)))
         states, actions, rewards = paths[:, :2], paths[:, 2:4], paths[:, 4:]
-        chance = 0.5 * self.log[states, actions].prod(1)
-        chance *= np.where(rewards, self.reward[states, actions], 1 - self.reward[states, actions]).prod(1)
+        probability = 0.5 * self.log[states, actions].prod(1)
+        probability *= np.where(rewards, self.reward[states, actions], 1 - self.reward[states, actions]).prod(1)
         stay = self.stay[states[:, 0], actions[:, 0]]
-        return self.evidence(states, actions, rewards), chance * np.where(states[:, 0] == states[:, 1], stay, 1 - stay)
+        return self.evidence(states, actions, rewards), probability * np.where(states[:, 0] == states[:, 1], stay, 1 - stay)
 
     def sample(self, users: int, sessions: int, seed: int) -> LoggedData:
         """A log: users who always begin in the same state, so that their sessions are alike, with `sessions` each."""
@@ -104,9 +89,9 @@ class TwoSteps:
 WORLD = TwoSteps()
 
 
-def exact(estimator: Any, evidence: LoggedData, chance: Array) -> float:
+def exact(estimator: Any, evidence: LoggedData, probability: Array) -> float:
     """The expectation of a contribution over everything that can happen."""
-    return float(chance @ estimator(evidence, WORLD.gamma))
+    return float(probability @ estimator(evidence, WORLD.gamma))
 
 
 # (a) expectations over the exact distribution
@@ -114,13 +99,13 @@ def exact(estimator: Any, evidence: LoggedData, chance: Array) -> float:
 
 @pytest.mark.parametrize("estimator", [trajectory_ips, per_decision, doubly_robust, direct])
 def test_unbiased_over_all_sessions_there_can_be(estimator: Any) -> None:
-    evidence, chance = WORLD.everything()
-    assert chance.sum() == pytest.approx(1, abs=1e-12)
-    assert exact(estimator, evidence, chance) == pytest.approx(WORLD.value, abs=1e-9)
+    evidence, probability = WORLD.everything()
+    assert probability.sum() == pytest.approx(1, abs=1e-12)
+    assert exact(estimator, evidence, probability) == pytest.approx(WORLD.value, abs=1e-9)
 
 
 def test_doubly_robust_is_unbiased_when_either_half_is_wrong() -> None:
-    evidence, chance = WORLD.everything()
+    evidence, probability = WORLD.everything()
     draw = np.random.default_rng(0)
     # any q of (state, action) and any v of the state will do: neither looks at the reward
     wrong_q = draw.normal(size=(2, 2, 2))
@@ -128,11 +113,11 @@ def test_doubly_robust_is_unbiased_when_either_half_is_wrong() -> None:
     at = (np.arange(2), paths[:, :2], paths[:, 2:4])
     v = (WORLD.policy * wrong_q).sum(2)
     wrong_model = dataclasses.replace(evidence, q=wrong_q[at], v=v[at[0], at[1]])
-    assert exact(direct, wrong_model, chance) != pytest.approx(WORLD.value, abs=0.1)
-    assert exact(doubly_robust, wrong_model, chance) == pytest.approx(WORLD.value, abs=1e-9)
+    assert exact(direct, wrong_model, probability) != pytest.approx(WORLD.value, abs=0.1)
+    assert exact(doubly_robust, wrong_model, probability) == pytest.approx(WORLD.value, abs=1e-9)
     wrong_log = dataclasses.replace(evidence, logged=np.clip(evidence.logged * 0.6 + 0.1, 0, 1))
-    assert exact(trajectory_ips, wrong_log, chance) != pytest.approx(WORLD.value, abs=0.1)
-    assert exact(doubly_robust, wrong_log, chance) == pytest.approx(WORLD.value, abs=1e-9)
+    assert exact(trajectory_ips, wrong_log, probability) != pytest.approx(WORLD.value, abs=0.1)
+    assert exact(doubly_robust, wrong_log, probability) == pytest.approx(WORLD.value, abs=1e-9)
 
 
 def test_the_sum_is_the_recursion() -> None:
@@ -145,9 +130,9 @@ def test_the_sum_is_the_recursion() -> None:
 
 @pytest.mark.parametrize("estimator", [self_normalised_ips, weighted_per_decision])
 def test_self_normalised_estimates_are_consistent_and_stay_in_range(estimator: Any) -> None:
-    evidence, chance = WORLD.everything()
-    # each session as often as its chance says: the limit of an endless log
-    often = np.repeat(np.arange(len(chance)), np.rint(chance * 1e6).astype(int))
+    evidence, probability = WORLD.everything()
+    # each session as often as its probability says: the limit of an endless log
+    often = np.repeat(np.arange(len(probability)), np.rint(probability * 1e6).astype(int))
     endless = LoggedData(*(getattr(evidence, name)[often] for name in ("rewards", "mask", "logged", "target", "user")))
     assert estimator(endless, WORLD.gamma).mean() == pytest.approx(WORLD.value, abs=1e-3)
     few = WORLD.sample(5, 1, seed=2)
@@ -189,7 +174,7 @@ def test_bootstrap_intervals_cover_as_often_as_they_say() -> None:
         low, high = bootstrap_all(every, evidence.user, seed=seed).T
         held += (low <= WORLD.value) & (high >= WORLD.value)
     share = dict(zip(names, (held / LOGS).tolist(), strict=True))
-    assert all(0.93 <= each <= 0.97 for each in share.values()), share
+    assert all(0.93 <= covered <= 0.97 for covered in share.values()), share
 
 
 @pytest.mark.parametrize("estimator", [trajectory_ips, per_decision])
@@ -205,8 +190,8 @@ def test_empirical_bernstein_covers_at_least_as_often_as_it_says(estimator: Any)
 
 
 def test_intervals_of_paired_differences_cover() -> None:
-    evidence, chance = WORLD.everything()
-    gap = WORLD.value - float(chance @ logged_return(evidence, WORLD.gamma))
+    evidence, probability = WORLD.everything()
+    gap = WORLD.value - float(probability @ logged_return(evidence, WORLD.gamma))
     clip = float((WORLD.policy / WORLD.log).max()) ** 2
     bounds = contribution_range((0, 1), 2, WORLD.gamma, (-1, clip - 1))
     held = np.zeros(2)
@@ -251,184 +236,6 @@ def test_intervals_by_hand() -> None:
         bootstrap(each, user, level=1.0)
 
 
-# (c) target propensities
-
-
-def small_log(candidates: Array, items: Array) -> Sessions:
-    base = starts(len(items))
-    length = (items > 0).sum(1).astype(np.int32)
-    arrays = dict(base.arrays()) | {
-        "items": items.astype(np.int32),
-        "behaviours": np.zeros(items.shape, np.uint8),
-        "length": length,
-        "candidates": candidates.astype(np.int32),
-    }
-    return base.like(arrays)
-
-
-BY_NUMBER = ItemScorer(torch.arange(CATALOG.n_rows, dtype=torch.float32))
-"""The item with the highest row is the best."""
-
-
-def test_target_propensities_by_hand() -> None:
-    # best first, then second best; the second session shows the worst, then the best; a step of padding
-    sessions = small_log(np.array([[2, 3, 4], [2, 3, 4]]), np.array([[4, 3, 2], [2, 4, 0]]))
-    expected = [[0.7 + 0.1, 0.7 + 0.15, 1.0], [0.1, 0.7 + 0.15, 1.0]]
-    np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions, 0.3), expected)
-    np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions.tensors(), 0.3, block=1), expected)
-    np.testing.assert_allclose(target_propensities(to_numpy(BY_NUMBER), sessions, 0.3, in_numpy=True), expected)
-    nobody = ItemScorer(torch.zeros(CATALOG.n_rows))  # all alike: the first
-    np.testing.assert_allclose(target_propensities(nobody, sessions, 0.0), [[0, 0, 1], [1, 0, 1]])
-
-
-def test_each_step_may_have_candidates_of_its_own() -> None:
-    offered = np.array([[[2, 3, 0], [2, 4, 5]], [[6, 3, 2], [0, 0, 0]]])
-    sessions = small_log(offered, np.array([[3, 2], [6, 0]]))
-    np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions, 0.6), [[0.7, 0.2], [0.6, 1]])
-
-
-def test_what_was_shown_opens_again_after_everything_was() -> None:
-    sessions = small_log(np.array([[2, 3]]), np.array([[2, 3, 3, 2]]))
-    np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions, 0.5), [[0.25, 1, 0.75, 1]])
-
-
-def test_propensities_sum_to_one_over_candidates() -> None:
-    sessions = starts(20)
-    policy = RandomScorer(3)
-    for step in range(3):
-        total = np.zeros(20)
-        for place in range(12):
-            other = sessions.items.copy()
-            other[:, step] = sessions.candidates[:, place]  # type: ignore[index]
-            open_here = to_numpy(available_by_step(sessions.candidates, sessions.items)[step])[:, place]
-            sound = np.flatnonzero(open_here)
-            cut = {name: array[sound] for name, array in sessions.arrays()}
-            cut |= {"items": np.where(np.arange(STEPS) <= step, other[sound], 0).astype(np.int32)}
-            cut |= {"length": np.full(len(sound), step + 1, np.int32)}
-            if len(sound):
-                total[sound] += target_propensities(policy, sessions.like(cut), 0.4)[:, step]
-        np.testing.assert_allclose(total, 1)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_a_policy_on_its_own_sessions_has_the_propensities_it_was_rolled_out_with(epsilon: float) -> None:
-    policy = RandomScorer(5)
-    served = rollout(policy, DelayedPrize(), starts(300), epsilon=epsilon, seed=2)
-    np.testing.assert_allclose(target_propensities(policy, served, epsilon), served.propensities, rtol=1e-6)
-
-
-def test_an_item_nobody_could_choose_is_refused() -> None:
-    sessions = small_log(np.array([[2, 3, 4], [2, 3, 4]]), np.array([[4, 3], [2, 5]]))
-    with pytest.raises(InputError, match="session 1 shows an item at step 2"):
-        policy_choices(BY_NUMBER, sessions)
-    with pytest.raises(InputError, match="no candidates"):
-        policy_choices(BY_NUMBER, dataclasses.replace(sessions, candidates=None))
-
-
-# (d) the toy world, with fitted values
-
-KEY_FIRST = ItemScorer(torch.tensor([0.0] * FIRST_ITEM_ROW + [1.0] * KEYS + [0.5] * SWEETS + [0.0] * (24 - KEYS - SWEETS)))
-"""Both keys, then sweets."""
-SWEETS_ONLY = ItemScorer(torch.tensor([0.0] * (FIRST_ITEM_ROW + KEYS) + [1.0] * SWEETS + [0.5] * (24 - KEYS - SWEETS)))
-QUICK = DQNConfig(net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=25, batch=64, learning_rate=5e-3))
-EPSILON = 0.5
-
-
-def truth(policy: Any) -> float:
-    served = rollout(policy, DelayedPrize(), starts(20_000, seed=9), epsilon=EPSILON, seed=9)
-    return float(served.rewards.sum(1).mean())
-
-
-@pytest.fixture(scope="module")
-def chance_log() -> Sessions:
-    return logged(1500)
-
-
-@pytest.fixture(scope="module")
-def key_first(chance_log: Sessions) -> LoggedData:
-    return logged_data(KEY_FIRST, chance_log, epsilon=EPSILON, config=QUICK)
-
-
-def test_fitted_values_come_near_the_truth(key_first: LoggedData) -> None:
-    assert direct(key_first).mean() == pytest.approx(truth(KEY_FIRST), rel=0.1)
-
-
-def test_doubly_robust_is_less_noisy_and_right(key_first: LoggedData) -> None:
-    robust = doubly_robust(key_first)
-    assert robust.var() < per_decision(key_first).var() / 2 < trajectory_ips(key_first).var() / 2
-    low, high = bootstrap(robust, key_first.user, level=0.999)
-    assert low <= truth(KEY_FIRST) <= high
-
-
-def test_mean_values_help_a_little(chance_log: Sessions) -> None:
-    evidence = logged_data(KEY_FIRST, chance_log, epsilon=EPSILON, values="means")
-    assert doubly_robust(evidence).var() < trajectory_ips(evidence).var()
-    other = chance_log.user % 2
-    first, second = np.where(other[:, None] == 0, 2.0, 5.0), np.ones((len(other), 1), bool)
-    plain = LoggedData(first, second, second, second, chance_log.user)
-    np.testing.assert_array_equal(step_means(plain, other)[0], 7 - first)  # a fold sees the others alone
-
-
-def test_one_question_all_answers(chance_log: Sessions) -> None:
-    few = chance_log[:400]
-    found = estimate_value(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
-    said = {(each.of, each.name, each.method): each for each in found}
-    assert len(said) == len(found) == 7 + 1 + 7
-    policy, log, gap = (said[key] for key in (("policy", "dr", "bca"), ("log", "mean", "bca"), ("difference", "dr", "bca")))
-    assert gap.value == pytest.approx(policy.value - log.value)
-    assert log.value == pytest.approx(few.rewards.sum(1).mean())
-    assert gap.low <= gap.value <= gap.high
-    assert policy.ess < log.ess == policy.n == 400
-    assert policy.clip == 20.0
-    assert policy.weight == gap.weight != 1
-    assert 0 < policy.clipped < 1
-    sure = said["difference", "pdis", "empirical bernstein"]
-    assert sure.low < said["difference", "pdis", "bca"].low
-    assert "of 400 sessions effective" in str(policy)
-    assert found == estimate_value(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
-
-
-def test_two_policies_are_compared_session_by_session(chance_log: Sessions) -> None:
-    found = estimate_value(KEY_FIRST, SWEETS_ONLY, chance_log, epsilon=EPSILON, values="means", resamples=300)
-    said = {(each.of, each.name): each for each in found}
-    gap = said["difference", "wpdis"]
-    assert gap.value == pytest.approx(said["policy", "wpdis"].value - said["baseline", "wpdis"].value)
-    same = estimate_value(KEY_FIRST, KEY_FIRST, chance_log, epsilon=EPSILON, values="none", resamples=300)
-    assert all(each.low == each.value == each.high == 0 for each in same if each.of == "difference")
-    assert {each.name for each in same} == {"ips", "snips", "pdis", "wpdis", "mean"}
-
-
-def test_no_fold_learns_from_its_own_users() -> None:
-    users = np.repeat(np.arange(50, dtype=np.int32), 3)
-    fold = assign_folds(users, 5, seed=1)
-    assert np.array_equal(np.bincount(fold), [30] * 5)
-    assert all(len(np.unique(fold[users == user])) == 1 for user in range(50))
-    with pytest.raises(InputError, match="folds"):
-        assign_folds(users, 51, seed=1)
-    log = logged(60)
-    half = assign_folds(log.user, 2, seed=0) == 0
-    how = dataclasses.replace(QUICK, training=TrainingConfig(epochs=1, batch=16))
-    before = fit_q_values(log, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
-    turned = {**dict(log.arrays()), "behaviours": np.where(half[:, None], 2, log.behaviours).astype(np.uint8)}
-    after = fit_q_values(log.like(turned), KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
-    # the first step's value knows nothing of the session yet: that of the first fold depends on the other fold alone
-    np.testing.assert_array_equal(before.v[half, 0], after.v[half, 0])
-    assert not np.allclose(before.v[~half, 0], after.v[~half, 0])
-
-
-def test_candidates_of_each_step_give_the_values_of_the_same_candidates_given_once() -> None:
-    log = logged(60)
-    once = torch.from_numpy(log.candidates)
-    each = torch.stack([once * left for left in available_by_step(once, torch.from_numpy(log.items))], 1).numpy()
-    how = dataclasses.replace(QUICK, training=TrainingConfig(epochs=1, batch=16))
-    one, other = (
-        fit_q_values(sessions, KEY_FIRST, epsilon=EPSILON, config=how, device="cpu")
-        for sessions in (log, log.like({**dict(log.arrays()), "candidates": each}))
-    )
-    np.testing.assert_allclose(one.q, other.q, atol=1e-5)
-    np.testing.assert_allclose(one.v, other.v, atol=1e-5)
-
-
 # (e) overlap, clipping, hostile inputs
 
 
@@ -441,12 +248,12 @@ def test_effective_size_by_hand() -> None:
 
 def hand() -> LoggedData:
     """Weights 2, 2·2 = 4 in the first session; 0.5 and then over in the second; 0 from the first step on in the third."""
-    logged_chance = np.array([[0.5, 0.5], [1.0, 0.0], [0.5, 0.5]])
+    logged_propensity = np.array([[0.5, 0.5], [1.0, 0.0], [0.5, 0.5]])
     target = np.array([[1.0, 1.0], [0.5, 0.0], [0.0, 1.0]])
-    return LoggedData(np.ones((3, 2)), np.array([[1, 1], [1, 0], [1, 1]], bool), logged_chance, target, np.arange(3))
+    return LoggedData(np.ones((3, 2)), np.array([[1, 1], [1, 0], [1, 1]], bool), logged_propensity, target, np.arange(3))
 
 
-def test_clipping_and_overlap_are_told() -> None:
+def test_clipping_and_overlap_are_reported() -> None:
     np.testing.assert_allclose(weights(hand()), [[2, 4], [0.5, 0.5], [0, 0]])
     np.testing.assert_allclose(weights(hand(), 3), [[2, 3], [0.5, 0.5], [0, 0]])
     np.testing.assert_allclose(per_decision(hand(), 1.0, 3), [5, 0.5, 0])
@@ -465,7 +272,7 @@ def test_ranges_hold_every_contribution() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"logged": np.zeros((3, 2))}, "logged propensities"),
         ({"logged": np.full((3, 2), np.nan)}, "logged must be finite"),
@@ -479,21 +286,15 @@ def test_ranges_hold_every_contribution() -> None:
         ({"user": np.zeros(2)}, "user"),
     ],
 )
-def test_evidence_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_invalid_logged_data_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         dataclasses.replace(hand(), **change)
 
 
-def test_what_cannot_be_answered_is_refused_in_one_sentence(chance_log: Sessions) -> None:
-    with pytest.raises(InputError, match="have no propensities"):
-        estimate_value(KEY_FIRST, None, dataclasses.replace(chance_log, propensities=None), epsilon=0.1)
+def test_missing_values_zero_overlap_and_a_wrong_discount_are_refused() -> None:
     with pytest.raises(InputError, match="needs the values"):
         doubly_robust(hand())
     with pytest.raises(InputError, match="raise its epsilon"):
         self_normalised_ips(dataclasses.replace(hand(), target=np.zeros((3, 2))))
-    with pytest.raises(OptionError, match="epsilon"):
-        target_propensities(KEY_FIRST, chance_log, 2.0)
     with pytest.raises(OptionError, match="gamma"):
         logged_return(hand(), 2.0)
-    with pytest.raises(OptionError, match="values"):
-        estimate_value(KEY_FIRST, None, chance_log, epsilon=0.1, values="guess")  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def test_paired_test_on_known_shifts() -> None:
     assert p < 1e-6
     assert paired_difference(base, base, users)[1] == 1.0
     unpaired = stats.ttest_ind(better, base).pvalue
-    assert p < unpaired / 100  # sharing the luck is what makes it sharp
+    assert p < unpaired / 100  # common noise makes it sharp
 
 
 def test_paired_test_has_its_size() -> None:
@@ -67,7 +67,7 @@ def test_against_asks_one_family_of_questions() -> None:
 
 
 def bootstrap(values: np.ndarray, users: np.ndarray, seed: int, draws: int = 400) -> tuple[float, float]:
-    """The slow twin: users resampled with all their sessions, percentiles of the mean."""
+    """The reference implementation: users resampled with all their sessions, percentiles of the mean."""
     _, index = np.unique(users, return_inverse=True)
     totals, counts = np.bincount(index, values), np.bincount(index)
     picked = np.random.default_rng(seed).integers(0, len(totals), (draws, len(totals)))

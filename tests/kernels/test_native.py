@@ -200,7 +200,7 @@ def test_an_environment_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_the_library_the_reference_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_score_function", lambda: None)
+    monkeypatch.setattr(native, "score_function", lambda: None)
     assert not native.available()
     tables, *inputs = case()
     assert tables.score(*inputs).shape == (SESSIONS, WIDTH, 3)
@@ -213,7 +213,7 @@ def test_a_library_that_does_not_load_is_not_used(
     if content is not None:
         (tmp_path / f"_score{native.EXTENSION_SUFFIXES[0]}").write_bytes(content)
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
-    assert native._score_function.__wrapped__() is None
+    assert native.score_function.__wrapped__() is None
 
 
 def test_it_needs_no_torch() -> None:

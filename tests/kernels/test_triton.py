@@ -15,7 +15,7 @@ from mbcal.nn.embeddings import EmbeddingLookup
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.choice import epsilon_greedy
 from mbcal.scoring.scorers import ScoreTerm
-from mbcal.training.targets import counterfactual_future_advantage
+from mbcal.training.labels import counterfactual_future_advantage
 from tests.support.batches import CATALOG, LABELS, REWARDS, net, sessions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -46,12 +46,12 @@ def test_the_future_never_changes_the_past(config: dict[str, object]) -> None:
         assert torch.equal(changed[:, :step], outputs[:, :step])
         assert not torch.equal(changed[:, step], outputs[:, step])
         reacted = model.forward_batch(dataclasses.replace(batch, behaviours=behaviours))
-        assert torch.equal(reacted[:, : step + 1], outputs[:, : step + 1])  # b_t is seen from step t + 1 on
+        assert torch.equal(reacted[:, : step + 1], outputs[:, : step + 1])  # b_t is an input from step t + 1 on
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @torch.no_grad()
-def test_batch_equals_one_by_one_and_padding_is_not_felt(config: dict[str, object]) -> None:
+def test_a_batch_equals_sessions_one_by_one_without_padding(config: dict[str, object]) -> None:
     model, known = net(**config), sessions()
     whole = model.forward_batch(known.tensors())
     for n in range(len(known)):
@@ -83,7 +83,7 @@ def test_features_are_embedded_side_by_side_and_averaged() -> None:
 
 
 @torch.no_grad()
-def test_users_without_history_are_alike_and_others_are_not() -> None:
+def test_users_without_history_begin_at_zero_and_others_do_not() -> None:
     model = net()
     known = sessions(count=40)
     begin = model.begin(
@@ -99,15 +99,15 @@ def test_users_without_history_are_alike_and_others_are_not() -> None:
 
 
 @torch.no_grad()
-def test_users_and_items_never_seen_get_a_finite_answer() -> None:
+def test_users_and_items_not_seen_have_finite_outputs() -> None:
     for user in ("history", "id", "none"):
         model, batch = net(user=user), sessions(count=3).tensors()
-        strange = dataclasses.replace(batch, user=torch.full_like(batch.user, 10**6), items=batch.items.clamp(max=1))
-        assert bool(torch.isfinite(model.forward_batch(strange)).all())
+        unseen = dataclasses.replace(batch, user=torch.full_like(batch.user, 10**6), items=batch.items.clamp(max=1))
+        assert bool(torch.isfinite(model.forward_batch(unseen)).all())
 
 
 @torch.no_grad()
-def test_a_session_starts_with_a_symbol_of_its_own() -> None:
+def test_a_session_starts_with_the_start_symbol() -> None:
     model = net()
     assert model.previous(torch.tensor([[1, 2, 0], [0, 1, 2]])).tolist() == [[3, 1, 2], [3, 0, 1]]
     batch = sessions().tensors()
@@ -141,6 +141,6 @@ def test_wrong_networks_are_refused() -> None:
         RecurrentNet(CATALOG, LABELS, NetConfig(user="id"), 1)
 
 
-def test_the_catalogue_is_no_part_of_the_weights() -> None:
+def test_the_catalogue_is_not_in_the_state_dict() -> None:
     assert not [name for name in net(features=("tags",)).state_dict() if "codes" in name or name.endswith("weights")]
     assert np.asarray(REWARDS).tolist() == [0, 1, 5]

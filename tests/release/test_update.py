@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import GateConfig
+from mbcal.release.gate import GateConfig, split_judges
 from mbcal.release.update import update, write_verdict
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
@@ -44,12 +45,11 @@ def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
 
 
 def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
-    """Users of the toy world meet the service; what they earned a session."""
-    world, begin, luck = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
+    """Serve users of the toy world by the service; return the mean reward per session."""
+    world, begin, generator = DelayedPrize(), starts(users, seed), np.random.default_rng(seed)
 
-    async def tell() -> float:
-        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON)
-        service._random = luck  # the same every time
+    async def serve() -> float:
+        service = Service(registry, MemoryStore(), DecisionLog(log), EPSILON, generator=generator)
         await service.refresh_version()
         earned = 0.0
         assert begin.candidates is not None
@@ -57,25 +57,41 @@ def served(registry: Registry, log: Path, users: int, seed: int = 0) -> float:
             opened = torch.zeros(1, dtype=torch.bool)
             names = [CATALOG.name_of(row) for row in begin.candidates[number]]
             for _ in range(begin.horizon):
-                asked = RankRequest(names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
-                said = await service.rank(asked)
-                row = torch.from_numpy(CATALOG.rows_of([said.items[0].item]))
+                request = RankRequest(candidates=names, k=1, session=f"{seed}-{number}", user=f"{seed}-{number}")
+                answer = await service.rank(request)
+                row = torch.from_numpy(CATALOG.rows_of([answer.items[0].item]))
                 behaviour, opened = world.respond(opened, row, torch.zeros(1))
                 label = BEHAVIOURS.names[int(behaviour)]
-                await service.feedback(FeedbackRequest(said.decision, label))
+                await service.feedback(FeedbackRequest(answer.decision, label))
                 earned += BEHAVIOURS.rewards[int(behaviour)]
         await service.close()
         return earned / users
 
-    return asyncio.run(tell())
+    return asyncio.run(serve())
+
+
+@pytest.fixture(scope="module")
+def weak_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned next to nothing."""
+    return agent(30, epochs=1).save(tmp_path_factory.mktemp("weak") / "model")
 
 
 @pytest.fixture
-def weak(tmp_path: Path) -> Registry:
-    """A live version that has seen next to nothing."""
+def weak(weak_model: Path, tmp_path: Path) -> Registry:
+    """A registry whose live version v000001 is the weak model."""
     registry = Registry(tmp_path / "registry")
-    registry.publish(agent(30, epochs=1).save(tmp_path / "weak"))
+    registry.publish(weak_model)
     return registry
+
+
+@pytest.fixture(scope="module")
+def log(weak_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decision log of 150 sessions of the weak model as v000001; only to be read."""
+    folder = tmp_path_factory.mktemp("served")
+    registry = Registry(folder / "registry")
+    registry.publish(weak_model)
+    served(registry, folder / "log", 150)
+    return folder / "log"
 
 
 def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> None:
@@ -106,13 +122,12 @@ def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
     assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
 
 
-def test_an_engine_teaches_what_one_process_would(weak: Registry, tmp_path: Path) -> None:
-    served(weak, tmp_path / "log", 150)
+def test_an_engine_teaches_what_one_process_would(weak: Registry, log: Path, tmp_path: Path) -> None:
     shutil.copytree(weak.path, tmp_path / "other")
     made: list[Any] = []
     for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
-        told: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
-        verdict = update(registry, tmp_path / "log", engine=engine, **told)
+        settings: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
+        verdict = update(registry, log, engine=engine, **settings)
         assert verdict.published == "v000002", verdict.reasons
         made.append(load(registry.open().path, "cpu"))
         assert not list(registry.path.glob(".learning-*"))
@@ -138,15 +153,13 @@ def test_what_the_log_says_decides(
     weight: float,
     reason: str | None,
     weak: Registry,
+    log: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served(weak, tmp_path / "log", 120)
     gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
     monkeypatch.setattr("mbcal.release.gate.estimate_value", lambda *_, **__: [gap])
-    verdict = update(
-        weak, tmp_path / "log", epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1)
-    )
+    verdict = update(weak, log, epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1))
     assert (verdict.published is None) == (reason is not None)
     assert weak.current() == ("v000001" if reason else "v000002")
     if reason:
@@ -164,12 +177,12 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=15, batch=64, learning_rate=3e-3))
     simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
     gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
-    told: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
-    silent = update(weak, tmp_path / "log", candidate=good, **told)
+    silent = update(weak, tmp_path / "log", candidate=good, **settings)
     assert "explore more, or give a simulator" in silent.reasons[0]
     for candidate, passes in ((bad, False), (good, True)):
-        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **told)
+        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **settings)
         assert [check.name for check in verdict.checks] == ["sessions", "overlap", "simulator"]
         assert (verdict.published is not None) == passes, verdict.checks
 
@@ -182,8 +195,7 @@ def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
         update(Registry(tmp_path / "empty"), tmp_path / "log")
 
 
-def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served(weak, tmp_path / "log", 150)
+def test_a_crash_leaves_the_old_version_live(weak: Registry, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the power failed")
@@ -196,17 +208,14 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, tmp_path: Path, mon
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(RuntimeError):
-                update(
-                    weak, tmp_path / "log", gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu"
-                )
+                update(weak, log, gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu")
         assert weak.current() == "v000001"
         assert weak.versions() == ["v000001"]
     assert [path.name for path in weak.path.glob(".candidate-*")] == []
 
 
-def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    served(weak, tmp_path / "log", 150)
-    where = ["--registry", str(weak.path), "--log", str(tmp_path / "log"), "--device", "cpu"]
+def test_on_the_command_line(weak: Registry, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--registry", str(weak.path), "--log", str(log), "--device", "cpu"]
     with pytest.raises(SystemExit) as left:
         app(["update", *where, "--min-sessions", "1000"])
     assert left.value.code == 3
@@ -221,10 +230,10 @@ def test_on_the_command_line(weak: Registry, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_who_teaches_does_not_judge_and_replay_reaches_back(
-    weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weak: Registry, weak_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served(weak, tmp_path / "log", 60)
-    weak.publish(tmp_path / "weak")
+    weak.publish(weak_model)
     served(weak, tmp_path / "log", 50, seed=1)
     seen: dict[str, set[int]] = {}
     gap = Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)
@@ -274,21 +283,40 @@ def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypat
     assert not names["teach"] & names["judge"]
 
 
-def test_candidates_of_every_step_reach_the_learner(weak: Registry, tmp_path: Path) -> None:
-    """DQN learns from the sets that were ranked, on one worker and on several."""
-    served(weak, tmp_path / "log", 40)
-    live = load(weak.open().path, "cpu").domain
-    sessions = join_sessions(read_log(tmp_path / "log"), live.catalog, live.behaviours, horizon=6, history=0).sessions
+@pytest.mark.parametrize("workers", [0, 2], ids=["this process", "two workers"])
+def test_dqn_learns_from_the_logged_candidates_of_every_step(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(tmp_path / "registry")
+    settings = {"hidden": 8, "embedding": 8, "epochs": 1, "validation": 0.0, "batch": 16}
+    registry.publish(DQN(device="cpu", **settings).fit(logged(30)))
+    served(registry, tmp_path / "log", 40)
+    domain = load(registry.open().path, "cpu").domain
+    joined = join_sessions(read_log(tmp_path / "log"), domain.catalog, domain.behaviours, horizon=6, history=0)
+    sessions = joined.sessions
+    teaching, _ = split_judges(joined.users, sessions.user, GATE.judges)
     assert sessions.candidates is not None
     assert sessions.candidates.shape == (40, 6, 12)
-    seen: list[torch.Tensor] = []
+    expected = {array.tobytes() for array in sessions.candidates[teaching].astype(np.int64)}
+    learned: set[bytes] = set()
+    compute_label = DQN.label
 
-    class Spy(DQN):
-        def label(self, batch: SessionTensors) -> torch.Tensor:
-            seen.append(batch.require_candidates())
-            return super().label(batch)
+    def label(self: DQN, batch: SessionTensors) -> torch.Tensor:
+        learned.update(array.tobytes() for array in batch.require_candidates().numpy().astype(np.int64))
+        return compute_label(self, batch)
 
-    Spy(net=NetConfig(hidden=8, embedding=8), epochs=1, validation=0.0, batch=40, device="cpu").fit(sessions)
-    assert torch.equal(seen[0].sort(0).values, torch.from_numpy(sessions.candidates).sort(0).values)
-    write_sessions(tmp_path / "store", sessions)
-    assert np.array_equal(Store.open(tmp_path / "store").sessions("train").candidates, sessions.candidates)
+    monkeypatch.setattr(DQN, "label", label)
+    gate = GateConfig(sessions=10)
+    engine = ThreadedEngine(workers) if workers else None
+    update(registry, tmp_path / "log", epochs=1, epsilon=EPSILON, gate=gate, engine=engine, device="cpu")
+    assert learned == expected
+
+
+def test_candidates_of_every_step_go_through_a_store(tmp_path: Path) -> None:
+    sessions = logged(20)
+    assert sessions.candidates is not None
+    candidates = np.repeat(sessions.candidates[:, None], sessions.horizon, 1)
+    candidates[:, 1:] = candidates[:, 1:, ::-1]
+    by_step = replace(sessions, candidates=candidates)
+    store = Store.open(write_sessions(tmp_path / "store", by_step))
+    assert np.array_equal(store.sessions("train").candidates, candidates)

@@ -13,8 +13,8 @@ import pytest
 
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Run
-from mbcal.report.page_writer import write_report
-from mbcal.report.tables import Table, shown
+from mbcal.report.page_writer import table_html, write_report
+from mbcal.report.tables import Table, format_value
 from tests.support.experiments import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -30,11 +30,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_browser(page: Path, script: str, folder: Path, *options: str) -> str:
-    """The page's text after a script has run in it; whatever went wrong is in an element called errors."""
+    """The page's text after a script has run in it; with the errors it raised."""
     probe = (
-        "<script>window.wrong=[];addEventListener('error',e=>wrong.push(e.message));</script>",
-        f"<script>try{{{script}}}catch(e){{wrong.push(String(e))}}"
-        "const p=document.createElement('pre');p.id='said';p.textContent=JSON.stringify({wrong,said:window.said});"
+        "<script>window.errors=[];addEventListener('error',e=>errors.push(e.message));</script>",
+        f"<script>try{{{script}}}catch(e){{errors.push(String(e))}}"
+        "const p=document.createElement('pre');p.id='result';p.textContent=JSON.stringify({errors,result:window.result});"
         "document.body.append(p);</script>",
     )
     text = page.read_text().replace("<head>", f"<head>{probe[0]}", 1).replace("</body>", f"{probe[1]}</body>", 1)
@@ -49,7 +49,7 @@ def in_browser(page: Path, script: str, folder: Path, *options: str) -> str:
         check=True,
         timeout=120,
     )
-    found = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.DOTALL)
+    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stdout[-2000:]
     return found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
@@ -68,22 +68,22 @@ def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -
       judges[1].click();
       document.querySelectorAll('#steps details').forEach(d => { d.open = true; });
       document.querySelector('#curve circle').dispatchEvent(new PointerEvent('pointerenter', {clientX: 5, clientY: 5}));
-      window.said = {before, after, pressed, back: count('#curve path.curve'), bars: count('#bars circle'),
+      window.result = {before, after, pressed, back: count('#curve path.curve'), bars: count('#bars circle'),
         steps: count('#steps details'), changed: count('#steps svg rect'), tip: document.getElementById('tip').textContent,
         wide: document.documentElement.scrollWidth <= innerWidth, tables: count('table'), judge: judges.length};
     """
-    told = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))
-    assert told["wrong"] == []
-    said = told["said"]
-    assert (said["before"], said["after"], said["back"]) == (3, 2, 3)
-    assert said["pressed"] == "false"
-    assert said["judge"] == 2
-    assert said["bars"] == 3  # the second judge has no oracle
-    assert said["steps"] == 20
-    assert said["changed"] > 100
-    assert "round 1" in said["tip"]
-    assert said["wide"]  # nothing sticks out on a phone
-    assert said["tables"] >= 6
+    probe = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))
+    assert probe["errors"] == []
+    result = probe["result"]
+    assert (result["before"], result["after"], result["back"]) == (3, 2, 3)
+    assert result["pressed"] == "false"
+    assert result["judge"] == 2
+    assert result["bars"] == 3  # the second judge has no oracle
+    assert result["steps"] == 20
+    assert result["changed"] > 100
+    assert "round 1" in result["tip"]
+    assert result["wide"]  # nothing sticks out on a phone
+    assert result["tables"] >= 6
 
 
 def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
@@ -105,14 +105,12 @@ def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
 def test_names_cannot_break_out_of_the_page() -> None:
     table = Table("t", "a <b>", ("<script>",), [["</script><img>"]])
     assert "<b>" not in table.markdown().replace("a <b>", "")
-    from mbcal.report.page_writer import _table
-
-    assert "<img>" not in _table(table)
-    assert "&lt;/script&gt;" in _table(table)
+    assert "<img>" not in table_html(table)
+    assert "&lt;/script&gt;" in table_html(table)
 
 
 def test_values_for_people() -> None:
-    assert [shown(value) for value in (None, 12345, 3.14159, 123.456, True, "x")] == [
+    assert [format_value(value) for value in (None, 12345, 3.14159, 123.456, True, "x")] == [
         "–", "12,345", "3.142", "123.46", "yes", "x",
     ]  # fmt: skip
     made = Table("t", "T", ("a", "b"), [["x", 1.5], ["y", None]], "why")

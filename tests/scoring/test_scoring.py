@@ -1,4 +1,4 @@
-"""Tables against the full network, numpy against torch, and propensities against what is really drawn."""
+"""Tables against the full network, numpy against torch, and propensities against frequencies of choices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_ties_go_to_the_first_available() -> None:
     assert greedy(torch.from_numpy(SCORES), torch.from_numpy(AVAILABLE)).tolist() == [1, 3]
 
 
-def test_even_the_worst_score_beats_what_is_gone() -> None:
+def test_an_available_candidate_of_the_worst_score_beats_an_unavailable_one() -> None:
     assert greedy(np.array([[-np.inf, -np.inf]]), np.array([[False, True]])).tolist() == [1]
 
 
@@ -69,45 +69,45 @@ def test_nothing_to_choose_from_is_an_error() -> None:
         greedy(SCORES, np.zeros_like(AVAILABLE))
 
 
-def draw(policy: str, count: int, backend: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """One row of scores, many draws."""
+def choose_many(policy: str, count: int, backend: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Choices and propensities for one row of scores, many times."""
     uniform: Any = np.random.default_rng(1).random((count, 2))
     scores: Any = np.repeat(SCORES[1:], count, 0)
     available: Any = np.repeat(AVAILABLE[1:], count, 0)
     if backend == "torch":
         uniform, scores, available = map(torch.from_numpy, (uniform, scores, available))
-    made = (
+    choice = (
         epsilon_greedy(scores, available, 0.3, uniform)
         if policy == "epsilon"
         else softmax(scores, available, 2.0, uniform[:, 0])
     )
-    return np.asarray(made[0]), np.asarray(made[1])
+    return np.asarray(choice[0]), np.asarray(choice[1])
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("policy", ["epsilon", "softmax"])
 def test_propensities_are_the_frequencies(policy: str, backend: str) -> None:
     count = 100_000
-    chosen, propensity = draw(policy, count, backend)
+    chosen, propensity = choose_many(policy, count, backend)
     truth = np.zeros(4)
     for index in range(4):
-        told = np.unique(propensity[chosen == index].round(12))
-        assert len(told) <= 1
-        truth[index] = told[0] if len(told) else 0.0
+        propensities = np.unique(propensity[chosen == index].round(12))
+        assert len(propensities) <= 1
+        truth[index] = propensities[0] if len(propensities) else 0.0
     assert truth[0] == 0  # not available
     assert truth.sum() == pytest.approx(1.0)
     by_hand = (
         np.array([0.1, 0.1, 0.8]) if policy == "epsilon" else np.exp(SCORES[1, 1:] / 2) / np.exp(SCORES[1, 1:] / 2).sum()
     )
     assert truth[1:] == pytest.approx(by_hand)
-    seen = np.bincount(chosen, minlength=4)[1:]
-    chi_squared = float(np.sum((seen - count * by_hand) ** 2 / (count * by_hand)))
+    frequencies = np.bincount(chosen, minlength=4)[1:]
+    chi_squared = float(np.sum((frequencies - count * by_hand) ** 2 / (count * by_hand)))
     assert chi_squared < 13.8  # 0.1% of 2 degrees of freedom
 
 
 @pytest.mark.parametrize("policy", ["epsilon", "softmax"])
 def test_numpy_and_torch_choose_alike(policy: str) -> None:
-    for plain, tensor in zip(draw(policy, 5000, "numpy"), draw(policy, 5000, "torch"), strict=True):
+    for plain, tensor in zip(choose_many(policy, 5000, "numpy"), choose_many(policy, 5000, "torch"), strict=True):
         assert np.allclose(plain, tensor)
 
 
@@ -120,7 +120,7 @@ def test_epsilon_at_its_ends() -> None:
     assert propensity.tolist() == [0.25, pytest.approx(1 / 3)]
 
 
-def test_extreme_scores_and_draws_stay_finite() -> None:
+def test_extreme_scores_and_random_numbers_stay_finite() -> None:
     scores = np.array([[1e30, -1e30, 0.0], [-np.inf, 5.0, 5.0]])
     available = np.array([[True, True, True], [True, True, False]])
     for uniform in (0.0, np.nextafter(1.0, 0.0)):

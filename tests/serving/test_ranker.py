@@ -1,4 +1,4 @@
-"""The service's arithmetic: exactly the library's ranking, true propensities, one answer from memory or from scratch."""
+"""The ranker: the library's ranking, true propensities, the same answers with and without cache and C."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from scipy import stats
 
 from mbcal.agents import AGENTS
 from mbcal.errors import InputError
+from mbcal.kernels import native
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.choice import epsilon_greedy
-from mbcal.serving.candidates import JsonReader, require_askable
-from mbcal.serving.messages import QuickRankRequest
+from mbcal.serving.candidates import CandidateReader, JsonNames, require_rankable
+from mbcal.serving.messages import UndecodedRankRequest
 from mbcal.serving.ranker import Ranker, choose
+from mbcal.types import Catalog
 from tests.support.batches import CATALOG
 from tests.support.versions import HISTORY, ITEMS, SHOWN, fitted
 
@@ -36,8 +38,9 @@ def version(agent: Any, name: str = "v1") -> Any:
     )
 
 
-def draws(count: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).random((count, 2))
+def options(k: int, epsilon: float = 0.0, count: int | None = None, seed: int = 0) -> dict[str, Any]:
+    """k, epsilon and random numbers of a ranking."""
+    return {"k": k, "epsilon": epsilon, "uniform": np.random.default_rng(seed).random((count or k, 2))}
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -45,7 +48,7 @@ def test_it_ranks_as_the_library_does(name: str) -> None:
     agent = fitted(name)
     candidates = [item for item in ITEMS if item not in ("item 2", "item 9")]
     wanted = agent.rank(HISTORY, candidates, SHOWN)
-    found = Ranker(version(agent)).rank(HISTORY, SHOWN, candidates, len(candidates), 0.0, draws(len(candidates)))
+    found = Ranker(version(agent)).rank(HISTORY, candidates, SHOWN, **options(len(candidates)))
     assert [place.item for place in found] == [entry.item for entry in wanted]
     for place, entry in zip(found, wanted, strict=True):
         assert place.score == pytest.approx(entry.score, abs=1e-5)
@@ -54,42 +57,42 @@ def test_it_ranks_as_the_library_does(name: str) -> None:
         assert place.propensity == 1.0
 
 
-def test_from_memory_or_from_scratch_the_answer_is_the_same() -> None:
-    ranker = Ranker(version(fitted()), remembered=2)
-    told = [("item 2", "click"), ("item 9", "skip"), ("item 5", "like")]
+def test_a_cached_state_gives_the_answer_of_one_computed_from_the_start() -> None:
+    ranker = Ranker(version(fitted()), cache_size=2)
+    shown = [("item 2", "click"), ("item 9", "skip"), ("item 5", "like")]
     for steps in range(4):
-        asked = (HISTORY, told[:steps], ITEMS, 12, 0.3, draws(12))
-        assert ranker.rank(*asked, "s") == ranker.rank(*asked)
-    for other in ("a", "b"):  # two more push it out of memory
-        ranker.rank([], [], ITEMS, 1, 0.0, draws(1), other)
-    assert "s" not in ranker._standing
-    assert ranker.rank(HISTORY, told, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(HISTORY, told, ITEMS, 3, 0.0, draws(3))
-    changed = [("item 3", "click"), *told[1:]]  # feedback that came late changes the past: nothing stale is used
-    assert ranker.rank(HISTORY, changed, ITEMS, 3, 0.0, draws(3), "s") == ranker.rank(
-        HISTORY, changed, ITEMS, 3, 0.0, draws(3)
-    )
+        asked, more = (HISTORY, ITEMS, shown[:steps]), options(12, 0.3)
+        assert ranker.rank(*asked, **more, session="s") == ranker.rank(*asked, **more)
+    assert ranker.is_cached("s")
+    for other in ("a", "b"):  # two more push it out of the cache
+        ranker.rank([], ITEMS, [], **options(1), session=other)
+    assert not ranker.is_cached("s")
+    late = [("item 3", "click"), *shown[1:]]  # late feedback changes an earlier step: the cached state is not used
+    for steps_shown in (shown, late):
+        cached = ranker.rank(HISTORY, ITEMS, steps_shown, **options(3), session="s")
+        assert cached == ranker.rank(HISTORY, ITEMS, steps_shown, **options(3))
 
 
 def test_what_was_shown_comes_last_and_only_when_nothing_else_is_left() -> None:
     ranker = Ranker(version(fitted()))
-    found = [place.item for place in ranker.rank(HISTORY, SHOWN, ITEMS, 12, 0.5, draws(12))]
+    found = [place.item for place in ranker.rank(HISTORY, ITEMS, SHOWN, **options(12, 0.5))]
     assert sorted(found) == sorted(set(ITEMS) - {"item 2", "item 9"})
-    again = ranker.rank(HISTORY, SHOWN, ["item 2", "item 9"], 5, 0.0, draws(5))
+    again = ranker.rank(HISTORY, ["item 2", "item 9"], SHOWN, **options(5))
     assert sorted(place.item for place in again) == ["item 2", "item 9"]
 
 
-def test_strangers_get_a_finite_flagged_answer() -> None:
+def test_unknown_items_get_a_finite_score_and_are_flagged() -> None:
     ranker = Ranker(version(fitted()))
-    place = ranker.rank([], [], ["never heard of"], 10, 0.1, draws(1))[0]
+    place = ranker.rank([], ["unknown"], [], **options(10, 0.1))[0]
     assert not place.known
     assert np.isfinite(place.score)
     assert place.propensity == 1.0
-    with pytest.raises(InputError, match=r"behaviour: 'loved' is unknown to version v1; known are skip, click, like"):
-        ranker.rank([("item 1", "loved")], [], ITEMS, 1, 0.0, draws(1))
+    with pytest.raises(InputError, match="behaviour: 'loved' is unknown to version v1; its behaviours are skip, click"):
+        ranker.rank([("item 1", "loved")], ITEMS, [], **options(1))
 
 
-def test_choosing_is_epsilon_greedy_again_and_again() -> None:
-    """The slow twin: `scoring.epsilon_greedy`, each time among what is left."""
+def test_choosing_is_epsilon_greedy_at_every_rank() -> None:
+    """The reference implementation: `scoring.choice.epsilon_greedy`, each time among the candidates left."""
     generator = np.random.default_rng(3)
     for trial in range(200):
         scores = generator.integers(0, 4, 9).astype(np.float64)  # with ties
@@ -108,11 +111,14 @@ def test_choosing_is_epsilon_greedy_again_and_again() -> None:
 def test_items_come_as_often_as_their_propensities_say() -> None:
     ranker, epsilon, count = Ranker(version(fitted())), 0.4, 6000
     generator = np.random.default_rng(5)
-    firsts = [ranker.rank(HISTORY, [], ITEMS, 1, epsilon, generator.random((1, 2)), "s")[0] for _ in range(count)]
-    chances = {place.item: place.propensity for place in firsts}
-    assert sum(chances.values()) == pytest.approx(1)
-    observed = [sum(place.item == item for place in firsts) for item in chances]
-    assert stats.chisquare(observed, [count * chance for chance in chances.values()]).pvalue > 1e-3
+    firsts = [
+        ranker.rank(HISTORY, ITEMS, [], k=1, epsilon=epsilon, uniform=generator.random((1, 2)), session="s")[0]
+        for _ in range(count)
+    ]
+    probabilities = {place.item: place.propensity for place in firsts}
+    assert sum(probabilities.values()) == pytest.approx(1)
+    observed = [sum(place.item == item for place in firsts) for item in probabilities]
+    assert stats.chisquare(observed, [count * chance for chance in probabilities.values()]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("name", ["mbcal", "dqn", "ddpg", "popular"])
@@ -122,42 +128,54 @@ def test_with_and_without_c_the_answer_is_the_same(name: str, monkeypatch: pytes
     monkeypatch.setenv("MBCAL_NATIVE", "0")
     without = Ranker(version(agent))
     monkeypatch.delenv("MBCAL_NATIVE")
-    assert without._native is None
-    strangers = [*ITEMS, "never heard of", "nor of this"]
-    for shown in ([], SHOWN, [*SHOWN, ("never heard of", "skip")], [(item, "skip") for item in strangers]):
-        for names in (ITEMS, strangers, strangers[-2:]):
+    assert not without.uses_c
+    with_unknown = [*ITEMS, "unknown", "unknown too"]
+    for shown in ([], SHOWN, [*SHOWN, ("unknown", "skip")], [(item, "skip") for item in with_unknown]):
+        for names in (ITEMS, with_unknown, with_unknown[-2:]):
             text = msgspec.Raw(json.dumps(names).encode())
-            asked = (12, 0.3, draws(len(names), len(shown)))
-            wanted = without.rank(HISTORY, shown, without.reader.read(text, 12, 100), *asked)
+            more = options(12, 0.3, len(names), len(shown))
+            wanted = without.rank(HISTORY, without.reader.read(text, 12, 100), shown, **more)
             for found in (
-                with_c.rank(HISTORY, shown, names, *asked),
-                with_c.rank(HISTORY, shown, with_c.reader.read(text, 12, 100), *asked, "s"),
+                with_c.rank(HISTORY, names, shown, **more),
+                with_c.rank(HISTORY, with_c.reader.read(text, 12, 100), shown, **more, session="s"),
             ):
                 assert [(entry.item, entry.propensity, entry.known) for entry in found] == [
                     (entry.item, entry.propensity, entry.known) for entry in wanted
                 ]
-                for mine, theirs in zip(found, wanted, strict=True):
-                    assert mine.score == pytest.approx(theirs.score, abs=1e-5)
-                    assert mine.parts == pytest.approx(theirs.parts, abs=1e-5)
+                for actual, expected in zip(found, wanted, strict=True):
+                    assert actual.score == pytest.approx(expected.score, abs=1e-5)
+                    assert actual.parts == pytest.approx(expected.parts, abs=1e-5)
 
 
-def test_what_has_no_answer_is_refused() -> None:
-    for candidates, k, said in (
+def test_requests_without_an_answer_are_refused() -> None:
+    for candidates, k, message in (
         ([], 1, "none were given"),
         (["a", "a"], 1, "twice"),
         (["a"], 0, "k: must"),
         (["a", "b"], 1, "at most 1"),
     ):
-        with pytest.raises(InputError, match=said):
-            require_askable(candidates, k, 1 if said == "at most 1" else 10)
+        with pytest.raises(InputError, match=message):
+            require_rankable(candidates, k, 1 if message == "at most 1" else 10)
 
 
+NUMBERS = st.integers(-3, 12) | st.integers(10**17, 10**19) | st.sampled_from([2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
 NAMES = st.one_of(
-    st.sampled_from(ITEMS), st.text(max_size=3), st.sampled_from(["x" * 256, "x" * 257, "\x7f", '"', "\\", "é"])
+    st.sampled_from(ITEMS),
+    st.text(max_size=3),
+    NUMBERS,
+    NUMBERS.map(str),
+    st.sampled_from(["x" * 256, "x" * 257, "\x7f", '"', "\\", "é"]),
 )
+OTHERS = st.none() | st.booleans() | st.floats(-2, 2)
 LISTS = st.one_of(
-    st.lists(NAMES, max_size=45, unique=True), st.lists(NAMES, max_size=4), st.lists(st.none() | NAMES, max_size=3)
+    st.lists(NAMES, max_size=45, unique=True),
+    st.lists(NAMES, max_size=4),
+    st.lists(OTHERS | NAMES, max_size=3),
 )
+
+
+NUMBERED = Catalog((*CATALOG.items, "7", "-2", "100000000000000003"))
+"""Some of its names look like numbers."""
 
 
 @settings(max_examples=400, deadline=None)
@@ -168,21 +186,35 @@ LISTS = st.one_of(
     at=st.integers(0),
     put=st.none() | st.binary(max_size=2),
 )
-@example(names=[f"nobody knows {number}" for number in range(40)], escaped=True, indent=None, at=0, put=None)
+@example(names=[7, "-2", 8, 100000000000000003], escaped=True, indent=None, at=0, put=None)
+@example(names=["7", 7], escaped=True, indent=None, at=0, put=None)
+@example(names=[0], escaped=True, indent=None, at=1, put=b"-0")
+@example(names=[0], escaped=True, indent=None, at=1, put=b"07")
+@example(names=[0], escaped=True, indent=None, at=1, put=b"1.0")
+@example(names=[0], escaped=True, indent=None, at=1, put=b"1e3")
+@example(names=[f"unknown {number}" for number in range(40)], escaped=True, indent=None, at=0, put=None)
 def test_candidates_are_read_or_refused_alike_with_and_without_c(
-    names: list[str], escaped: bool, indent: int | None, at: int, put: bytes | None
+    names: list[Any], escaped: bool, indent: int | None, at: int, put: bytes | None
 ) -> None:
     text = json.dumps(names, ensure_ascii=escaped, indent=indent).encode("utf-8", "surrogatepass")
-    if put is not None:  # something else in the place of a letter
+    if put is not None:  # other bytes in the place of one
         text = text[: at % len(text)] + put + text[at % len(text) + 1 :]
 
     def outcome(rows: Any) -> Any:
         try:
-            asked = msgspec.json.decode(b'{"k":3,"candidates":' + text + b"}", type=QuickRankRequest)
-            found = JsonReader(CATALOG, rows).read(asked.candidates, asked.k, 42)
+            asked = msgspec.json.decode(b'{"k":3,"candidates":' + text + b"}", type=UndecodedRankRequest)
+            found = CandidateReader(NUMBERED, rows).read(asked.candidates, asked.k, 42)
             logged = msgspec.msgpack.decode(msgspec.msgpack.encode(found.logged()))
             return found.rows.tolist(), found.at(range(len(found.rows))), logged
         except (InputError, msgspec.DecodeError, UnicodeError) as error:
             return type(error), str(error)
 
     assert outcome(np.empty(50, np.int32)) == outcome(None)
+
+
+def test_whole_numbers_are_found_in_c() -> None:
+    text = msgspec.Raw(b'[7, "-2", -2000, 100000000000000003, 0]')
+    found = CandidateReader(NUMBERED, np.empty(50, np.int32)).read(text, 3, 42)
+    assert found.at(range(5)) == ["7", "-2", "-2000", "100000000000000003", "0"]
+    assert found.rows.tolist() == NUMBERED.rows_of(found.at(range(5))).tolist()
+    assert isinstance(found, JsonNames) == native.available()

@@ -1,4 +1,4 @@
-"""What is remembered of sessions, in memory and in a real Redis."""
+"""Sessions and decisions in memory and in a real Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"),
 
 @pytest.fixture(scope="module")
 def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of our own, on a socket of its own."""
+    """A Redis server on a free port."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("there is no redis-server here (Debian: apt-get install redis-server)")
@@ -44,7 +44,7 @@ def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     running.wait()
 
 
-def test_steps_are_in_order_however_they_come() -> None:
+def test_steps_are_ordered_whatever_order_they_arrive_in() -> None:
     wanted = (("item 2", "like"), ("item 4", "click"), ("item 3", "skip"))
     for order in itertools.permutations(STEPS):
         session = BEGIN
@@ -53,13 +53,13 @@ def test_steps_are_in_order_however_they_come() -> None:
         assert session.shown == wanted
 
 
-def test_the_first_word_on_an_item_counts() -> None:
+def test_the_first_feedback_on_an_item_counts() -> None:
     again = Step(9, 0, "d1", "item 2", "skip")
     assert BEGIN.after(STEPS[1]).after(again).shown == (("item 2", "like"),)
 
 
-def test_of_an_endless_session_the_newest_steps_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbcal.serving.state.LONGEST", 3)
+def test_the_latest_steps_of_a_long_session_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.serving.state.MAX_STEPS", 3)
     session = BEGIN
     for moment in (5, 1, 4, 2, 3):
         session = session.after(Step(moment, 0, f"d{moment}", f"item {moment}", "skip"))
@@ -68,7 +68,7 @@ def test_of_an_endless_session_the_newest_steps_are_remembered(monkeypatch: pyte
 
 async def story(store: MemoryStore | RedisStore) -> None:
     assert await store.get("s") is None
-    assert await store.add("s", STEPS[0]) is None  # nobody has heard of it
+    assert await store.add("s", STEPS[0]) is None  # unknown
     assert await store.begin("s", BEGIN) == BEGIN
     assert await store.begin("s", Session("other", ())) == BEGIN  # the first history counts
     for step in STEPS:
@@ -91,9 +91,9 @@ def test_memory() -> None:
     asyncio.run(story(MemoryStore()))
 
 
-def test_the_oldest_decisions_are_forgotten_first() -> None:
+def test_the_oldest_decisions_are_dropped_first() -> None:
     async def tell() -> list[bool]:
-        store = MemoryStore(decisions=2)
+        store = MemoryStore(max_decisions=2)
         for name in ("d1", "d2", "d3"):
             await store.remember_decision(name, DecisionRef(None, 1, ["item 2"], "v000001"))
         return [await store.recall_decision(name) is None for name in ("d1", "d2", "d3")]
@@ -105,30 +105,30 @@ def test_redis(redis_address: str) -> None:
     asyncio.run(story(RedisStore(redis_address)))
 
 
-def test_silent_sessions_are_forgotten() -> None:
+def test_sessions_expire() -> None:
     now = [0.0]
-    store = MemoryStore(lifetime=10, most=3, clock=lambda: now[0])
+    store = MemoryStore(lifetime=10, max_sessions=3, clock=lambda: now[0])
 
     async def tell() -> None:
         await store.begin("a", BEGIN)
         now[0] = 9
-        assert await store.add("a", STEPS[0]) is not None  # heard of again: ten more seconds
+        assert await store.add("a", STEPS[0]) is not None  # ten more seconds
         now[0] = 18
         assert await store.get("a") is not None
         now[0] = 20
         assert await store.get("a") is None
         for name in "bcde":
             await store.begin(name, BEGIN)
-        assert await store.get("b") is None  # too many: the longest silent goes
+        assert await store.get("b") is None  # too many: the least recently used is dropped
         assert await store.get("e") is not None
         now[0] = 40
         await store.begin("f", BEGIN)
-        assert len(store._sessions) == 1  # memory is given back without anybody asking for them
+        assert store.n_sessions == 1  # expired sessions are freed by the next write
 
     asyncio.run(tell())
 
 
-def test_redis_forgets_too(redis_address: str) -> None:
+def test_sessions_expire_in_redis(redis_address: str) -> None:
     async def tell() -> None:
         store = RedisStore(redis_address, lifetime=1)
         await store.begin("short", BEGIN)
@@ -139,12 +139,12 @@ def test_redis_forgets_too(redis_address: str) -> None:
     asyncio.run(tell())
 
 
-def test_an_address_is_one_or_the_other() -> None:
+def test_addresses_of_session_stores() -> None:
     with pytest.raises(OptionError, match=r"state: 'postgres://x' is neither memory nor a redis:// address"):
         session_store("postgres://x", 10)
     assert isinstance(session_store("memory", 10), MemoryStore)
 
 
-def test_the_page_of_the_service_is_there() -> None:
+def test_the_page_loads_nothing_from_other_hosts() -> None:
     page = Path(__file__).parents[2] / "src/mbcal/serving/page/index.html"
-    assert "http://" not in page.read_text("utf-8")  # nothing is fetched from elsewhere
+    assert "http://" not in page.read_text("utf-8")  # it loads nothing from other hosts

@@ -17,26 +17,25 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def commands_of(page: str, first: int) -> list[str]:
-    """The commands of a page's blocks from one on, the newsfeed at a size for tests."""
+def commands_of(page: str, first: int = 0) -> list[str]:
+    """Commands of the bash blocks of a page, from block number `first` on, at sizes that take seconds."""
     lines = [line.split("  #")[0].strip() for block in blocks(page, "bash")[first:] for line in block.splitlines()]
-    smaller = [re.sub(r"--sessions \d+", "--sessions 800", line) for line in lines]
-    return [
-        f"{line} --epochs 1" if re.match(r"mbcal (fit|simulator|diagnose)", line) else line + tiny(line) for line in smaller
-    ]
+    return [at_test_size(line) for line in lines]
 
 
-def tiny(line: str) -> str:
-    """ExperimentConfig that make learning a matter of seconds."""
-    if re.match(r"mbcal (fit|simulator|diagnose)", line):
-        return " --epochs 1"
-    if not line.startswith("mbcal experiment newsfeed"):
-        return ""
+def at_test_size(command: str) -> str:
+    """The same command with few sessions, one epoch and small networks."""
+    command = re.sub(r"--sessions \d+", "--sessions 800", command)
+    if re.match(r"mbcal (fit|simulator|diagnose)", command):
+        return f"{command} --epochs 1"
+    if not command.startswith("mbcal experiment newsfeed"):
+        return command
     sizes = "log_sessions=400 test_sessions=60 epochs=1 rounds=1 round_sessions=60 futures=4 future_states=4 hidden=8"
-    return "".join(f" --set {size}" for size in [*sizes.split(), "simulator.training.epochs=1"])
+    return command + "".join(f" --set {size}" for size in [*sizes.split(), "simulator.training.epochs=1"])
 
 
 def run(commands: list[str], workshop: Path) -> None:
+    """Run shell commands in a folder; each must succeed and print something."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in commands:
         done = subprocess.run(

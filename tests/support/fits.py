@@ -20,15 +20,15 @@ from mbcal.distributed.group import Group
 
 @dataclass(frozen=True)
 class Deadly:
-    """The fit, with a checkpoint after every update; the worker of that rank is killed before its n-th sum, once."""
+    """A fit with a checkpoint after every update; some workers are killed before their n-th sum, once."""
 
     fit: FitJob
     deaths: dict[int, int]
-    """Rank -> n."""
+    """n by rank."""
     marks: Path
-    """Where the dead leave a mark."""
+    """Folder in which a killed worker leaves a file."""
     stuck: bool = False
-    """They do not die but never come back."""
+    """The worker hangs instead of being killed."""
 
     def __call__(self, group: Group) -> Any:
         mbcal.training.loop.LOSS_CHECK_INTERVAL = 1

@@ -39,7 +39,7 @@ from mbcal import (
     prepare_newsfeed,
 )
 from mbcal.agents import AGENTS, load
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.data.store import Store
 from mbcal.decision_log import Decision, DecisionLog
 from mbcal.environments.newsfeed.world import Newsfeed
@@ -52,7 +52,9 @@ from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.nn.config import NetConfig
 from mbcal.registry.registry import Registry
 from mbcal.report.page_writer import write_report
-from mbcal.serving.messages import FeedbackRequest, RankRequest, openapi
+from mbcal.serving.endpoints import ROUTES
+from mbcal.serving.messages import FeedbackRequest, RankRequest
+from mbcal.serving.openapi import document
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
 from mbcal.version import __version__
@@ -176,12 +178,13 @@ def service(folder: Path, model: Path, store: Store) -> dict[str, str]:
     agent = load(model, "cpu")
 
     async def script() -> None:
-        served = Service(registry, MemoryStore(), DecisionLog(folder / "log"), 0.3)
-        served._random = np.random.default_rng(7)
+        generator = np.random.default_rng(7)
+        served = Service(registry, MemoryStore(), DecisionLog(folder / "log"), 0.3, generator=generator)
         await served.refresh_version()
         for step in range(5):
             asked = [f"item-{k:03d}" for k in range(40)] + ["never seen"]
-            answer = await served.rank(RankRequest(asked, k=4, session="s1", user="u1", history=[("item-001", "dwell-02")]))
+            history: list[Any] = [("item-001", "dwell-02")]
+            answer = await served.rank(RankRequest(history=history, candidates=asked, k=4, session="s1", user="u1"))
             await served.feedback(FeedbackRequest(answer.decision, f"dwell-{step + 2:02d}"))
             await served.feedback(FeedbackRequest(answer.decision, "dwell-05", answer.items[1].item))
         await served.close()
@@ -197,7 +200,7 @@ def service(folder: Path, model: Path, store: Store) -> dict[str, str]:
     joined = join_sessions(records, agent.domain.catalog, agent.domain.behaviours, horizon=8, history=6).sessions
     arrays = {name: array for name, array in joined.arrays() if name not in ("timestamps",)}
     return {
-        "openapi": of_numbers(openapi(__version__)),
+        "openapi": of_numbers(document(ROUTES, __version__)),
         "decision log": of_numbers(kept),
         "joined": of_arrays(arrays),
     }

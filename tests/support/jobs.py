@@ -1,4 +1,4 @@
-"""Jobs for tests of engines: functions of a module, as engines want them; and how to see what is left of a process."""
+"""Jobs for tests of engines: functions of a module, as engines require."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def stumble(number: int) -> int:
 
 
 def die_once(task: tuple[str, int]) -> int:
-    """Killed when first tried; the second time it goes well."""
+    """Kill the worker at the first attempt of task 1; the second succeeds."""
     folder, number = task
-    tried = Path(folder) / str(number)
-    if number == 1 and not tried.exists():
-        tried.touch()
+    attempt = Path(folder) / str(number)
+    if number == 1 and not attempt.exists():
+        attempt.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return number
 

@@ -1,4 +1,4 @@
-"""Small logs, ways to write them, and a slow twin of the whole way from a log to its sessions."""
+"""Small logs, ways to write them, and a reference implementation of all steps from a log to its sessions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _md5(text: str) -> int:
 
 
 def expected(rows: Iterable[Row], how: SessionConfig, by_session: bool = False) -> list[Session]:
-    """The slow twin: one user, one row at a time, in plain Python."""
+    """The reference implementation: one user, one row at a time, in plain Python."""
     if not by_session:
         rows = {Row(r.user, r.item, r.time, r.behaviour) for r in rows}
     by_user: dict[str, list[Row]] = {}

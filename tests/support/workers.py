@@ -1,4 +1,4 @@
-"""Workers of a group as threads of this process: what engines do with processes, without any engine."""
+"""Workers of a group as threads of this process, for tests without an engine."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ PATIENCE = 60.0
 
 
 class _Table:
-    """Where the workers lay down what they have."""
+    """The tensors of all workers in one sum."""
 
     def __init__(self, size: int) -> None:
-        self.laid: list[tuple[Tensor, ...]] = [()] * size
+        self.tensors: list[tuple[Tensor, ...]] = [()] * size
         self.barrier = threading.Barrier(size, timeout=PATIENCE)
 
 
 class Threaded:
-    """A worker among threads."""
+    """One worker, a thread."""
 
     def __init__(self, rank: int, size: int, table: _Table) -> None:
         self.rank, self.size, self.table = rank, size, table
 
     def all_reduce_sum(self, *tensors: Tensor) -> None:
-        self.table.laid[self.rank] = tensors
+        self.table.tensors[self.rank] = tensors
         self.table.barrier.wait()
-        sums = [sum(parts[1:], parts[0].clone()) for parts in zip(*self.table.laid, strict=True)]
+        sums = [sum(parts[1:], parts[0].clone()) for parts in zip(*self.table.tensors, strict=True)]
         self.table.barrier.wait()
         for tensor, total in zip(tensors, sums, strict=True):
             tensor.copy_(total)
 
 
 def together(size: int, job: Callable[[Group], Any]) -> list[Any]:
-    """What each worker made; where one fails the others do not wait for it."""
+    """Run a job on every worker of a group; return the results by rank. When one fails, the others stop waiting for it."""
     table = _Table(size)
 
     def work(rank: int) -> Any:
@@ -59,7 +59,7 @@ def together(size: int, job: Callable[[Group], Any]) -> list[Any]:
 
 
 class ThreadedEngine:
-    """An engine whose workers are such threads."""
+    """An engine whose workers are threads."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers

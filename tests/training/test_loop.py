@@ -1,4 +1,4 @@
-"""The loop: it learns, stops, survives being killed, and says where a loss went wrong."""
+"""The training loop: it learns, stops early, resumes after a kill, and reports where a loss became NaN."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,10 @@ def line(rows: int = 40) -> tuple[nn.Linear, Any]:
     return model, objective
 
 
-def fit(model: nn.Module, objective: Any, how: TrainingConfig, rows: int = 40, held: Any = NO_ROWS, **more: Any) -> Any:
-    optimiser = more.pop("optimiser", None) or how.create_optimiser(model.parameters())
+def fit(model: nn.Module, objective: Any, config: TrainingConfig, rows: int = 40, held: Any = NO_ROWS, **more: Any) -> Any:
+    optimiser = more.pop("optimiser", None) or config.create_optimiser(model.parameters())
     job = TrainingJob("line", model, objective, optimiser, np.arange(rows), held)
-    return train(job, how, seed=0, **more)
+    return train(job, config, seed=0, **more)
 
 
 def test_it_learns() -> None:
@@ -70,7 +69,9 @@ def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
     held = np.arange(40, 42)
 
     def objective(batch: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
-        aim = 1.0 if int(batch.min()) >= 40 else 3.0  # training pulls past what is held out
+        aim = (
+            1.0 if int(batch.min()) >= 40 else 3.0
+        )  # the optimum of the training sessions lies beyond that of the held-out ones
         return (model.weight - aim).square().sum() * len(batch), torch.tensor(len(batch))
 
     curve = fit(model, objective, TrainingConfig(epochs=50, batch=40, learning_rate=0.1, patience=3), held=held)
@@ -79,27 +80,28 @@ def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
     assert float((model.weight.detach() - 1).square()) == pytest.approx(min(losses), rel=1e-5)
 
 
-def test_curves_are_means_over_steps_that_count() -> None:
+def test_curves_are_means_over_steps_without_padding() -> None:
     model, data = net(), DeviceSessions(sessions(count=50), torch.device("cpu"))
     frozen = TrainingConfig(epochs=1, batch=7, learning_rate=1e-30)
     curve = fit(model, behaviour_nll(model, data), frozen, rows=50)
     batch = data[slice(None)]
-    chances = torch.log_softmax(model.forward_batch(batch).detach(), -1)
-    right = chances.gather(2, batch.behaviours.long().unsqueeze(2)).squeeze(2)[batch.mask]
-    assert curve[0]["loss"] == pytest.approx(-float(right.mean()), rel=1e-5)
+    log_probabilities = torch.log_softmax(model.forward_batch(batch).detach(), -1)
+    logged = log_probabilities.gather(2, batch.behaviours.long().unsqueeze(2)).squeeze(2)[batch.mask]
+    assert curve[0]["loss"] == pytest.approx(-float(logged.mean()), rel=1e-5)
 
 
-def test_masking_hides_the_share_of_items_it_says() -> None:
-    model, seen = net(), []
+def test_the_mask_rate_is_the_share_of_masked_items() -> None:
+    model, inputs = net(), []
     data = DeviceSessions(sessions(count=400), torch.device("cpu"))
     forward = model.forward
-    model.forward = lambda state, items, behaviours: (seen.append(items), forward(state, items, behaviours))[1]  # type: ignore[method-assign]
+    model.forward = lambda state, items, behaviours: (inputs.append(items), forward(state, items, behaviours))[1]  # type: ignore[method-assign]
     objective, noise = behaviour_nll(model, data, 0.2), Noise(torch.tensor(0))
     objective(torch.arange(400), noise)
-    counted = data[slice(None)].mask
-    hidden = (seen[0][counted] == MASK_ROW).float()
-    assert float(hidden.mean()) == pytest.approx(0.2, abs=4 * (0.16 / len(hidden)) ** 0.5)
-    assert torch.equal(seen[0][counted][hidden == 0], data[slice(None)].items[counted][hidden == 0])
+    steps = data[slice(None)].mask
+    items, logged = inputs[0][steps], data[slice(None)].items[steps]
+    masked = items == MASK_ROW
+    assert float(masked.float().mean()) == pytest.approx(0.2, abs=4 * (0.16 / len(masked)) ** 0.5)
+    assert torch.equal(items[~masked], logged[~masked])
 
 
 def test_padding_never_enters_a_loss() -> None:
@@ -114,7 +116,7 @@ def test_padding_never_enters_a_loss() -> None:
     assert float(count) == known.length.sum()
 
 
-def test_labels_are_standardised_within_and_restored_without() -> None:
+def test_labels_are_standardised_in_training_and_restored_in_values() -> None:
     data = DeviceSessions(sessions(count=60), torch.device("cpu"))
     mask = data[slice(None)].mask
     labels = torch.where(mask, 1000 + 50 * torch.randn(mask.shape, generator=torch.Generator().manual_seed(0)), 0)
@@ -135,15 +137,15 @@ def test_labels_are_standardised_step_by_step() -> None:
     labels = torch.tensor([[10.0, 5.0, 77.0], [14.0, 77.0, 77.0]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
     unit.fit(labels, mask)
-    assert unit.shift.tolist() == pytest.approx([12, 5, 29 / 3])  # nobody reaches the third step
+    assert unit.shift.tolist() == pytest.approx([12, 5, 29 / 3])  # no session reaches the third step
     assert float(unit.scale) == pytest.approx((8 / 3) ** 0.5)
     assert torch.allclose(unit.normalize(labels)[mask], torch.tensor([-2.0, 0.0, 2.0]) / (8 / 3) ** 0.5)
     assert torch.allclose(unit.denormalize(unit.normalize(labels)), labels)
-    longer = unit.denormalize(torch.zeros(1, 5))  # what comes after the last step is read as the last
+    longer = unit.denormalize(torch.zeros(1, 5))  # later steps have the shift of the last
     assert longer.tolist()[0] == pytest.approx([12, 5, 29 / 3, 29 / 3, 29 / 3])
 
 
-def test_a_loss_that_is_no_number_is_named_with_step_and_batch() -> None:
+def test_a_nan_loss_is_reported_with_step_and_batch() -> None:
     model, objective = line()
 
     def poisoned(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -156,7 +158,7 @@ def test_a_loss_that_is_no_number_is_named_with_step_and_batch() -> None:
         fit(model, poisoned, TrainingConfig(epochs=3, batch=8))
 
 
-def test_the_guard_names_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_an_infinite_loss_is_reported_with_the_last_good_checkpoint(tmp_path: Path) -> None:
     model, objective = line()
     calls = []
 
@@ -176,11 +178,11 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("at", [1, 4, 5, 9, 13, 24])
-def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path) -> None:
-    how = TrainingConfig(epochs=6, batch=8, learning_rate=0.05, patience=6)
+def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainingConfig(epochs=6, batch=8, learning_rate=0.05, patience=6)
     held = np.arange(30, 40)
     straight, objective = line()
-    curve = fit(straight, objective, how, rows=30, held=held)
+    curve = fit(straight, objective, config, rows=30, held=held)
 
     model, objective = line()
     calls = []
@@ -191,33 +193,27 @@ def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path)
             raise KilledError
         return objective(batch, noise)
 
-    import mbcal.training.loop
-
-    checked = mbcal.training.loop.LOSS_CHECK_INTERVAL
-    mbcal.training.loop.LOSS_CHECK_INTERVAL = 1
-    try:
-        with pytest.raises(KilledError):
-            fit(model, killed, how, rows=30, held=held, checkpoints=Checkpoints(tmp_path / "kept", {"a": 1}, every=-1))
-        again, objective = line()
-        kept = Checkpoints(tmp_path / "kept", {"a": 1}, every=-1)
-        assert (kept.latest is not None) == (at > 0)
-        assert fit(again, objective, how, rows=30, held=held, checkpoints=kept) == curve
-    finally:
-        mbcal.training.loop.LOSS_CHECK_INTERVAL = checked
+    monkeypatch.setattr("mbcal.training.loop.LOSS_CHECK_INTERVAL", 1)
+    with pytest.raises(KilledError):
+        fit(model, killed, config, rows=30, held=held, checkpoints=Checkpoints(tmp_path / "kept", {"a": 1}, every=-1))
+    again, objective = line()
+    kept = Checkpoints(tmp_path / "kept", {"a": 1}, every=-1)
+    assert kept.latest is not None
+    assert fit(again, objective, config, rows=30, held=held, checkpoints=kept) == curve
     assert torch.equal(again.weight, straight.weight)
     assert torch.equal(again.bias, straight.bias)
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
-    how = TrainingConfig(epochs=3, batch=8)
+    config = TrainingConfig(epochs=3, batch=8)
     model, objective = line()
-    fit(model, objective, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
+    fit(model, objective, config, checkpoints=Checkpoints(tmp_path / "kept", {}))
     again, _ = line()
 
     def never(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        raise AssertionError("it was done")
+        raise AssertionError("the stage is finished")
 
-    fit(again, never, how, checkpoints=Checkpoints(tmp_path / "kept", {}))
+    fit(again, never, config, checkpoints=Checkpoints(tmp_path / "kept", {}))
     assert torch.equal(again.weight, model.weight)
 
 
@@ -238,12 +234,14 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     torn.mkdir()
     (torn / "manifest.json").write_text('{"half": ')
     assert Checkpoints(tmp_path / "kept", {}).latest == kept.latest
-    mine = kept.latest.parent / "2024-thesis"
-    mine.mkdir()
+    (kept.latest.parent / "2024-thesis").mkdir()
     fit(model, objective, TrainingConfig(epochs=2), checkpoints=Checkpoints(tmp_path / "kept", {}, every=-1))
     kept = Checkpoints(tmp_path / "kept", {})
     kept.remove()
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["000009", "2024-thesis"]  # not ours to remove
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "000009",
+        "2024-thesis",
+    ]  # no checkpoints, so not removed
 
 
 def test_the_first_checkpoint_may_be_torn(tmp_path: Path) -> None:
@@ -259,18 +257,18 @@ def test_the_first_checkpoint_may_be_torn(tmp_path: Path) -> None:
 
 def test_optimiser_state_goes_to_arrays_and_back() -> None:
     model, objective = line()
-    how = TrainingConfig(epochs=3, batch=8)
-    optimiser = how.create_optimiser(model.parameters())
-    fit(model, objective, how, optimiser=optimiser)
+    config = TrainingConfig(epochs=3, batch=8)
+    optimiser = config.create_optimiser(model.parameters())
+    fit(model, objective, config, optimiser=optimiser)
     arrays = state_to_arrays(model, optimiser)
     assert {name for name in arrays if name.startswith("adam/weight/")} == {
         "adam/weight/step", "adam/weight/exp_avg", "adam/weight/exp_avg_sq",
     }  # fmt: skip
     again, objective_again = line()
-    optimiser_again = how.create_optimiser(again.parameters())
+    optimiser_again = config.create_optimiser(again.parameters())
     load_state_arrays(again, optimiser_again, arrays)
-    fit(model, objective, how, optimiser=optimiser)
-    fit(again, objective_again, how, optimiser=optimiser_again)
+    fit(model, objective, config, optimiser=optimiser)
+    fit(again, objective_again, config, optimiser=optimiser_again)
     assert torch.equal(again.weight, model.weight)
 
 
@@ -285,12 +283,12 @@ def test_no_user_is_both_trained_on_and_held_out() -> None:
 
 
 def test_who_is_held_out_depends_on_the_user_alone() -> None:
-    """Neither on how many users there are, nor on who they are."""
+    """Not on which other users there are, nor on their number."""
     users = np.arange(1000, dtype=np.int32)
     held_out = set(split_held_out_users(users, 0.2, seed=3)[1].tolist())
-    for some in (users[:100], users[500:], users[::7], np.repeat(users[:50], 4)):
-        again = {int(some[row]) for row in split_held_out_users(some, 0.2, seed=3)[1]}
-        assert again == held_out & set(some.tolist())
+    for subset in (users[:100], users[500:], users[::7], np.repeat(users[:50], 4)):
+        again = {int(subset[row]) for row in split_held_out_users(subset, 0.2, seed=3)[1]}
+        assert again == held_out & set(subset.tolist())
 
 
 @given(share=st.floats(0.001, 0.999), count=st.integers(1, 5), seed=st.integers(0, 100))
@@ -319,57 +317,56 @@ def test_devices() -> None:
             resolve_device("cuda")
 
 
-def test_sequences_that_fit_lie_on_the_device_once() -> None:
+def test_sessions_on_the_cpu_are_not_copied() -> None:
     known = sessions(count=20)
     data = DeviceSessions(known, torch.device("cpu"))
-    assert data.tensors.items.data_ptr() == torch.from_numpy(known.items).data_ptr()  # no copy on the CPU
+    assert data.tensors.items.data_ptr() == torch.from_numpy(known.items).data_ptr()
     assert data[torch.tensor([3, 5])].items.tolist() == known.items[[3, 5]].tolist()
 
 
 KILLABLE = """
-import sys
+import os, signal, sys
+
+store, checkpoints, model, operations = *sys.argv[1:4], int(sys.argv[4])
+count = 0
+
+def kill(event, arguments):
+    global count
+    if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(checkpoints):
+        count += 1
+        if count == operations:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill)
+
 from mbcal import Store
 import mbcal.training.loop
 mbcal.training.loop.LOSS_CHECK_INTERVAL = 1
 from mbcal.agents import MBCAL, MBCALConfig
 from mbcal.nn.config import NetConfig
-from mbcal.training.random import uniform
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
 agent = MBCAL(config, "cpu")
-agent.fit(Store.open(sys.argv[1]).sessions("train"), checkpoints=Checkpoints(sys.argv[2], {}, every=0.0))
-agent.save(sys.argv[3])
+agent.fit(Store.open(store).sessions("train"), checkpoints=Checkpoints(checkpoints, {}, every=-1))
+agent.save(model)
 """
+"""Fits an agent, and kills itself at the n-th file operation on its checkpoints; 0 is never."""
 
 
 def test_kill_minus_nine_and_resume_gives_the_identical_model(tmp_path: Path) -> None:
     from mbcal import NewsfeedConfig, prepare_newsfeed
 
     prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=600, items=120))
-    arguments = [sys.executable, "-c", KILLABLE, str(tmp_path / "feed")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    straight = [*arguments, str(tmp_path / "kept-straight"), str(tmp_path / "straight")]
-    subprocess.run(straight, check=True, env=environment)
-    disturbed = [*arguments, str(tmp_path / "kept"), str(tmp_path / "disturbed")]
-    draw, kills = np.random.default_rng(0), 0
-    for _ in range(30):
-        running = subprocess.Popen(disturbed, env=environment)
-        deadline = time.monotonic() + 60
-        before = {path.name for path in (tmp_path / "kept").glob("[0-9]*")}
-        while running.poll() is None and time.monotonic() < deadline:  # let it get a little further than last time
-            if {path.name for path in (tmp_path / "kept").glob("[0-9]*")} - before:
-                break
-            time.sleep(0.005)
-        time.sleep(float(draw.uniform(0, 0.15)))
-        if running.poll() is not None:
-            break
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-        kills += 1
-        if kills == 4:
-            subprocess.run(disturbed, check=True, env=environment)
-            break
-    assert kills >= 2
+
+    def fit_and_kill(name: str, operations: int) -> int:
+        folders = [str(tmp_path / folder) for folder in ("feed", f"{name}-checkpoints", name)]
+        command = [sys.executable, "-c", KILLABLE, *folders, str(operations)]
+        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+
+    assert fit_and_kill("straight", 0) == 0
+    for operations in (7, 60, 101, 202):
+        assert fit_and_kill("disturbed", operations) == -signal.SIGKILL
+    assert fit_and_kill("disturbed", 0) == 0
     files = [json.loads((tmp_path / name / "manifest.json").read_text())["files"] for name in ("straight", "disturbed")]
     assert files[0] == files[1]

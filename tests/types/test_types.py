@@ -87,7 +87,7 @@ def test_candidates_may_differ_by_step() -> None:
         ("candidates", np.array([[9], [2]], np.int32), "candidates must lie"),
         ("propensities", np.array([[0.5, 0, 0], [0.1, 0.2, 0.3]], np.float32), r"\(0, 1\]"),
         ("propensities", np.array([[0.5, 1.5, 0], [0.1, 0.2, 0.3]], np.float32), r"\(0, 1\]"),
-        ("timestamps", np.array([[6, 5, 0], [1, 1, 9]], np.int64), "row 0 does"),
+        ("timestamps", np.array([[6, 5, 0], [1, 1, 9]], np.int64), "those of row 0 do"),
     ],
 )
 def test_wrong_arrays_are_refused(field: str, value: Any, message: str) -> None:

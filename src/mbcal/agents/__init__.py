@@ -1,10 +1,11 @@
-"""The methods, one file each, and what they share."""
+"""Agents: the ranking methods, one module each, and the parts they share (`base` describes how these fit together)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.base import Agent
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.ddpg import DDPG, DDPGConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.dqn import DDQN, DQN, DQNConfig
@@ -22,7 +23,7 @@ from mbcal.agents.values import ValueConfig
 
 
 def load(path: str | Path, device: str = "auto") -> Agent:
-    """Load an agent of any method from a folder; the same as `Agent.load`."""
+    """Load an agent of any built-in or installed method from a folder; see `Agent.load`."""
     return Agent.load(path, device)
 
 

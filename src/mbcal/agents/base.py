@@ -1,20 +1,21 @@
 """The base class of every method: configuration, networks, and the verbs fit, recommend, rank, begin, score, observe.
 
-A method is one file with a config and a class that defines three hooks: which networks it has (`build_networks`), how they
-learn (`learn`), and what it ranks by (`build_scorer`). The rest is shared::
+A method is one module with a config and a class that defines three hooks: which networks it has (`build_networks`), how they
+learn (`learn`), and what it ranks by (`build_scorer`). Everything else is shared::
 
-    fitting.py      fit: who is held out, warm starts, a failed fit undone      calls build_networks, learn, build_scorer
+    fitting.py      fit: held-out users, warm starts, a failed fit undone      calls build_networks, learn, build_scorer
     ranking.py      rank and recommend: names to rows, scores to ranked items
     persistence.py  save and load
 
-Availability of candidates, exploration, ties and propensities are not the agent's business: see `scoring.choice`.
+Agents only score. Which candidates are available, exploration, ties and propensities are decided in `scoring.choice`.
+docs/new-method.md explains how to write a method.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.fitting import fit_agent
@@ -32,7 +34,6 @@ from mbcal.config import with_settings
 from mbcal.data.store import Store
 from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.errors import InputError, ModelError, OptionError
-from mbcal.nn.config import NetConfig
 from mbcal.nn.embeddings import ItemEmbedding
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import Scorer
@@ -44,24 +45,8 @@ from mbcal.training.random import seeded_weights
 from mbcal.types import Catalog, Name, Sessions, SessionTensors, Steps
 
 
-@dataclass(frozen=True)
-class AgentConfig:
-    """Settings that all methods share."""
-
-    net: NetConfig = field(default_factory=NetConfig)
-    """Sizes and inputs of the networks."""
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    """How long and how fast to learn."""
-    seed: int = 0
-    """Names initial weights, held-out users and all noise of training."""
-
-    def __post_init__(self) -> None:
-        if self.net.cell != "gru":
-            raise OptionError(f"net.cell: agents rank by tables, which only a gru has; got {self.net.cell!r}")
-
-
 class Agent(ABC):
-    """A ranking method.
+    """A ranking method; subclasses define the three hooks `build_networks`, `learn` and `build_scorer`.
 
     Args:
         config: All settings, an instance of the class's `Config`.
@@ -73,12 +58,13 @@ class Agent(ABC):
     """
 
     name: ClassVar[str]
-    """What the command line calls the method."""
+    """Name of the method on the command line and in model folders."""
     Config: ClassVar[type[AgentConfig]] = AgentConfig
+    """Class of its settings."""
     needs_candidates: ClassVar[bool] = False
-    """Whether it learns from what else could have been shown."""
+    """Whether `learn` needs the candidates of the sessions; if none were logged, some are sampled."""
     explores: ClassVar[bool] = True
-    """Whether it explores when it collects sessions to learn from."""
+    """Whether Growing Batch-RL adds epsilon-greedy exploration when the agent collects sessions."""
 
     def __init__(self, config: Any = None, device: str = "auto", **settings: Any) -> None:
         if config is not None and not isinstance(config, self.Config):
@@ -93,7 +79,9 @@ class Agent(ABC):
         self.provenance: dict[str, Any] = {}
         """Free notes that are saved with it."""
         self.nets: dict[str, Any] = {}
+        """Networks by name, as `build_networks` created them."""
         self.optimisers: dict[str, torch.optim.Adam] = {}
+        """Optimisers by network; networks without parameters have none."""
         self.curves: dict[str, Curve] = {}
         """Losses of the last fit by network, one entry per epoch."""
         self._domain: Domain | None = None
@@ -103,22 +91,39 @@ class Agent(ABC):
 
     @abstractmethod
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
-        """Create fresh networks by name. Called once, before the first fit; weights are seeded by the config."""
+        """Create untrained networks by name.
+
+        Called before the first fit and by `reset`; torch's random numbers are then seeded by the config.
+
+        Args:
+            domain: Items, behaviours and sizes of the sessions to come.
+        """
 
     @abstractmethod
     def learn(self, context: FitContext) -> None:
-        """Fit the networks in `self.nets` on the context's sessions."""
+        """Train the networks in `self.nets` on the context's sessions; see `FitContext` for how.
+
+        Args:
+            context: Sessions, held-out users and settings of this fit.
+        """
 
     @abstractmethod
     def build_scorer(self) -> Scorer:
-        """Create what ranks from the networks as they are now. Called after every fit."""
+        """Create the scorer that ranks by the networks as they are now. Called after every fit."""
 
     def create_optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        """Create the optimiser of one network."""
+        """Create the optimiser of one network; methods may override it."""
         return self.config.training.create_optimiser(net.parameters())
 
     def value_regression(self, batch: SessionTensors) -> tuple[torch.Tensor, torch.Tensor] | None:  # noqa: ARG002 - for methods that override it
-        """Labels and predictions of the value network, both (B, T) in reward units; None for methods without one."""
+        """Compare the value network with its labels, for the variance table of experiments.
+
+        Args:
+            batch: B sessions.
+
+        Returns:
+            Labels and predictions, both (B, T) in reward units; None for methods without a value network.
+        """
         return None
 
     # ---- fitting
@@ -137,8 +142,8 @@ class Agent(ABC):
         Args:
             data: A store, whose `train` part is used, or sessions.
             training: Replaces the config's training settings for this fit.
-            progress: Is told about epochs and sessions.
-            checkpoints: Where the state is saved, and resumed from.
+            progress: Notified of epochs and sessions.
+            checkpoints: Where the state is saved, and resumed from if it is there.
             group: Workers that share the fit. Each passes its part of the sessions, in order of rank
                 (`Store.worker_sessions`), and all end with the same agent.
 
@@ -154,7 +159,7 @@ class Agent(ABC):
         return self
 
     def reset(self, domain: Domain) -> None:
-        """Forget everything learned, and build fresh networks for a domain."""
+        """Forget everything learned, and create untrained networks for a domain."""
         self._domain, self._scorer, self.n_fits = domain, None, 0
         with seeded_weights(self.config.seed, self.name, "weights"):
             self.nets = {name: net.to(self.device) for name, net in self.build_networks(domain).items()}
@@ -172,7 +177,7 @@ class Agent(ABC):
 
     @property
     def domain(self) -> Domain:
-        """What it was fitted for; raises ModelError before the first fit."""
+        """Items, behaviours and sizes it was fitted for; raises ModelError before the first fit."""
         if self._domain is None:
             raise self._not_fitted()
         return self._domain
@@ -188,13 +193,20 @@ class Agent(ABC):
         return ModelError(f"this {self.name} agent has not been fitted; call fit(store) first")
 
     def share_catalog(self, catalog: Catalog) -> None:
-        """Use an equal catalogue object in place of its own, so that later comparisons are by identity."""
+        """Use an equal catalogue object in place of its own, so that later comparisons are by identity.
+
+        Raises:
+            ModelError: If the catalogues differ.
+        """
         if catalog.items != self.domain.catalog.items:
             raise ModelError(f"this {self.name} agent knows other items than the data has; fit one on this data")
         self._domain = replace(self.domain, catalog=catalog)
 
     def seen(self) -> NDArray[np.bool_]:
-        """(rows,) bool: items that occurred in its training sessions; all of them for agents without item embeddings."""
+        """Return which catalogue rows occurred in its training sessions, (rows,) bool.
+
+        All rows, for agents without item embeddings.
+        """
         for net in self.nets.values():
             for module in net.modules():
                 if isinstance(module, ItemEmbedding):
@@ -207,10 +219,10 @@ class Agent(ABC):
         """Return the state before the first step of B sessions.
 
         Args:
-            user: (B,) user numbers; `scoring.scorers.UNKNOWN_USER` for users without one.
-            history_items: (B, H) catalogue rows of the steps before the session, oldest first.
-            history_behaviours: (B, H) behaviour numbers.
-            history_length: (B,) steps that count.
+            user: User numbers, (B,); `scoring.scorers.UNKNOWN_USER` for users without one.
+            history_items: Catalogue rows of the steps before the session, oldest first, (B, H).
+            history_behaviours: Their behaviour numbers, (B, H).
+            history_length: Steps that count, (B,).
 
         Returns:
             An opaque, immutable state. All arguments may be tensors or numpy arrays.
@@ -247,14 +259,17 @@ class Agent(ABC):
 
         Args:
             history: What the user did before the session: (item, behaviour) pairs, oldest first.
-            candidates: Items to rank, each once. Items the model has never seen are scored as the average item.
-            shown: What was shown in the session so far, likewise; none of it may be a candidate.
+            candidates: Items to rank, each once. Items that are not in the catalogue, or did not occur in training, are
+                scored as the average item.
+            shown: What was shown in the session so far: (item, behaviour) pairs, oldest first. No candidate may be among it.
 
         Returns:
             All candidates, best first, with their scores and the parts of every score.
 
         Raises:
-            InputError: If a behaviour is unknown, the history is longer than the model's, or candidates repeat.
+            InputError: If a behaviour is unknown, the history is longer than the model's, a candidate repeats, or one was
+                shown.
+            ModelError: If the agent has not been fitted.
         """
         return rank(self, history, candidates, shown)
 
@@ -264,7 +279,7 @@ class Agent(ABC):
         k: int = 10,
         *,
         candidates: Sequence[Name] | Sequence[Sequence[Name]] | None = None,
-        filter_seen: bool = True,
+        filter_history: bool = True,
         exact: bool = False,
     ) -> Recommendations:
         """Recommend the best k items for many users at once.
@@ -273,7 +288,7 @@ class Agent(ABC):
             histories: One history per user, (item, behaviour) pairs, oldest first; or sessions, whose histories are used.
             k: Items per user.
             candidates: One list for all users or one per user; by default every item seen in training.
-            filter_seen: Leave out items of the user's own history.
+            filter_history: Leave out items of the user's own history.
             exact: Score every candidate. By default, with many users and candidates, a shortlist per user is found by a
                 low-rank approximation of the scores and then scored exactly; users for whom the shortlist could miss an
                 item are scored in full (see `scoring.retrieval`).
@@ -282,9 +297,10 @@ class Agent(ABC):
             The recommendations: indexable by user, and a table for data frames.
 
         Raises:
-            InputError: If a behaviour is unknown, a history is too long, or there are no candidates.
+            InputError: If a behaviour is unknown, a history is longer than the model's, or there are no candidates.
+            ModelError: If the agent has not been fitted.
         """
-        return recommend(self, histories, k, candidates, filter_seen, exact)
+        return recommend(self, histories, k, candidates, filter_history, exact)
 
     # ---- on disk
 
@@ -294,7 +310,7 @@ class Agent(ABC):
         Args:
             path: The folder.
             overwrite: Replace a model that is there. Other folders are never replaced.
-            provenance: Notes for the manifest, in place of the agent's own.
+            provenance: Notes for the manifest, instead of the agent's own.
 
         Returns:
             The folder's absolute path.
@@ -311,10 +327,11 @@ class Agent(ABC):
 
         Args:
             path: The folder, as `save` wrote it.
-            device: Where to put it.
+            device: `auto`, `cpu` or `cuda`.
 
         Returns:
-            The agent. `Agent.load` returns whatever method the folder holds, `MBCAL.load` refuses others.
+            The agent. `Agent.load` returns any built-in or installed method; a subclass returns only its own, so a method
+            in a file of yours is loaded with `YourAgent.load(path)`.
 
         Raises:
             ModelError: If the folder is no model, is damaged, or holds another method.

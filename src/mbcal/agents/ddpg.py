@@ -1,16 +1,17 @@
-"""DDPG: a point in a small space of items, and the candidate nearest to it.
+"""DDPG: an actor chooses a point in a small space of items, and the candidate nearest to it is shown.
 
-Lillicrap et al., *Continuous control with deep reinforcement learning* (2016), in the form of Zhao et al. that the MBCAL
-paper compares with. Items are mapped to v(a) in four dimensions. The actor gives a point p(s_t), the policy shows the
-candidate whose v(a) lies nearest, the critic Q(s_t, v) values points.
+Lillicrap et al., *Continuous control with deep reinforcement learning* (2016), in the form of Zhao et al., a baseline of the
+MBCAL paper. Items are mapped to points v(a) in D = 4 dimensions. The actor gives a point p(s_t), the policy shows the
+candidate whose v(a) is nearest, and the critic Q(s_t, v) values points.
 
     critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   (Q(s_t, v(a_t)) - y_t)²
     actor    -Q(s_t, p(s_t)), the critic's parameters fixed
 
-Q' and p' are copies renewed every 20 updates; the actor learns ten times slower than the critic.
+Q' and p' are copies of Q and p, renewed every 20 updates; the actor's learning rate is a tenth of the critic's.
 
-Deviations: (1) copies instead of slow averages, as in DQN; (2) the actor reads the masking item where others read the
-candidate, so that its network has the shape of all others; (3) v(a) is learned through the critic alone.
+Deviations: (1) copies instead of moving averages, as in DQN; (2) the actor's network is like all others, with the masking
+item in place of the candidate; (3) v(a) is learned by the critic's loss alone; (4) the critic encodes the history or
+nothing, never the user's id.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import RecurrentNet, last_hidden, run_gru
 from mbcal.scoring.scorers import NearestScorer
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import SessionTensors
 
 
@@ -41,13 +42,13 @@ class DDPGConfig(DQNConfig):
     """Settings of DDPG."""
 
     action: int = 4
-    """Dimensions of the action space; the paper found more to be worse."""
+    """D, dimensions of the action space; the paper found more to be worse."""
     actor_share: float = 0.1
     """The actor's learning rate as a share of the critic's."""
 
 
 class _ActorCritic(nn.Module):
-    """Actor p(s) and critic Q(s, v). The critic reads items as points v(a) in (-1, 1)^4, mapped from Emb(a)."""
+    """Actor p(s) and critic Q(s, v). The critic reads items as points v(a) in (-1, 1)^D, mapped from Emb(a)."""
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
         super().__init__()
@@ -60,11 +61,11 @@ class _ActorCritic(nn.Module):
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def points(self, items: Tensor) -> Tensor:
-        """v(a): catalogue rows (…) -> (…, 4)."""
+        """v(a): catalogue rows (…) -> (…, D)."""
         return torch.tanh(self.point(self.items(items)))
 
     def actions(self, batch: SessionTensors) -> Tensor:
-        """p(s_t) at every logged step, (B, T, 4); the step's own item is masked."""
+        """p(s_t) at every logged step, (B, T, D); the step's own item is masked."""
         return torch.tanh(self.actor.forward_masked(batch))
 
     def forward(self, batch: SessionTensors) -> Tensor:
@@ -72,7 +73,7 @@ class _ActorCritic(nn.Module):
         return self.critic(batch, self.actions(batch))
 
     def critic(self, batch: SessionTensors, points: Tensor | None = None) -> Tensor:
-        """Q (B, T) of the logged items, or of `points` (B, T, 4) shown in their place, one step at a time."""
+        """Q (B, T) of the logged items, or of `points` (B, T, D), each in place of its step's item alone."""
         previous = self.behaviours(self.actor.previous(batch.behaviours).int())
         inputs = torch.cat([previous, self.points(batch.items)], -1)
         first_state = self.encode_history(batch)
@@ -95,7 +96,7 @@ class _ActorCritic(nn.Module):
 
 
 class ActorCritic(TargetCopy):
-    """Actor and critic that learn, their target copy, and the scale of values."""
+    """Actor and critic (`online`), their target network (`target`), and the scale of values."""
 
     online: _ActorCritic
     target: _ActorCritic
@@ -106,7 +107,7 @@ class ActorCritic(TargetCopy):
 
 
 class DDPG(Agent):
-    """Score = minus the squared distance to the actor's point."""
+    """Score = minus the squared distance of the item's point to the actor's."""
 
     name = "ddpg"
     Config = DDPGConfig
@@ -116,7 +117,7 @@ class DDPG(Agent):
         return {"value": ActorCritic(domain, self.config)}
 
     def create_optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        """One Adam with two groups: the critic at the config's rate, the actor at its share of it."""
+        """Create one Adam with two groups: the critic at the config's learning rate, the actor at `actor_share` of it."""
         trainable = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
         critic = [parameter for name, parameter in trainable if not name.startswith("online.actor.")]
         actor = [parameter for name, parameter in trainable if name.startswith("online.actor.")]
@@ -136,7 +137,7 @@ class DDPG(Agent):
             batch = data[rows]
             mask = batch.mask
             errors = net.online.critic(batch) - net.label_scaler.normalize(self.label(batch))
-            # the actor's loss must not move the critic: only the actor's parameters carry gradients in it
+            # the actor's loss must not change the critic: only the actor's parameters carry gradients in it
             parameters = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
             parameters |= {name: p for name, p in net.online.named_parameters() if name.startswith("actor.")}
             action_values = torch.func.functional_call(net.online, parameters, (batch,))
@@ -146,7 +147,7 @@ class DDPG(Agent):
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:
-        """y_t, (B, T)."""
+        """Return the critic's targets y_t of B sessions, (B, T)."""
         net: ActorCritic = self.nets["value"]
         next_value = net.label_scaler.denormalize(net.target(batch))
         return temporal_difference_targets(batch.rewards, next_value, batch.mask, self.config.gamma)

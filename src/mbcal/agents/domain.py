@@ -1,16 +1,17 @@
-"""What an agent is fitted for."""
+"""The items, behaviours and sizes of sessions that an agent is fitted for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Self
 
+from mbcal.environments.base import require_sessions
 from mbcal.types import Behaviours, Catalog, Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What an agent was fitted for: items, behaviours, and the sizes of its sessions."""
+    """Items, behaviours and sizes of the sessions that an agent is fitted for."""
 
     catalog: Catalog
     behaviours: Behaviours
@@ -19,14 +20,29 @@ class Domain:
     history: int
     """Most steps before a session."""
     n_users: int
-    """Users with a number below this have their own row in an id encoder."""
+    """Users with a number below this have a row of their own in an id encoder; all others share one."""
 
     @classmethod
     def from_sessions(cls, sessions: Sessions | SessionTensors, n_users: int | None = None) -> Self:
-        """The domain of some sessions; `n_users` is larger where other workers hold sessions, too."""
+        """Create the domain of sessions.
+
+        Args:
+            sessions: At least one session.
+            n_users: Highest user number + 1; by default that of `sessions`. Give it if other workers hold sessions, too.
+        """
         n_users = n_users or int(sessions.user.max()) + 1
         return cls(sessions.catalog, sessions.behaviour_set, sessions.horizon, sessions.history_items.shape[1], n_users)
 
     def require_compatible(self, sessions: Sessions | SessionTensors, owner: str) -> None:
-        """Raise ModelError if the rows of `sessions` mean other items or behaviours than here."""
+        """Raise unless `sessions` are over the same items and behaviours.
+
+        Args:
+            sessions: Other sessions.
+            owner: Subject of the message, such as "this agent".
+
+        Raises:
+            ModelError: If items or behaviours differ.
+            InputError: If they are no sessions.
+        """
+        require_sessions(sessions)
         sessions.require_compatible(self.catalog, self.behaviours, owner)

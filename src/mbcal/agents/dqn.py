@@ -1,4 +1,4 @@
-"""DQN and Double DQN: one step of reward, then the value of the best remaining candidate.
+"""DQN and Double DQN: the reward of a step plus the value of the best candidate that is then available.
 
 Mnih et al., *Human-level control through deep reinforcement learning* (2015), and van Hasselt et al., *Deep Reinforcement
 Learning with Double Q-learning* (2016), in the form of Zheng et al., *DRN* (2018): the state is the GRU's, as in every
@@ -7,10 +7,11 @@ method here.
     DQN     y_t = r_t + gamma max_a Q'(s_{t+1}, a)                        a among the candidates available at t+1
     DDQN    y_t = r_t + gamma Q'(s_{t+1}, argmax_a Q(s_{t+1}, a))         Q' is the target network
 
-Q' is a copy of Q renewed every 20 updates. The candidates of all steps are scored in one pass by tables (`scoring.tables`).
+Q' is a copy of Q, renewed every 20 updates. The candidates of all steps are scored in one pass by tables (`scoring.tables`).
 
-Deviations: (1) sessions are the replay memory, taken whole; (2) the maximum is over what could have been shown next, where
-the authors' code takes the session's own items; (3) labels are normalised by the returns of the first fit.
+Deviations: (1) whole logged sessions are the replay memory; (2) the maximum is over the candidates available at the next
+step, where the authors' code takes the session's own items; (3) targets are normalised by the returns of the first fit; (4)
+no users are held out, since targets move with the network.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.backend import copy_into
 from mbcal.scoring.scorers import NetScorer, ScoreTerm
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.training.targets import temporal_difference_targets
 from mbcal.types import SessionTensors
 
 CPU_BLOCK = 512
-"""Steps scored together on a CPU, so that the work stays in its cache."""
+"""Steps scored at a time on a CPU: few enough for its cache."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class DQNConfig(ValueConfig):
     """Settings of DQN and the methods derived from it."""
 
     copy_every: int = 20
-    """Updates between copies into the target network."""
+    """Updates between two renewals of the target network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +54,7 @@ class DQNConfig(ValueConfig):
 
 
 class QNetwork(TargetCopy):
-    """Q (`online`) and Q' (`target`)."""
+    """Q (`online`) and its target network Q' (`target`)."""
 
     online: ValueNet
     target: ValueNet
@@ -64,7 +65,7 @@ class QNetwork(TargetCopy):
         self._target_term: ScoreTerm | None = None
 
     def target_term(self) -> ScoreTerm:
-        """Q' as tables, rebuilt when the copy is renewed."""
+        """Q' as a score term, which `renew` keeps up to date."""
         if self._target_term is None:
             self._target_term = value_term(self.target)
         return self._target_term
@@ -80,7 +81,7 @@ class QNetwork(TargetCopy):
 
 
 class DQN(Agent):
-    """Score = Q."""
+    """Score = Q; the target network both chooses and values the next candidate."""
 
     name = "dqn"
     Config = DQNConfig
@@ -96,7 +97,13 @@ class DQN(Agent):
         self.learn_values(context, context.data)
 
     def learn_values(self, context: FitContext, data: DeviceSessions, copies: int = 1) -> None:
-        """Fit Q to the temporal differences of `data`: the context's sessions, or several copies of them."""
+        """Train Q on temporal differences.
+
+        Args:
+            context: The fit.
+            data: The context's sessions, or several copies of them one after another.
+            copies: How many.
+        """
         net: QNetwork = self.nets["value"]
         context.fit_label_scaler(net.online.label_scaler, session_returns(context.data, self.config.gamma))
         context.train(
@@ -119,7 +126,7 @@ class DQN(Agent):
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:
-        """y_t, (B, T)."""
+        """Return the targets y_t of B sessions with candidates, (B, T)."""
         net: QNetwork = self.nets["value"]
         available = available_candidates(batch)
         values = candidate_values(net.target, net.target_term(), batch)
@@ -140,7 +147,7 @@ class DQN(Agent):
 
 
 class DDQN(DQN):
-    """Double DQN: the online network chooses, the target network values."""
+    """Score = Q; the online network chooses the next candidate, the target network values it."""
 
     name = "ddqn"
     double = True
@@ -148,12 +155,15 @@ class DDQN(DQN):
 
 @torch.no_grad()
 def candidate_values(net: ValueNet, term: ScoreTerm, batch: SessionTensors) -> Tensor:
-    """The value of every candidate at every logged step, (B, T, C).
+    """Compute the value of every candidate at every logged step.
 
     Args:
         net: The network, for the states before each step.
-        term: The same network as tables.
+        term: The same network as a score term.
         batch: B sessions with candidates, (B, C) or (B, T, C).
+
+    Returns:
+        (B, T, C) in reward units.
     """
     candidates = batch.require_candidates()
     size, horizon = batch.items.shape
@@ -167,6 +177,6 @@ def candidate_values(net: ValueNet, term: ScoreTerm, batch: SessionTensors) -> T
         term.score(states[begin : begin + block], previous[begin : begin + block], per_step[begin : begin + block])
         for begin in range(0, len(states), block)
     ]
-    # tables hold the mean shift of all steps; add how far each step's shift is from it
+    # tables contain the mean shift of all steps; add the difference of each step's shift to it
     step_shift = net.label_scaler.denormalize(torch.zeros(1, horizon, device=states.device)) - net.label_scaler.shift.mean()
     return torch.cat(values).view(size, horizon, -1) + step_shift.unsqueeze(2)

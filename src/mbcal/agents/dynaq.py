@@ -1,11 +1,11 @@
 """Dyna-Q: DQN on real sessions and as many imagined ones.
 
-Sutton, *Dyna* (1991), in the form of Liu and Zou et al. that the MBCAL paper compares with: an environment model of the
-agent's own responds to its own policy, and Q learns from real and imagined sessions alike, one to one.
+Sutton, *Dyna* (1991), in the form of Liu and Zou et al., a baseline of the MBCAL paper: the agent's environment model
+responds to the agent's policy, and Q learns from as many imagined sessions as real ones.
 
-Deviations: (1) imagined sessions are made once per fit, after the environment model has learned from the same data: the same
-users and candidates, items chosen by the present Q with epsilon 0.1; in the first fit, when there is no Q, at random;
-(2) as DQN.
+Deviations: (1) imagined sessions are sampled once per fit, after the environment model was trained on the same data. They
+have the same users and candidates; items are chosen by the present Q with epsilon 0.1, and uniformly at random in the first
+fit, when there is no Q yet; (2) those of DQN.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mbcal.training.device_data import DeviceSessions
 from mbcal.types import SessionTensors
 
 EPSILON = 0.1
-"""Exploration in imagined sessions."""
+"""Probability of a uniformly random item in imagined sessions."""
 
 
 class DynaQ(DQN):
-    """Score = Q."""
+    """Score = Q, trained on real and imagined sessions."""
 
     name = "dyna-q"
 
@@ -40,7 +40,7 @@ class DynaQ(DQN):
         self.learn_values(context, DeviceSessions(real_and_imagined, self.device, candidates=True), copies=2)
 
     def imagine(self, context: FitContext) -> SessionTensors:
-        """As many sessions as there are real ones, with responses of the environment model."""
+        """Roll the present policy out in the environment model: one imagined session per real one of this worker."""
         environment = ModelEnvironment(self.nets["environment"], self.domain.catalog, self.domain.behaviours)
         return rollout(
             self.build_scorer(),

@@ -1,7 +1,7 @@
-"""One fit of an agent: the sessions, who is held out, and the ways a method trains its networks on them.
+"""One fit of an agent: the sessions, the held-out users, and the ways in which a method trains its networks on them.
 
-A method's `learn` is given a `FitContext` and calls `train` for a loss of its own, or `fit_values` to regress labels. Both work
-unchanged when several workers share the fit (docs/scale.md).
+A method's `learn` is given a `FitContext`. It calls `train` for a loss of its own, or computes labels with `label` and fits
+a value network to them with `fit_values`. All three work unchanged when several workers share the fit (docs/scale.md).
 """
 
 from __future__ import annotations
@@ -26,29 +26,33 @@ from mbcal.training.losses import base_nll, behaviour_nll, value_mse
 from mbcal.types import SessionTensors
 
 NO_ROWS = np.zeros(0, np.int64)
-"""For methods whose targets move with the network: a held-out error would not tell when to stop."""
+"""No held-out rows: for methods whose targets move with the network, where a held-out loss does not show when to stop."""
 
 
 @dataclass
 class FitContext:
-    """One fit: data, held-out rows, settings, and the networks being fitted."""
+    """One fit: data, held-out rows, settings, and the networks that are trained."""
 
     data: DeviceSessions
     """The N sessions of this worker, on the agent's device."""
     worker_slice: WorkerSlice
-    """Which of all workers' sessions they are."""
+    """Which of all workers' sessions they are; `worker_slice.group` is the group of workers."""
     train_rows: NDArray[np.int64]
-    """Sessions to learn from, by number over all workers."""
+    """Indices of the sessions to learn from, among all workers' sessions."""
     held_out_rows: NDArray[np.int64]
-    """Sessions of the users held out for early stopping, likewise."""
+    """Indices of the held-out users' sessions, used for early stopping, likewise."""
     config: TrainingConfig
+    """Training settings of this fit."""
     seed: int
+    """Names the noise of this fit."""
     is_first_fit: bool
     """Whether the agent has learned nothing before; later fits are warm starts."""
     progress: Progress
     checkpoints: Checkpoints | None
     nets: Mapping[str, nn.Module]
+    """The agent's networks by name."""
     optimisers: Mapping[str, torch.optim.Adam]
+    """Their optimisers."""
     curves: dict[str, Curve] = field(default_factory=dict)
     """Losses by network, filled by `train`."""
 
@@ -63,15 +67,19 @@ class FitContext:
         copies: int = 1,
         base_loss: float | None = None,
     ) -> None:
-        """Fit one network with an objective.
+        """Train one network: minibatches, Adam, early stopping, checkpoints. The losses go to `curves`.
 
         Args:
             name: The network, a key of `nets`.
             objective: Its loss, a function of rows and noise (`training.loop.Objective`).
-            held_out_rows: Rows for early stopping instead of the context's; `NO_ROWS` runs every epoch.
+            held_out_rows: Rows for early stopping instead of the context's; with `NO_ROWS` every epoch is run.
             before_update: Called before every update, outside the CUDA graph.
-            use_cuda_graph: Whether all data the objective reads lies on the device; by default whether `data` does.
-            copies: How many times the objective's data holds all sessions, one copy after another (Dyna-Q: real, imagined).
+            use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
+            copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
+                imagined).
+
+        Raises:
+            TrainingError: If a loss becomes NaN.
         """
         worker_slice = self.worker_slice
         job = TrainingJob(
@@ -101,7 +109,7 @@ class FitContext:
         """Compute a label for every step of this worker's sessions, a block at a time.
 
         Args:
-            title: What the progress calls it.
+            title: Name of the phase that progress reports.
             function: From B sessions to labels (B, T).
 
         Returns:
@@ -111,16 +119,21 @@ class FitContext:
         return self.data.map_blocks(function, self.progress.advance)
 
     def fit_values(self, name: str, labels: Tensor, *, mask_item: bool = False) -> None:
-        """Fit a value network to labels by squared error: label scale first, then weights.
+        """Fit a value network to labels by squared error: first the label scale, over all workers, then the weights.
 
         Args:
             name: The network, a key of `nets`; must be a `ValueNet`.
-            labels: (N, T), one per step of this worker's sessions.
-            mask_item: Hide each step's own item, so that the network learns the mean label of a state.
+            labels: One per step of this worker's sessions, (N, T), in reward units.
+            mask_item: Mask each step's own item, so that the network learns the mean label of a state.
+
+        Raises:
+            TypeError: If the network is no `ValueNet`.
+            TrainingError: If a loss becomes NaN.
         """
         net = self.nets[name]
         if not isinstance(net, ValueNet):
-            raise TypeError(f"fit_values: {name!r} is a {type(net).__name__}, not a ValueNet")
+            problem = f"fit_values: {name!r} is a {type(net).__name__}, not a ValueNet"
+            raise TypeError(f"{problem}; create a ValueNet in build_networks, or train with an objective of your own")
         self.fit_label_scaler(net.label_scaler, labels)
         self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=1.0)
 
@@ -131,9 +144,20 @@ class FitContext:
         self.train(name, objective, base_loss=base_loss)
 
     def fit_label_scaler(self, scaler: LabelScaler, labels: Tensor) -> None:
-        """Fit the scale of labels (N, T) over all workers. Later fits keep the first scale: weights depend on it."""
+        """Fit the scale of labels over all workers. `fit_values` does so; call it only for networks trained otherwise.
+
+        Later fits keep the first scale, since the weights depend on it.
+
+        Args:
+            scaler: The network's `label_scaler`.
+            labels: One per step of this worker's sessions, (N, T), in reward units.
+        """
         if self.is_first_fit:
             scaler.fit(labels, self.data.mask, self.worker_slice.group)
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.train_rows):,} sessions to train on, {len(self.held_out_rows):,} held out"
+        return f"<FitContext: {rows}, networks {', '.join(self.nets)}>"
 
 
 def _loss_scale(net: nn.Module) -> float:

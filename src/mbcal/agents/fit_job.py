@@ -2,8 +2,10 @@
 
 ::
 
-    store ──▶ each worker its part of the users ──▶ Agent.fit, shared ──▶ the first worker writes the model
-                                                       checkpoints beside it ◀──▶ resumed after a lost worker
+    store ──▶ every worker reads its users ──▶ Agent.fit, shared by all ──▶ the first worker writes the model
+                                                 │ ▲
+                                                 ▼ │  resumed after a worker was lost
+                                             checkpoints
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from mbcal.errors import EngineError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import MODEL_KIND, Artifact
 from mbcal.storage.atomic import AtomicFolder
-from mbcal.storage.checkpoints import Checkpoints
+from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.config import TrainingConfig
 from mbcal.training.loop import Curve
 
 SECONDS_BETWEEN_MESSAGES = 0.5
-"""How often a fit reports its progress."""
+"""Least time between two messages about progress."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,13 @@ class FitJob:
     """Fit an agent on a part of a store and write it. Plain data, so that it can be sent to workers."""
 
     data: Path
+    """The store."""
     out: Path
     """Where the model goes. An existing model is replaced."""
     checkpoints: Path
     """A folder that every worker can read and write, like `data` and `out`."""
     agent: str
+    """Name of the method, as `agent_class` takes it."""
     config: Mapping[str, Any]
     """The agent's config as a dictionary."""
     warm_start: Path | None = None
@@ -51,16 +55,17 @@ class FitJob:
     training: TrainingConfig | None = None
     """Replaces the config's training settings."""
     part: Part = "train"
+    """Part of the store to fit on."""
     device: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What checkpoints must have been made with to be resumed."""
+    """Checkpoints are resumed only if they were written with equal settings."""
     provenance: Mapping[str, Any] | None = None
     """Notes for the model's manifest."""
     checkpoint_every: float = 30.0
     """Seconds between checkpoints."""
 
     def __call__(self, group: Group) -> dict[str, Curve]:
-        """Run on one worker of the group; returns the losses by network."""
+        """Run on one worker of the group; return the losses by network, one entry per epoch."""
         agent = self._create_agent()
         checkpoints = Checkpoints(self.checkpoints, self.settings, self.checkpoint_every)
         sessions = Store.open(self.data).worker_sessions(self.part, group.rank, group.size)
@@ -81,7 +86,7 @@ class FitJob:
 
 
 class _ProgressMessages:
-    """Progress as messages to whoever runs the job, added up in between."""
+    """A `Progress` that sends messages to the process that runs the job; amounts are summed up between messages."""
 
     def __init__(self) -> None:
         self._pending, self._last = 0, 0.0
@@ -103,16 +108,16 @@ def run_fit_job(
     """Run a fit on all workers of an engine.
 
     Args:
-        engine: Where.
-        job: What.
-        resources: What each worker takes of a machine.
-        progress: Is told about epochs and sessions.
+        engine: The workers.
+        job: The fit.
+        resources: Cores and GPUs per worker.
+        progress: Notified of epochs and sessions.
 
     Returns:
         Losses by network, one entry per epoch.
 
     Raises:
-        EngineError: If a worker cannot see the store, or this machine cannot see the model.
+        EngineError: If a worker cannot read the store, or this machine cannot read the model.
     """
     engine.require_shared_file(job.data / "manifest.json")
 
@@ -121,8 +126,8 @@ def run_fit_job(
 
     curves = engine.run_spmd(job, resources, on_message)
     if not job.out.is_dir():
-        problem = f"{job.out}: a worker wrote the model, but it cannot be seen from here"
-        raise EngineError(f"{problem}; write to storage that all machines mount at the same place")
+        problem = f"{job.out}: a worker wrote the model, but this machine cannot see it"
+        raise EngineError(f"{problem}; write to storage that all machines mount at the same path")
     return curves
 
 
@@ -154,8 +159,8 @@ def fit(
 ) -> FittedModel:
     """Fit an agent on a store's train users and write it to a folder: what `mbcal fit` does.
 
-    Unlike `Agent.fit`, a fit that is stopped, even by `kill -9`, resumes when it is called again with the same arguments, and
-    an engine's workers can share it.
+    Unlike `Agent.fit`, a fit that is stopped, even by `kill -9`, resumes when it is called again with the same arguments,
+    and an engine's workers can share it.
 
     Args:
         store: The data.
@@ -166,7 +171,7 @@ def fit(
         engine: Whose workers fit; by default this process.
         resources: What each worker takes of a machine.
         overwrite: Replace a model that is there.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         on_resume: Called if a checkpoint is resumed.
         **settings: Single settings of the agent's config by name: `epochs=5`, `gamma=0.9`, `hidden=64`.
 
@@ -202,11 +207,6 @@ def fit(
         on_resume()
     curves = run_fit_job(engine or LocalEngine(), job, resources, progress)
     return FittedModel(out, agent, store.n_sessions("train"), curves)
-
-
-def checkpoint_folder(out: Path) -> Path:
-    """Where a fit keeps its state until it is done: beside its result, hidden."""
-    return out.resolve().parent / f".{out.name}.checkpoint"
 
 
 def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:

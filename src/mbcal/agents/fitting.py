@@ -1,4 +1,4 @@
-"""How a fit runs, whatever the method: data to the device, users held out, networks fitted, a failed fit undone."""
+"""How a fit runs, the same for every method: data to the device, users held out, networks trained, a failed fit undone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mbcal.agents.base import Agent
 
 UNKNOWN_USER_SHARE = 0.1
-"""Share of sessions whose user an id encoder does not see, so that it learns a row for unknown users."""
+"""Share of sessions whose user is masked for an id encoder, so that it learns a row for unknown users."""
 
 
 def fit_agent(
@@ -73,7 +73,7 @@ def fit_agent(
 
 
 def _training_sessions(agent: Agent, data: Store | Sessions | SessionTensors) -> Sessions | SessionTensors:
-    """The sessions to fit on. Features that were not chosen are those the store proposes, or none."""
+    """The sessions to fit on. If no features were configured, they become the store's `agent_features`, or none."""
     if not isinstance(data, Store | Sessions | SessionTensors):
         raise InputError(f"fit: takes a store or sessions, got {type(data).__name__}; open a store with mbcal.Store.open")
     if agent.config.net.features is None and not agent.is_started:
@@ -118,7 +118,7 @@ def _create_context(
 
 
 def _mask_users(users: Tensor, held_out_rows: NDArray[np.int64], seed: int, worker_slice: WorkerSlice) -> Tensor:
-    """User numbers (N,) with all held-out users, and a share of the other sessions, as the unknown user."""
+    """User numbers (N,), with the unknown user for held-out users and for a random share of the other sessions."""
     unknown = uniform(derive_seed(seed, "strangers"), (len(users),), users.device, worker_slice.begin) < UNKNOWN_USER_SHARE
     unknown[worker_slice.local_rows(torch.from_numpy(held_out_rows)).to(users.device)] = True
     return torch.where(unknown, UNKNOWN_USER, users)

@@ -1,10 +1,12 @@
-"""GRU4Rec: predict the next behaviour, show what pleases most now.
+"""GRU4Rec: predict the next behaviour, and rank by the reward expected of it.
 
-Hidasi et al., *Session-based Recommendations with Recurrent Neural Networks* (ICLR 2016), in the form the MBCAL paper
-compares with: the network of the environment model without masking, ranked by the reward it expects of the next step alone.
+Hidasi et al., *Session-based Recommendations with Recurrent Neural Networks* (ICLR 2016), in the form that is a baseline of
+the MBCAL paper: the network of the environment model without masking, ranked by the reward it expects of the next step
+alone.
 
-Deviations from Hidasi et al.: (1) it predicts the behaviour on an item shown, not which item comes next, since candidates
-are given; (2) likelihood instead of a pairwise ranking loss; (3) the user's history is read by an encoder of its own.
+Deviations from Hidasi et al.: (1) it predicts the behaviour on an item that is shown, not which item comes next, since
+candidates are given; (2) likelihood instead of a pairwise ranking loss; (3) the user's history is read by an encoder of its
+own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from mbcal.scoring.scorers import NetScorer
 
 
 class GRU4Rec(Agent):
-    """The myopic yardstick: score = expected instant reward. It collects what it likes best, without exploring."""
+    """Score = expected instant reward. The myopic baseline; in Growing Batch-RL it collects without exploration."""
 
     name = "gru4rec"
     explores = False
@@ -38,7 +40,7 @@ class GRU4Rec(Agent):
 
 
 class GRU4RecEpsilon(GRU4Rec):
-    """The same network; when collecting it explores like the other methods (a contextual bandit of sorts)."""
+    """Score = expected instant reward; in Growing Batch-RL it explores like the other methods."""
 
     name = "gru4rec-eps"
     explores = True

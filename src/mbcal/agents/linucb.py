@@ -1,12 +1,15 @@
-"""LinUCB: a linear guess of the next reward, and a bonus for what has been tried little.
+"""LinUCB: a linear estimate of the next reward, and a bonus for what was tried little.
 
 Li et al., *A Contextual-Bandit Approach to Personalized News Article Recommendation* (2010), in the form with one model for
-all items. x(s, a) = [z(a), 1, mean reward of the past, last reward], with z(a) the item's id and features hashed into 64
-signed dimensions; theta by ridge regression, score = theta x + alpha sqrt(x' A^-1 x).
+all items::
 
-The MBCAL paper says it does poorly for lack of power and leaves it out; here it is shown.
+    x(s, a) = [z(a), 1, mean reward so far, last reward]        z(a): the item's id and features, hashed into 64 dimensions
+    A = ridge I + sum x x'     b = sum x r     theta = A^-1 b   over all logged steps
+    score = theta' x + alpha sqrt(x' A^-1 x)
 
-Deviation: an item's hashed vector instead of a model an item, since most items are seen a few times only.
+The MBCAL paper leaves it out as too weak.
+
+Deviation: hashed item vectors in one model instead of one model per item, since most items occur only a few times.
 """
 
 from __future__ import annotations
@@ -19,24 +22,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mbcal.agents.base import Agent, AgentConfig
+from mbcal.agents.base import Agent
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.errors import OptionError
 from mbcal.scoring.scorers import N_CONTEXT, LinUCBScorer
 from mbcal.types import FIRST_ITEM_ROW, Catalog, SessionTensors
 
+BLOCK = 4096
+"""Sessions whose inputs x are in memory at a time."""
+
 
 @dataclass(frozen=True)
 class LinUCBConfig(AgentConfig):
-    """ExperimentConfig of LinUCB."""
+    """Settings of LinUCB."""
 
     alpha: float = 0.5
     """Weight of the bonus."""
     ridge: float = 1.0
-    """Strength of the prior towards zero."""
+    """Strength of the regularisation towards zero."""
     size: int = 64
-    """Dimensions of an item's vector."""
+    """Dimensions of an item's vector z(a)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,58 +52,47 @@ class LinUCBConfig(AgentConfig):
 
 
 class _Regression(nn.Module):
-    """A = ridge I + sum x x', b = sum x r; item vectors are derived from the catalogue."""
+    """What ridge regression needs of the logged steps."""
 
-    covariance: Tensor
-    target: Tensor
+    gram: Tensor
+    """A, (D, D)."""
+    moments: Tensor
+    """b, (D,)."""
 
     def __init__(self, size: int, ridge: float) -> None:
         super().__init__()
-        self.register_buffer("covariance", ridge * torch.eye(size, dtype=torch.float64))
-        self.register_buffer("target", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("gram", ridge * torch.eye(size, dtype=torch.float64))
+        self.register_buffer("moments", torch.zeros(size, dtype=torch.float64))
 
 
 class LinUCB(Agent):
-    """Score = expected instant reward, linear, and an upper confidence bound on it. A later fit adds to the evidence."""
+    """Score = upper confidence bound of a linear estimate of the instant reward. Later fits add to the evidence."""
 
     name = "linucb"
     Config = LinUCBConfig
     config: LinUCBConfig
     explores = False  # the bonus does
 
-    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - the signature of every agent
         return {"regression": _Regression(self.config.size + N_CONTEXT, self.config.ridge)}
 
     def learn(self, context: FitContext) -> None:
-        kept, vectors, group = self.nets["regression"], self._vectors(), context.worker_slice.group
-        before = [evidence.clone() for evidence in (kept.covariance, kept.target)]
+        regression, vectors, scorer = self.nets["regression"], self._item_vectors(), self.build_scorer()
+        gram, moments = torch.zeros_like(regression.gram), torch.zeros_like(regression.moments)
         rewards = torch.tensor(self.domain.behaviours.rewards, dtype=torch.float64, device=self.device)
-        for begin in range(0, len(context.data), 4096):
-            batch = context.data[slice(begin, begin + 4096)]
-            told = torch.cat([vectors[batch.items], self._contexts(batch, rewards)], -1)[batch.mask]
-            kept.covariance += told.T @ told
-            kept.target += told.T @ rewards[batch.behaviours[batch.mask].long()]
-        group.all_reduce_sum(kept.covariance, kept.target)
-        for evidence, known in zip((kept.covariance, kept.target), before, strict=True):
-            evidence -= (group.size - 1) * known  # which all_gather_ints has added
-
-    def _contexts(self, batch: SessionTensors, rewards: Tensor) -> Tensor:
-        """(B, T, 3): what the scorer's state says before every logged step."""
-        scorer = self.build_scorer()
-        state, seen = scorer.begin(*batch.history), []
-        for step in range(batch.items.shape[1]):
-            seen.append(scorer.context(state))
-            state = scorer.observe(state, batch.items[:, step], batch.behaviours[:, step])
-        return torch.stack(seen, 1).to(rewards.dtype)
-
-    def _vectors(self) -> Tensor:
-        made = item_vectors(self.domain.catalog, self.config.net.features or (), self.config.size)
-        return torch.from_numpy(made).to(self.device)
+        for begin in range(0, len(context.data), BLOCK):
+            batch = context.data[slice(begin, begin + BLOCK)]
+            inputs = torch.cat([vectors[batch.items], _contexts(scorer, batch).to(vectors.dtype)], -1)[batch.mask]
+            gram += inputs.T @ inputs
+            moments += inputs.T @ rewards[batch.behaviours[batch.mask].long()]
+        context.worker_slice.group.all_reduce_sum(gram, moments)
+        regression.gram += gram
+        regression.moments += moments
 
     def build_scorer(self) -> LinUCBScorer:
-        kept, vectors, size = self.nets["regression"], self._vectors(), self.config.size
-        inverse = torch.linalg.inv(kept.covariance)
-        theta = inverse @ kept.target
+        regression, vectors, size = self.nets["regression"], self._item_vectors(), self.config.size
+        inverse = torch.linalg.inv(regression.gram)
+        theta = inverse @ regression.moments
         return LinUCBScorer(
             values=(vectors @ theta[:size]).float(),
             weights=theta[size:].float(),
@@ -107,18 +103,39 @@ class LinUCB(Agent):
             alpha=self.config.alpha,
         )
 
+    def _item_vectors(self) -> Tensor:
+        vectors = item_vectors(self.domain.catalog, self.config.net.features or (), self.config.size)
+        return torch.from_numpy(vectors).to(self.device)
+
+
+def _contexts(scorer: LinUCBScorer, batch: SessionTensors) -> Tensor:
+    """The part of x that depends on the user, before every logged step: (B, T, 3)."""
+    state, contexts = scorer.begin(*batch.history), []
+    for step in range(batch.items.shape[1]):
+        contexts.append(scorer.context(state))
+        state = scorer.observe(state, batch.items[:, step], batch.behaviours[:, step])
+    return torch.stack(contexts, 1)
+
 
 def item_vectors(catalog: Catalog, features: tuple[str, ...], size: int) -> NDArray[np.float64]:
-    """(rows, size): id and feature values, each added or subtracted at a place given by its hash, then scaled to length 1.
+    """Hash the id and the feature values of every item into a vector of length 1.
 
-    The special rows are zero: nothing is known of them.
+    Each value is added at a position, and with a sign, given by its hash.
+
+    Args:
+        catalog: The items.
+        features: Which of its features to use.
+        size: Dimensions of a vector.
+
+    Returns:
+        (rows, size); zero for the masking and the unknown item.
     """
     vectors = np.zeros((catalog.n_rows, size))
     for row in range(FIRST_ITEM_ROW, catalog.n_rows):
         words = [f"id={catalog.name_of(row)}"]
         words += [f"{name}={value}" for name in features for value in catalog.features[name].values(row)]
         for word in words:
-            drawn = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-            vectors[row, (drawn >> 1) % size] += 1 - 2 * (drawn & 1)
+            digest = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+            vectors[row, (digest >> 1) % size] += 1 - 2 * (digest & 1)
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(length > 0, length, 1)

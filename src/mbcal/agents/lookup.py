@@ -1,11 +1,13 @@
-"""Methods by the name the command line knows them by."""
+"""Agent classes by name: built-in methods, methods of installed packages, and methods in a file."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from mbcal.agents.base import Agent
 from mbcal.agents.ddpg import DDPG
@@ -20,7 +22,7 @@ from mbcal.agents.random import Random
 from mbcal.errors import OptionError, nearest
 
 ENTRY_POINTS = "mbcal.agents"
-"""Entry point group in which other packages announce their agents."""
+"""Entry point group in which other packages register their agents."""
 
 AGENTS: dict[str, type[Agent]] = {
     agent.name: agent
@@ -46,8 +48,8 @@ def agent_class(name: str) -> type[Agent]:
     """Find the class of a method.
 
     Args:
-        name: A built-in method, one that an installed package announces (entry point group `mbcal.agents`), or
-            `path.py:Class`. A path is code and is executed: give only files you trust.
+        name: A built-in method, one that an installed package registers (entry point group `mbcal.agents`), or
+            `path.py:Class`. The file is executed: give only files you trust.
 
     Returns:
         The class.
@@ -67,23 +69,35 @@ def agent_class(name: str) -> type[Agent]:
 
 
 def _class_from_file(name: str) -> type[Agent]:
-    path, _, wanted = name.rpartition(":")
+    path, _, class_name = name.rpartition(":")
+    module = _load_module(path)
+    if not hasattr(module, class_name):
+        raise OptionError(f"agent: {path} has no {class_name!r}.{nearest(class_name, dir(module))}")
+    return _require_agent(getattr(module, class_name), name)
+
+
+def _load_module(path: str) -> ModuleType:
+    """Run a file once; later calls with the same path return the same module."""
+    digest = hashlib.blake2b(str(Path(path).resolve()).encode(), digest_size=8).hexdigest()
+    module_name = f"mbcal_agent_{Path(path).stem}_{digest}"  # files of one name in two folders are two modules
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"agent: {path} is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up while they are created
     try:
-        spec = spec_from_file_location(f"mbcal_agent_{Path(path).stem}", path)
-        if spec is None or spec.loader is None:
-            raise OSError("not a Python file")
-        module = sys.modules.get(spec.name) or module_from_spec(spec)
-        if spec.name not in sys.modules:
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-    except OSError as error:
-        raise OptionError(f"agent: {path} cannot be read ({error.strerror or error})") from error
-    if not hasattr(module, wanted):
-        raise OptionError(f"agent: {path} has no {wanted!r}.{nearest(wanted, dir(module))}")
-    return _require_agent(getattr(module, wanted), name)
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[module_name]
+        if isinstance(error, OSError):
+            raise OptionError(f"agent: {path} cannot be read ({error.strerror or error})") from error
+        raise
+    return module
 
 
-def _require_agent(found: object, name: str) -> type[Agent]:
-    if not (isinstance(found, type) and issubclass(found, Agent)):
+def _require_agent(candidate: object, name: str) -> type[Agent]:
+    if not (isinstance(candidate, type) and issubclass(candidate, Agent)):
         raise OptionError(f"agent: {name} is not a subclass of mbcal.Agent; see docs/new-method.md")
-    return found
+    return candidate

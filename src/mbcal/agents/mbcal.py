@@ -1,20 +1,21 @@
-"""MBCAL: rank by instant reward + counterfactual future advantage.
+"""MBCAL: rank by expected instant reward + counterfactual future advantage.
 
 Wang et al., *MBCAL: Sample Efficient and Variance Reduced Reinforcement Learning for Recommender Systems*. Two networks of
 one architecture:
 
 1. the masked environment model f_phi learns the behaviour at every step, items masked at random
    (`losses.behaviour_nll`, Eq. environment_loss);
-2. it labels every logged step with the rest of the session as it expects it, minus the same with this step's item masked
-   (`targets.counterfactual_future_advantage`, Eq. couterfactual_future_advantage);
+2. it labels every logged step: the reward it expects of the rest of the session, minus the same with this step's item masked
+   (`labels.counterfactual_future_advantage`, Eq. couterfactual_future_advantage);
 3. the future advantage model g_eta learns these labels (`losses.value_mse`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scorers.NetScorer`, Eq. Recommendation_policy).
 
-With `mix` above 0 the label also holds a share of the future with the item masked, less its mean in the state
-(`targets.mixed_advantage`): two more networks, a baseline of the state alone and one that learns the residual.
+With `mix` above 0, a share of the future with the item masked, less its mean in the state, is added to the label
+(`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
+that learns the residual.
 
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
-(`targets.simulated_future_reward`, Eq. future_reward).
+(`labels.simulated_future_reward`, Eq. future_reward).
 
 Deviations: (1) labels are normalised inside g_eta and restored at its output; (2) a one-off fit stops early on held-out
 users; (3) sessions may be shorter than the horizon, and losses are means over steps, not over sessions; (4) h_0 is read
@@ -41,15 +42,15 @@ from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.targets import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
+from mbcal.training.labels import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
 MIXES = (0.1, 0.3, 1.0)
 """Values of lambda that `mix="auto"` compares with 0."""
 MIX_SESSIONS = 16_384
-"""Imagined sessions each is compared on."""
+"""Imagined sessions that each of them is compared on, at most."""
 MIX_LEVEL = 0.99
-"""Level of the interval that must lie above 0."""
+"""Level of the confidence interval of the gain, which must lie above 0."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class MBCALConfig(ValueConfig):
     """Settings of MBCAL."""
 
     mask_rate: float = 0.2
-    """Probability with which the environment model does not see an item, in [0, 1)."""
+    """Probability with which an item is masked when the environment model is trained, in [0, 1)."""
     mix: float | Literal["auto"] = 0.0
-    """lambda of `targets.mixed_advantage`: 0 is the paper's advantage, 1 the whole future less its mean in the state;
-    `auto` chooses in the environment model."""
+    """lambda of `labels.mixed_advantage`, in [0, 1]: 0 is the paper's advantage, 1 the whole future less its mean in the
+    state. `auto` chooses the lambda whose policy earns most in the environment model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +72,7 @@ class MBCALConfig(ValueConfig):
 
 
 class Mix(nn.Module):
-    """lambda as it was given or chosen, saved with the weights."""
+    """lambda as it was configured or chosen, saved with the weights."""
 
     value: Tensor
 
@@ -113,24 +114,24 @@ class MBCAL(Agent):
             self.nets["mix"].value.fill_(self._choose_mix(context))
 
     def advantage(self, batch: SessionTensors) -> Tensor:
-        """The label of g_eta at every step, (B, T)."""
+        """Return the label of g_eta at every step, (B, T)."""
         return counterfactual_future_advantage(self.nets["environment"], self._rewards(), batch, self.config.gamma)
 
     @torch.no_grad()
     def future(self, batch: SessionTensors) -> Tensor:
-        """The simulated future reward at every step, (B, T)."""
+        """Return the simulated future reward at every step, (B, T)."""
         predicted = expected_reward(self.nets["environment"].forward_batch(batch), self._rewards())
         return simulated_future_reward(predicted, batch.mask, self.config.gamma)
 
     @torch.no_grad()
     def baseline(self, batch: SessionTensors) -> Tensor:
-        """The mean masked future in the state before every step, (B, T)."""
+        """Return the predicted mean of the masked future in the state before every step, (B, T)."""
         values: Tensor = self.nets["baseline"].values(batch, mask_item=True)
         return values
 
     @torch.no_grad()
     def label(self, batch: SessionTensors) -> Tensor:
-        """What the value networks learn together, (B, T)."""
+        """Return what the value networks learn together, `labels.mixed_advantage`, (B, T)."""
         advantage = self.advantage(batch)
         if not self.config.mix:
             return advantage
@@ -160,14 +161,14 @@ class MBCAL(Agent):
         return NetScorer(terms, self.domain.behaviours.start)
 
     def environment(self) -> ModelEnvironment:
-        """The environment model as an environment, for imagined sessions."""
+        """Return the environment model as an environment, for imagined sessions."""
         domain = self.domain
         return ModelEnvironment(self.nets["environment"], domain.catalog, domain.behaviours)
 
     def _choose_mix(self, context: FitContext) -> float:
         """The lambda whose policy earns most in the environment model, compared under common random numbers.
 
-        0 unless another is better by an interval: what cannot be told apart stays the paper's.
+        0, the paper's, unless the confidence interval of another's gain lies above 0.
         """
         worker_slice, count = context.worker_slice, min(context.worker_slice.total, MIX_SESSIONS)
         sessions = context.data.tensors[: max(count - worker_slice.begin, 0)]
@@ -175,7 +176,7 @@ class MBCAL(Agent):
         environment, users = self.environment(), worker_slice.all_gather(sessions.user)[:count].cpu().numpy()
 
         def rewards(mix: float) -> Tensor:
-            if not len(sessions):  # another worker has them all
+            if not len(sessions):  # other workers hold all sessions that are compared on
                 return sessions.rewards.sum(1)
             served = rollout(
                 self._scorer_with(mix),
@@ -196,7 +197,7 @@ class MBCAL(Agent):
 
 
 class MBCALWithoutVarianceReduction(MBCAL):
-    """The paper's ablation: the future advantage model learns the simulated future reward."""
+    """The paper's ablation: g_eta learns the simulated future reward itself."""
 
     name = "mbcal-no-vr"
 

@@ -1,11 +1,11 @@
 """MCPE: Monte Carlo policy evaluation, which learns the return of the logged session itself.
 
-Dimitrakakis and Lagoudakis, *Rollout Sampling Approximate Policy Iteration* (2008), as the MBCAL paper compares with. The
-label of step t is the discounted sum of the rewards from t on (`targets.discounted_returns`): no model, no bootstrap, all the
-noise of the user. The policy that ranks by it improves on the logging policy by one step.
+Dimitrakakis and Lagoudakis, *Rollout Sampling Approximate Policy Iteration* (2008), a baseline of the MBCAL paper. The label
+of step t is the discounted sum of the rewards from t on (`labels.discounted_returns`): no model, no bootstrapping, all the
+noise of the user's behaviours. Ranking by it is one step of policy improvement over the logging policy.
 
-Deviations: (1) the return counts from the step itself, not over the whole session; what came before an item is not its merit;
-(2) labels are normalised inside the network and restored at its output.
+Deviations: (1) the return counts from the step itself, not over the whole session, since an item has no effect on what came
+before it; (2) labels are normalised inside the network and restored at its output.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mbcal.agents.fit_context import FitContext
 from mbcal.agents.values import ValueConfig, session_returns, value_term
 from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.targets import discounted_returns
+from mbcal.training.labels import discounted_returns
 from mbcal.types import SessionTensors
 
 
 class MCPE(Agent):
-    """Score = expected return from here on, under the logging policy."""
+    """Score = expected return of the candidate, then of the logging policy."""
 
     name = "mcpe"
     Config = ValueConfig
@@ -37,7 +37,7 @@ class MCPE(Agent):
         context.fit_values("value", session_returns(context.data, self.config.gamma))
 
     def label(self, batch: SessionTensors) -> Tensor:
-        """G_t, (B, T)."""
+        """Return the labels G_t of B sessions, (B, T)."""
         return discounted_returns(batch.rewards, batch.mask, self.config.gamma)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Agents on disk: weights, optimiser state, catalogue and settings in one folder (`storage.artifacts`)."""
+"""Agents on disk: weights, optimiser state, catalogue and settings in one folder (`storage.artifacts` describes it)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mbcal.agents.domain import Domain
 from mbcal.config import from_dict, to_dict
-from mbcal.errors import ModelError
+from mbcal.errors import ModelError, OptionError
 from mbcal.storage.artifacts import MODEL_KIND, Artifact, write_artifact
 from mbcal.training.state import load_state_arrays, state_to_arrays
 
@@ -27,8 +27,8 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
     optimiser_state: dict[str, NDArray[Any]] = {}
     for name, net in agent.nets.items():
         for key, array in state_to_arrays(net, agent.optimisers.get(name)).items():
-            kind, _, rest = key.partition("/")
-            (weights if kind == "weight" else optimiser_state)[f"{name}/{rest}"] = array
+            kind, _, array_name = key.partition("/")
+            (weights if kind == "weight" else optimiser_state)[f"{name}/{array_name}"] = array
     manifest = {
         "agent": agent.name,
         "config": to_dict(agent.config),
@@ -48,11 +48,10 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
 def load_agent(path: str | Path, device: str, wanted: type[A]) -> A:
     """Load an agent that is an instance of `wanted`; see `Agent.load`.
 
-    A model folder is data. It can name a method that is installed, but it cannot make us run a file: a method of one's own is
-    loaded by its class.
+    A model folder is data: it may name a built-in or installed method, but never makes a file run. An agent from a file is
+    loaded with its class.
     """
     from mbcal.agents.base import Agent
-    from mbcal.agents.lookup import AGENTS, agent_class
 
     artifact = Artifact.open(path, MODEL_KIND)
     name = str(artifact.manifest["agent"])
@@ -60,13 +59,30 @@ def load_agent(path: str | Path, device: str, wanted: type[A]) -> A:
         return read_agent(artifact, wanted, device)
     if wanted is not Agent:
         raise ModelError(f"{path}: holds a {name} agent, not a {wanted.name} one; load it with mbcal.load(path)")
-    if name not in AGENTS and ".py:" in name:
-        raise ModelError(f"{path}: holds an agent of your own ({name}); load it with its class, YourAgent.load(path)")
-    return read_agent(artifact, agent_class(name), device)  # type: ignore[return-value]  # wanted is Agent
+    kind = _installed_class(name)
+    if kind is None:
+        problem = f"{path}: holds a {name!r} agent, which is not an installed method"
+        raise ModelError(f"{problem}; load it with its class, YourAgent.load(path)")
+    return read_agent(artifact, kind, device)  # type: ignore[return-value]  # wanted is Agent
+
+
+def _installed_class(name: str) -> type[Agent] | None:
+    """The class of a built-in or installed method; None for others. Never runs a file."""
+    from mbcal.agents.lookup import agent_class
+
+    try:
+        return None if ".py:" in name else agent_class(name)
+    except OptionError:
+        return None
 
 
 def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
     """Read an agent of a known class from an opened folder.
+
+    Args:
+        artifact: The folder.
+        kind: Class of the agent.
+        device: `auto`, `cpu` or `cuda`.
 
     Raises:
         ModelError: If the folder's content does not fit the class.
@@ -76,22 +92,18 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
         agent = kind(from_dict(kind.Config, manifest["config"]), device)
         sizes = (manifest["horizon"], manifest["history"], manifest["users"])
         agent.reset(Domain(artifact.catalog, artifact.behaviours, *sizes))
-        arrays_by_kind = {"weight": artifact.arrays("weights"), "adam": artifact.arrays("optimiser")}
+        arrays_by_prefix = {"weight": artifact.arrays("weights"), "adam": artifact.arrays("optimiser")}
         for name, net in agent.nets.items():
             state = {
-                f"{kind}/{key.removeprefix(f'{name}/')}": array
-                for kind, arrays in arrays_by_kind.items()
+                f"{prefix}/{key.removeprefix(f'{name}/')}": array
+                for prefix, arrays in arrays_by_prefix.items()
                 for key, array in arrays.items()
                 if key.startswith(f"{name}/")
             }
             load_state_arrays(net, agent.optimisers.get(name), state)
         agent.n_fits, agent.curves = manifest["fits"], manifest["curves"]
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
-    except (
-        KeyError,
-        TypeError,
-        RuntimeError,
-    ) as error:  # the hashes fit but the content does not: written by another program
+    except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`
         raise artifact.damage_error(str(error).splitlines()[0]) from error
     agent.refresh_scorer()
     return agent

@@ -1,4 +1,4 @@
-"""Popular: what was shown most often in the log, to everybody."""
+"""Popular: rank by how often an item was shown in the log, the same for every user."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mbcal.types import FIRST_ITEM_ROW
 
 
 class _Counts(nn.Module):
-    """Steps an item was shown at."""
+    """(rows,) how many logged steps showed each item."""
 
     steps: Tensor
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, n_rows: int) -> None:
         super().__init__()
-        self.register_buffer("steps", torch.zeros(rows))
+        self.register_buffer("steps", torch.zeros(n_rows))
 
 
 class Popular(Agent):
-    """Score = share of the log's steps; a later fit adds to the counts."""
+    """Score = share of all logged steps that showed the item. Later fits add to the counts."""
 
     name = "popular"
 
@@ -31,13 +31,13 @@ class Popular(Agent):
         return {"counts": _Counts(domain.catalog.n_rows)}
 
     def learn(self, context: FitContext) -> None:
-        counts, group = self.nets["counts"].steps, context.worker_slice.group
-        if group.rank:  # what was known before counts once
-            counts.zero_()
+        counts = self.nets["counts"].steps
+        new_counts = torch.zeros_like(counts)
         for rows in context.data.blocks():
             batch = context.data[rows]
-            counts += torch.bincount(batch.items[batch.mask], minlength=len(counts))
-        group.all_reduce_sum(counts)
+            new_counts += torch.bincount(batch.items[batch.mask], minlength=len(counts))
+        context.worker_slice.group.all_reduce_sum(new_counts)
+        counts += new_counts
         counts[:FIRST_ITEM_ROW] = 0
 
     def build_scorer(self) -> ItemScorer:

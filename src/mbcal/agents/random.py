@@ -1,4 +1,4 @@
-"""Random: every candidate is as good as any other. The floor that every method must leave."""
+"""Random: uniformly random scores, the baseline that every method must beat."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mbcal.training.random import derive_seed
 
 
 class Random(Agent):
-    """Scores drawn by hashing the seed and everything seen, so that the same session gets the same ranking."""
+    """Score = a hash of the seed, the user, everything shown so far and the item; a session always gets the same ranking."""
 
     name = "random"
 
-    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - as every agent's
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:  # noqa: ARG002 - the signature of every agent
         return {}
 
     def learn(self, context: FitContext) -> None:

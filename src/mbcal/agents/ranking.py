@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankedItem:
-    """One candidate in its place."""
+    """One candidate of a ranking."""
 
     item: str
+    """Its name."""
     title: str
+    """Its title, or its name if it has none."""
     score: float
     parts: Mapping[str, float]
-    """What the score is the sum of, such as `instant` and `future`."""
+    """The terms whose sum is the score, such as `instant` and `future`."""
     known: bool
     """Whether the item occurred in training."""
 
@@ -61,21 +63,21 @@ class Recommendations(Sequence[list[str]]):
         return [self.catalog.name_of(row) for row in self.rows[user].tolist() if row != MASK_ROW]
 
     def to_table(self) -> pa.Table:
-        """One row per recommendation: user (position in the call), rank (from 1), item, title, score.
+        """Return a table with one row per recommendation; `to_table().to_pandas()` is a data frame.
 
-        `to_table().to_pandas()` is a data frame.
+        Columns: user (index into the histories of the call), rank (from 1), item, title, score.
         """
         import pyarrow as pa
 
-        user, place = np.nonzero(self.rows != MASK_ROW)
-        rows = self.rows[user, place].tolist()
+        user, position = np.nonzero(self.rows != MASK_ROW)
+        rows = self.rows[user, position].tolist()
         return pa.table(
             {
                 "user": user,
-                "rank": place + 1,
+                "rank": position + 1,
                 "item": [self.catalog.name_of(row) for row in rows],
                 "title": [self.catalog.title_of(row) for row in rows],
-                "score": self.scores[user, place],
+                "score": self.scores[user, position],
             }
         )
 
@@ -96,16 +98,16 @@ def rank(agent: Agent, history: Steps, candidates: Sequence[Name], shown: Steps 
     parts = {name: part[0].tolist() for name, part in parts_by_name.items()}
     scores = [sum(values) for values in zip(*parts.values(), strict=True)]
     seen = agent.seen()
-    order = sorted(range(len(rows)), key=lambda place: (-scores[place], place))
+    best_first = sorted(range(len(rows)), key=lambda index: (-scores[index], index))
     return [
         RankedItem(
-            item=names[place],
-            title=domain.catalog.title_of(int(rows[place])) if rows[place] != UNKNOWN_ROW else names[place],
-            score=scores[place],
-            parts={name: values[place] for name, values in parts.items()},
-            known=bool(seen[rows[place]] and rows[place] != UNKNOWN_ROW),
+            item=names[index],
+            title=domain.catalog.title_of(int(rows[index])) if rows[index] != UNKNOWN_ROW else names[index],
+            score=scores[index],
+            parts={name: values[index] for name, values in parts.items()},
+            known=bool(seen[rows[index]] and rows[index] != UNKNOWN_ROW),
         )
-        for place in order
+        for index in best_first
     ]
 
 
@@ -114,7 +116,7 @@ def recommend(
     histories: Sequence[Steps] | Sessions,
     k: int,
     candidates: Sequence[Name] | Sequence[Sequence[Name]] | None,
-    filter_seen: bool,
+    filter_history: bool,
     exact: bool,
 ) -> Recommendations:
     """Recommend k items to many users; see `Agent.recommend`."""
@@ -128,7 +130,7 @@ def recommend(
         encoded = _encode_histories(domain, histories)
     rows = _candidate_rows(agent, candidates, len(encoded.user))
     excluded = np.where(np.arange(encoded.items.shape[1]) < encoded.length[:, None], encoded.items, MASK_ROW)
-    excluded = excluded if filter_seen else excluded[:, :0]
+    excluded = excluded if filter_history else excluded[:, :0]
     if agent.device.type == "cpu":
         scorer = to_numpy(agent.fitted_scorer)  # on numpy arrays the C kernel does the scoring
         best, scores = top_k(scorer, scorer.begin(*encoded), rows, excluded, k, exact=exact)
@@ -144,7 +146,7 @@ def recommend(
 def _candidate_rows(
     agent: Agent, candidates: Sequence[Name] | Sequence[Sequence[Name]] | None, n_users: int
 ) -> NDArray[np.int32]:
-    """Catalogue rows: (C,) for all users, or (N, C) padded with `MASK_ROW` for each its own."""
+    """Catalogue rows: one set (C,) for all users, or one per user (N, C) padded with `MASK_ROW`."""
     catalog = agent.domain.catalog
     if candidates is None:
         return np.flatnonzero(agent.seen()[FIRST_ITEM_ROW:]).astype(np.int32) + FIRST_ITEM_ROW
@@ -155,7 +157,8 @@ def _candidate_rows(
         _require_rankable(names, set())
         return catalog.rows_of(names)
     if len(candidates) != n_users:
-        raise InputError(f"candidates: {len(candidates)} lists for {n_users} users; give one each, or one list for all")
+        problem = f"candidates: {len(candidates)} lists for {n_users} users"
+        raise InputError(f"{problem}; give one list per user, or one list for all")
     lists = [to_names(names, f"candidates of user {user}") for user, names in enumerate(candidates)]  # type: ignore[arg-type]
     rows = np.full((n_users, max(map(len, lists))), MASK_ROW, np.int32)
     for user, names in enumerate(lists):
@@ -165,7 +168,7 @@ def _candidate_rows(
 
 
 def _encode_histories(domain: Domain, histories: Sequence[Steps]) -> History:
-    """Histories by name as arrays: user (N,), items and behaviours (N, H), length (N,)."""
+    """Histories of names as arrays: user (N,), items and behaviours (N, H), length (N,)."""
     if isinstance(histories, str) or not hasattr(histories, "__len__") or not len(histories):
         raise InputError("histories: must be a list with one history per user")
     lists = [to_steps(steps) for steps in histories]
@@ -194,10 +197,10 @@ def _require_rankable(candidates: Sequence[str], shown: set[str]) -> None:
     """Raise InputError if there are no candidates, one was shown already, or one repeats."""
     if not candidates:
         raise InputError("candidates: none were given; name at least one item to rank")
-    seen: set[str] = set()
+    checked: set[str] = set()
     for name in candidates:
         if name in shown:
             raise InputError(f"candidates: {name!r} was already shown in this session; leave it out")
-        if name in seen:
+        if name in checked:
             raise InputError(f"candidates: {name!r} is there twice; name every item once")
-        seen.add(name)
+        checked.add(name)

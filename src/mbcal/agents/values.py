@@ -1,4 +1,4 @@
-"""What methods with value networks share: the discount, returns, target copies, and terms of a score."""
+"""Shared by methods that learn values: the discount, returns of logged sessions, target networks, terms of a score."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.errors import OptionError
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import ScoreTerm
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.targets import discounted_returns
+from mbcal.training.labels import discounted_returns
 from mbcal.types import Behaviours
 
 
 @dataclass(frozen=True)
 class ValueConfig(AgentConfig):
-    """Settings of methods that learn a value."""
+    """Settings of methods that learn values."""
 
     gamma: float = 0.95
     """Discount of future rewards, in [0, 1]."""
@@ -30,29 +30,29 @@ class ValueConfig(AgentConfig):
 
 
 def session_returns(data: DeviceSessions, gamma: float) -> Tensor:
-    """Discounted return from every step of N logged sessions on, (N, T), computed block by block."""
+    """Compute the discounted return from every step of N logged sessions on, (N, T), block by block."""
     return data.map_blocks(lambda batch: discounted_returns(batch.rewards, batch.mask, gamma))
 
 
 def reward_term(net: RecurrentNet, behaviours: Behaviours) -> ScoreTerm:
-    """A score term: the reward that a network of behaviours expects of the next step."""
+    """Create a score term: the reward that a network of behaviours expects at the next step."""
     return ScoreTerm(net.scoring_tables(), behaviours.reward_table(net.behaviours.weight.device))
 
 
 def value_term(net: ValueNet, weight: float = 1.0) -> ScoreTerm:
-    """A score term: the value a network predicts, times a weight."""
+    """Create a score term: the value that a network predicts, in reward units, times a weight."""
     return ScoreTerm(net.scoring_tables(weight), None)
 
 
 class TargetCopy(nn.Module):
-    """A network, a copy of it that is renewed every few updates, and the number of updates so far.
+    """A network and its target network, which is made equal to it every few updates.
 
-    The number is part of the state dict, so that a resumed fit renews the copy at the same updates.
+    The number of updates is part of the state dict, so that a resumed fit renews the target network at the same updates.
 
     Args:
         online: The network that learns.
-        target: A second one of the same architecture. Its weights are overwritten and get no gradients.
-        every: Updates between copies.
+        target: A second network of the same architecture. Its weights are overwritten and get no gradients.
+        every: Updates between two renewals.
     """
 
     def __init__(self, online: nn.Module, target: nn.Module, every: int) -> None:
@@ -61,14 +61,14 @@ class TargetCopy(nn.Module):
         self.updates = 0
 
     def begin_update(self) -> None:
-        """Count an update, and renew the copy if it is due. Call before every update."""
+        """Count an update, and renew the target network if that is due. Call before every update."""
         if self.updates % self.every == 0:
             self.renew()
         self.updates += 1
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Copy the weights into the target's own memory, which a CUDA graph goes on reading."""
+        """Copy the online weights into the memory of the target network, which a CUDA graph goes on reading."""
         for target, online in zip(self.target.state_dict().values(), self.online.state_dict().values(), strict=True):
             target.copy_(online)
 

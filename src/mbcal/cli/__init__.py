@@ -40,16 +40,16 @@ app = typer.Typer(
 )
 app.add_typer(prepare.app, name="prepare")
 app.command("describe")(describe.describe_store)
-app.command("diagnose")(diagnose.diagnose_store)
-app.command("simulator")(simulator.fit_simulator)
+app.command("diagnose")(diagnose.diagnose_command)
+app.command("simulator")(simulator.simulator_command)
 app.command("fit")(fit.fit_agent)
 app.command("rank")(rank.rank_candidates)
-app.command("evaluate")(evaluate.evaluate_models)
+app.command("evaluate")(evaluate.evaluate_command)
 app.add_typer(registry.app, name="registry")
-app.command("experiment")(experiment.run_experiment)
+app.command("experiment")(experiment.experiment_command)
 app.add_typer(log.app, name="log")
-app.command("report")(report.show_report)
-app.command("compare")(report.compare_runs)
+app.command("report")(report.report_command)
+app.command("compare")(report.compare_command)
 app.command("serve")(serve.serve)
 app.command("update")(update.update_registry)
 app.command("loop")(update.loop_updates)
@@ -71,39 +71,43 @@ def _root(
 
 
 def main() -> None:
-    """Run, and turn every mistake of the user's into one line and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é shows a question mark, not a traceback
+    """Run the command line. A mistake of the user is one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    # networks here are many small operations, which a second thread hardly helps and a busy machine makes wait
+            stream.reconfigure(errors="replace")  # an ASCII terminal prints a question mark for é, not a traceback
+    # Networks here are many small operations: a second thread gains little, and loses on a busy machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    caught: list[int] = []
+    signals: list[int] = []
 
-    def stop(number: int, _: object) -> NoReturn:  # an exception, so that what is half-written is removed
-        caught.append(number)
-        sys.exit(128 + number)
+    def stop(number: int, _: object) -> NoReturn:
+        signals.append(number)
+        sys.exit(128 + number)  # an exception, so that unfinished files are removed
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     try:
         app()
-    except MbcalError as error:
-        _fail(str(error))
-    except SystemExit:
-        if caught:
-            sys.exit(128 + caught[-1])  # Ray turns our exit into one of its own
-        raise
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # whoever read our output has stopped reading, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:
-        _fail(f"{error.filename or 'the answer'}: {error.strerror or error}")
-    except (RuntimeError, MemoryError) as error:
-        if caught:
-            sys.exit(128 + caught[-1])  # DuckDB turns our exit into an error of its own
-        if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
+    except (Exception, SystemExit) as error:
+        if signals:  # Ray and DuckDB turn our SystemExit into errors of their own
+            sys.exit(128 + signals[-1])
+        message = _user_message(error)
+        if message is None:
             raise
-        _fail("out of memory; take a smaller --batch, --hidden or --embedding, or fewer sessions")
+        _fail(message)
+
+
+def _user_message(error: BaseException) -> str | None:
+    """One sentence for errors that a user can do something about; None for all others."""
+    if isinstance(error, MbcalError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the output'}: {error.strerror or error}"
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower()):
+        return "out of memory; use a smaller --batch, --hidden or --embedding, or fewer sessions"
+    return None
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""How progress looks: a bar on a terminal, plain lines in a pipe; both on standard error, results go to standard output."""
+"""Progress on standard error: bars on a terminal, plain lines elsewhere. Results go to standard output."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from mbcal.progress import Progress
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class _Drawn:
-    """Bars on a terminal; a finished phase stays as a line."""
+class _ProgressBars:
+    """A bar per phase; the bars of finished phases stay."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -46,8 +46,8 @@ class _Drawn:
             self._bars.update(self._task, total=task.total or 1, completed=task.total or 1)
 
 
-class _Lines:
-    """A line a phase, and one every few seconds within a long one."""
+class _ProgressLines:
+    """A line per phase, and one every few seconds within a long phase."""
 
     def __init__(self) -> None:
         self._title, self._total, self._done, self._last = "", 0, 0, 0.0
@@ -65,10 +65,10 @@ class _Lines:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """The listener that fits where standard error goes."""
+    """Yield the kind of progress that suits standard error."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines()
+        yield _ProgressLines()
         return
     columns = (
         SpinnerColumn(finished_text="[green]✓"),
@@ -79,6 +79,6 @@ def progress() -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=console) as bars:
-        drawn = _Drawn(bars)
-        yield drawn
-        drawn.finish()
+        progress_bars = _ProgressBars(bars)
+        yield progress_bars
+        progress_bars.finish()

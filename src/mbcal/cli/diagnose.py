@@ -1,11 +1,11 @@
-"""`mbcal diagnose`: does looking ahead pay on this log?"""
+"""`mbcal diagnose`: does long-term optimisation pay on this log?"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,62 +13,68 @@ from rich.table import Table
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import DataDir, DeviceOption, Json, Seed
-from mbcal.data import Store
+
+if TYPE_CHECKING:
+    from mbcal.evaluation.diagnose import Diagnosis
 
 
-def diagnose_store(
+def diagnose_command(
     data: DataDir,
     simulator: Annotated[
-        Path | None, typer.Option(help="Users from 'mbcal simulator'; fitted here if not given.", show_default=False)
+        Path | None, typer.Option(help="A simulator from 'mbcal simulator'; by default one is fitted.", show_default=False)
     ] = None,
     epochs: Annotated[int, typer.Option(help="Most passes over the data for each network.")] = 20,
-    sessions: Annotated[int, typer.Option(help="Test sessions to serve.", min=2)] = 4_000,
+    sessions: Annotated[int, typer.Option(help="Most test sessions to serve.", min=2)] = 4_000,
     seed: Seed = 0,
     as_json: Json = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Before training a policy: how much does the future of a session depend on the item shown now, and does it pay?
+    """Measure whether long-term optimisation pays on this log, before a policy is trained.
 
-    Fits a simulator, a myopic and a far-sighted agent, compares them on the same simulated users, and says it in words.
+    Fits a simulator, a myopic agent and a far-sighted agent, and compares the agents on the same simulated users.
+    Also measures how much the rest of a session depends on the item shown now, and how well the log covers the choices.
     """
-    from mbcal.environments.simulator import Simulator
     from mbcal.evaluation.diagnose import diagnose
     from mbcal.training.config import TrainingConfig
 
-    store = Store.open(data)
-    users = None if simulator is None else Simulator.load(simulator, device)
     with progress() as listener:
-        found = diagnose(
-            store,
+        diagnosis = diagnose(
+            data,
             training=TrainingConfig(epochs=epochs),
-            environment=users,
+            environment=simulator,
             sessions=sessions,
             seed=seed,
             device=device,
             progress=listener,
         )
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "pays": found.pays, "verdict": found.verdict}, indent=2))
-        return
+        record = {**asdict(diagnosis), "pays": diagnosis.pays, "verdict": diagnosis.verdict}
+        typer.echo(json.dumps(record, indent=2))
+    else:
+        _print_diagnosis(diagnosis)
+
+
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
+    effective = diagnosis.effective
     for name, value, meaning in (
         (
-            "future moved by the item",
-            f"{found.share:.2%}",
-            f"of its variance; {found.chance_share:.2%} by chance",
+            "future explained by the item",
+            f"{diagnosis.share:.2%}",
+            f"of its variance; {diagnosis.chance_share:.2%} at random",
         ),
-        ("myopic policy", str(found.myopic), "reward per session, simulated"),
-        ("far-sighted policy", str(found.far_sighted), ""),
-        ("difference", str(found.gap), "paired: same users, candidates, luck"),
-        ("covered choices", f"{found.coverage:.1%}", "of test steps show an item seen at least 5 times in training"),
-        ("times an item was shown", f"{found.repeats:g}", "median, in training"),
+        ("myopic policy", str(diagnosis.myopic), "reward per session, simulated"),
+        ("far-sighted policy", str(diagnosis.far_sighted), ""),
+        ("difference", str(diagnosis.gap), "paired: same users, candidates, noise"),
+        ("covered choices", f"{diagnosis.coverage:.1%}", "of test steps show an item seen at least 5 times in training"),
+        ("times an item was shown", f"{diagnosis.repeats:g}", "median, in training"),
         (
             "effective sample size",
-            "–" if found.effective is None else f"{found.effective:.1%}",
-            "of the log for judging a uniform policy" if found.effective is not None else "the log has no propensities",
+            "–" if effective is None else f"{effective:.1%}",
+            "the log has no propensities" if effective is None else "of the log for evaluating a uniform policy",
         ),
     ):
         table.add_row(name, value, meaning)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(table)
-    console.print(f"\n{found.verdict}")
+    console.print(f"\n{diagnosis.verdict}")

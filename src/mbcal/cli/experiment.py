@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +17,19 @@ from rich.progress import Progress as Bars
 from mbcal.cli.console import SECONDS_BETWEEN_LINES, progress
 from mbcal.cli.options import AddressOption, DeviceOption, EngineOption, GpusOption, worker_resources
 from mbcal.distributed.engines import create_engine
-from mbcal.errors import InputError, OptionError
+from mbcal.errors import OptionError
 
 if TYPE_CHECKING:
-    from mbcal.evaluation.experiment.run import Cell, Run
+    from mbcal.evaluation.experiment.config import ExperimentConfig
+    from mbcal.evaluation.experiment.run import Cell
+
+CellsOption = Annotated[
+    int | None, typer.Option(help="Cells to run at a time.", min=1, show_default="one per core; 1 on a GPU")
+]
 
 
-def run_experiment(
-    what: Annotated[
+def experiment_command(
+    source: Annotated[
         str | None,
         typer.Argument(metavar="[newsfeed|DIR|CONFIG.toml]", help="The generated newsfeed, a store, or a file of settings."),
     ] = None,
@@ -32,99 +37,112 @@ def run_experiment(
     preset: Annotated[str, typer.Option(help="Sizes: quick (minutes), laptop (an hour), paper (a GPU).")] = "quick",
     agents: Annotated[
         str | None,
-        typer.Option(help="'all', names, or path.py:Class, by commas; with options, 'mbcal+gamma=0.9'.", show_default="all"),
+        typer.Option(
+            help="Methods, separated by commas: 'all', names, path.py:Class, 'mbcal+gamma=0.9'.", show_default="all"
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How often each method is trained.", show_default="3")] = None,
     protocols: Annotated[str | None, typer.Option(help="batch, growing or both.", show_default="batch,growing")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, 'rounds=3' or 'simulator.hidden=64'.", show_default=False)
+        list[str] | None,
+        typer.Option("--set", help="Change a setting: 'rounds=3' or 'simulator.hidden=64'.", show_default=False),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run instead.", show_default=False)] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Cells at a time: processes on a CPU, threads with a stream each on a GPU, tasks on Ray.",
-            min=1,
-            show_default="cores, 1 on a GPU",
-        ),
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume this run instead.", show_default=False)] = None,
+    workers: CellsOption = None,
     track: Annotated[str | None, typer.Option(help="Also send results to mlflow or wandb.", show_default=False)] = None,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
 ) -> None:
-    """Compare methods: Batch-RL and Growing Batch-RL, several seeds, on common random numbers.
+    """Compare methods on the same users, candidates and noise, by Batch-RL and Growing Batch-RL.
 
-    Kill it at any moment and resume it (--resume RUN): what is done is not done again, and the tables are the same.
-    What every setting means: docs/experiments.md.
+    A run that was stopped resumes with --resume RUN; finished cells are kept, and the tables are the same.
+    A cell is one method, seed and protocol. All settings: docs/experiments.md.
     """
-    from mbcal.evaluation.experiment.run import Run
-    from mbcal.evaluation.experiment.tracking import track as send
-    from mbcal.evaluation.experiment.tracking import write_tensorboard
-    from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
+    from mbcal.evaluation.experiment.runner import run_experiment
+    from mbcal.report.runs import report
+    from mbcal.report.terminal import print_summary
 
     resources = worker_resources(engine, device, gpus)
-    if engine == "ray":
-        device = "cpu"  # here things are only read; workers compute on what they are given
-    if resume is not None:
-        if what or out or change:
-            raise OptionError("resume: a run knows its settings; give --resume alone")
-        run = Run.open(resume, device)
+    if resume is None:
+        folder, config = _new_run(source, out, preset, agents, seeds, protocols, change)
+    elif source or out or change:
+        raise OptionError("resume: a run knows its settings; give --resume alone")
     else:
-        if what is None or out is None:
-            raise OptionError("give what to run on (newsfeed, a store, a TOML file) and --out RUN, or --resume RUN")
-        run = Run.create(out, _settings(what, preset, agents, seeds, protocols, change or []), device)
-    with create_engine(engine, workers, address) as remote:
-        with progress() as listener:
-            run.prepare(listener) if engine == "local" else prepare_on(remote, run, resources, listener)
-        missing = run.missing
-        with _Watch(run, len(missing)) as watch:
-            if engine == "local":
-                execute_all(run, missing, min(workers or _cores(run.device), max(len(missing), 1)), watch)
-            else:
-                execute_on(remote, run, missing, watch, resources)
-    run.write_metrics()
-    write_tensorboard(run)
-    if track:
-        send(run, track)
-    _show(run)
+        folder, config = resume, None
+    with create_engine(engine, workers, address) as running_engine, ExitStack() as preparation:
+        listener = preparation.enter_context(progress())
+        with _CellProgress(preparation.close) as observer:
+            run = run_experiment(
+                config,
+                folder,
+                resume=resume is not None,
+                workers=workers,
+                device=device,
+                engine=None if engine == "local" else running_engine,
+                resources=resources,
+                tracker=track,
+                observer=observer,
+                progress=listener,
+            )
+    written = report(run)
+    print_summary(written.summary)
+    typer.echo(f"Report: {written.page}")
 
 
-def _cores(device: str) -> int:
-    return len(os.sched_getaffinity(0)) if device == "cpu" and hasattr(os, "sched_getaffinity") else 1
+def _new_run(
+    source: str | None,
+    out: Path | None,
+    preset: str,
+    agents: str | None,
+    seeds: int | None,
+    protocols: str | None,
+    overrides: list[str] | None,
+) -> tuple[Path, ExperimentConfig]:
+    """The folder and the settings of a new run, from the options."""
+    from mbcal.evaluation.experiment.config import load_experiment_config
+    from mbcal.evaluation.experiment.overrides import split_list
+
+    if source is None or out is None:
+        raise OptionError("experiment: give newsfeed, a store or a TOML file, and --out RUN; or --resume RUN")
+    options: dict[str, Any] = {
+        "agents": None if agents is None else split_list(agents),
+        "protocols": None if protocols is None else split_list(protocols),
+        "seeds": seeds,
+    }
+    settings = {name: value for name, value in options.items() if value is not None}
+    return out, load_experiment_config(source, preset=preset, overrides=overrides or (), **settings)
 
 
-def _settings(
-    what: str, preset: str, agents: str | None, seeds: int | None, protocols: str | None, change: list[str]
-) -> Any:
-    from mbcal.evaluation.experiment.config import apply_overrides, experiment_config, split_list
+class _CellProgress:
+    """Progress of all cells together and of each: bars on a terminal, lines in a pipe.
 
-    values: dict[str, Any] = {"data": what}
-    if what.endswith(".toml"):
-        try:
-            values = tomllib.loads(Path(what).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{what}: cannot be read ({error.strerror})") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{what}: not TOML ({error})") from error
-        preset = values.pop("preset", preset)
-    for name, text in (("agents", agents), ("protocols", protocols)):
-        if text is not None:
-            values[name] = split_list(text)
-    if seeds is not None:
-        values["seeds"] = seeds
-    return experiment_config(apply_overrides(values, change), preset)
+    Args:
+        on_begin: Is called when the first cell is about to run, to close the progress of the preparation.
+    """
 
+    def __init__(self, on_begin: Callable[[], None]) -> None:
+        self._on_begin = on_begin
+        self._total, self._done, self._began_at = 0, 0, time.monotonic()
+        self._line_at = self._began_at
+        self._tasks: dict[Cell, TaskID] = {}
+        self._overall: TaskID | None = None
+        self._bars: Bars | None = None
 
-class _Watch:
-    """Overall and per cell, bars on a terminal and lines in a pipe."""
+    def __enter__(self) -> _CellProgress:
+        return self
 
-    def __init__(self, run: Run, cells: int) -> None:
-        self._run, self._cells, self._done, self._begun = run, cells, 0, time.monotonic()
+    def __exit__(self, *_: object) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def begin(self, cells: Sequence[Cell]) -> None:
+        self._on_begin()
+        self._total, self._began_at = len(cells), time.monotonic()
         console = Console(stderr=True)
-        self._bars = (
-            Bars(
+        if console.is_terminal:
+            self._bars = Bars(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[counted]}"),
@@ -132,30 +150,17 @@ class _Watch:
                 TimeRemainingColumn(),
                 console=console,
             )
-            if console.is_terminal
-            else None
-        )
-        self._tasks: dict[Cell, TaskID] = {}
-        self._said = time.monotonic()
-
-    def __enter__(self) -> _Watch:
-        if self._bars:
             self._bars.start()
-            self._all = self._bars.add_task("all", total=self._cells, counted=f"0 of {self._cells}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars:
-            self._bars.stop()
+            self._overall = self._bars.add_task("all", total=self._total, counted=f"0 of {self._total}")
 
     def phase(self, cell: Cell, title: str, total: int | None) -> None:
         if self._bars:
             if cell not in self._tasks:
                 self._tasks[cell] = self._bars.add_task("", counted="")
             self._bars.reset(self._tasks[cell], description=f"{cell}: {title}", total=total, counted="")
-        elif time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            print(f"{self._done} of {self._cells} done; {cell}: {title}{self._left()}", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES:
+            self._line_at = time.monotonic()
+            self._print(f"{self._done} of {self._total} done; {cell}: {title}")
 
     def advance(self, cell: Cell, amount: int) -> None:
         if self._bars and cell in self._tasks:
@@ -163,25 +168,16 @@ class _Watch:
 
     def done(self, cell: Cell) -> None:
         self._done += 1
-        if self._bars:
+        if self._bars and self._overall is not None:
             if cell in self._tasks:
                 self._bars.remove_task(self._tasks.pop(cell))
-            self._bars.update(self._all, completed=self._done, counted=f"{self._done} of {self._cells}")
+            self._bars.update(self._overall, completed=self._done, counted=f"{self._done} of {self._total}")
         else:
-            print(f"{self._done} of {self._cells} done: {cell}{self._left()}", file=sys.stderr, flush=True)
-        self._run.write_metrics()
+            self._print(f"{self._done} of {self._total} done: {cell}")
 
-    def _left(self) -> str:
-        """Time left, told from the cells that are done."""
-        if not self._done:
-            return ""
-        seconds = (time.monotonic() - self._begun) / self._done * (self._cells - self._done)
-        return f", {seconds / 60:.1f} min left" if seconds > 1 else ""
-
-
-def _show(run: Run) -> None:
-    from mbcal.report.page_writer import write_report
-    from mbcal.report.terminal import show
-
-    show(run)
-    typer.echo(f"Report: {write_report(run)}")
+    def _print(self, text: str) -> None:
+        """Print a line with the time left, estimated from the cells that are done."""
+        if self._done:
+            seconds = (time.monotonic() - self._began_at) / self._done * (self._total - self._done)
+            text += f", {seconds / 60:.1f} min left" if seconds > 1 else ""
+        print(text, file=sys.stderr, flush=True)

@@ -18,8 +18,8 @@ from mbcal.cli.options import (
     Overwrite,
     WorkersOption,
     feature_names,
-    quoted,
     require_ray,
+    shell_quoted,
     worker_resources,
 )
 from mbcal.data import Store
@@ -121,8 +121,8 @@ def _show(model: FittedModel, data: Path) -> None:
         kind = "held-out loss" if "held_out" in best else "loss"
         value = best.get("held_out", best["loss"])
         typer.echo(f"  {name}: {kind} {value:.4f}, epoch {curve.index(best) + 1} of {len(curve)}")
-    evaluate = f"mbcal evaluate {quoted(model.path)} --data {quoted(data)} --simulator SIM"
-    typer.echo(f"Next: {evaluate}   (mbcal simulator {quoted(data)} --out SIM)")
+    evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
+    typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 
 
 def _parse_mix(text: str | None) -> float | str | None:

@@ -1,4 +1,4 @@
-"""`mbcal log`: what a service decided, looked at, compacted, and turned into sessions."""
+"""`mbcal log`: summarise a decision log, compact it, export it as sessions."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import Json, quoted
+from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import OutputError
 
-if TYPE_CHECKING:  # msgspec is an extra: the commands fetch what they need of it
+if TYPE_CHECKING:  # msgspec is an optional dependency, so the commands import the log when they run
     from mbcal.decision_log import Damage, Joined, Record
 
 app = typer.Typer(
-    help="Look at the decision log of a service, compact it, or turn it into sessions.",
+    help="Show the decision log of a service, compact it, or export it as sessions.",
     no_args_is_help=True,
 )
 
-LogDir = Annotated[Path, typer.Argument(metavar="LOG", help="The folder a service logs to.")]
+LogDir = Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the decision log.")]
 
 
 @app.command("show")
 def show_log(
     folder: LogDir,
-    last: Annotated[int, typer.Option(min=0, help="Print this many of the latest records too, as JSON lines.")] = 0,
+    last: Annotated[int, typer.Option(min=0, help="Also print this many of the latest records, as JSON lines.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Count decisions, answers and sessions by version; also of a log that is being written."""
+    """Count decisions, answered decisions and sessions by version.
+
+    The service may be writing the log at the same time. Damaged records are reported and skipped.
+    """
     from mbcal.decision_log import Decision, read_log
     from mbcal.decision_log.records import fields
 
@@ -54,19 +57,19 @@ def show_log(
         else:
             feedback += 1
             answered.add(record.decision)
-    answers = Counter(version_of[name] for name in answered if name in version_of)
+    answers = Counter(version_of[decision] for decision in answered if decision in version_of)
     versions: list[dict[str, Any]] = [
         {"version": version, "decisions": count, "answered": answers[version], "sessions": len(sessions[version])}
         for version, count in sorted(decisions.items())
     ]
     records = [{"kind": type(record).__name__.lower(), **fields(record)} for record in tail]
-    _tell(damage)
+    _report(damage)
     if as_json:
-        told = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "damaged": len(damage)}
-        typer.echo(json.dumps({**told, "last": records}, indent=2, ensure_ascii=False))
+        summary = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "damaged": len(damage)}
+        typer.echo(json.dumps({**summary, "last": records}, indent=2, ensure_ascii=False))
         return
     total = len(set().union(*sessions.values()))
-    typer.echo(f"{folder}: {decisions.total():,} decisions in {total:,} sessions, {feedback:,} records of feedback")
+    typer.echo(f"{folder}: {decisions.total():,} decisions in {total:,} sessions, {feedback:,} feedback records")
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(("version", "decisions", "answered", "share", "sessions")):
         table.add_column(column, justify="right" if number else "left")
@@ -75,33 +78,36 @@ def show_log(
         table.add_row(entry["version"], f"{entry['decisions']:,}", f"{entry['answered']:,}", share, f"{entry['sessions']:,}")
     if versions:
         Console(highlight=False, markup=False, emoji=False).print(table)
-    for line in records:
-        typer.echo(json.dumps(line, ensure_ascii=False))
+    for values in records:
+        typer.echo(json.dumps(values, ensure_ascii=False))
 
 
 @app.command("compact")
 def compact_segments(folder: LogDir) -> None:
-    """Turn closed segments into Parquet; safe to stop, and while a service is writing."""
+    """Convert closed segments to Parquet files, about a tenth of their size.
+
+    The service may be writing the log at the same time. Compaction may be stopped at any point and run again.
+    """
     from mbcal.decision_log import compact_log
 
     with progress() as listener:
-        done = compact_log(folder, listener)
-    _tell(done.left, "its segment is left as it is")
-    size = f"{done.bytes_before / 2**20:,.1f} MiB to {done.bytes_after / 2**20:,.1f} MiB"
-    typer.echo(f"{folder}: {done.segments:,} segments compacted, {done.records:,} records, {size}")
+        result = compact_log(folder, listener)
+    _report(result.left, "its segment is left as it is")
+    size = f"{result.bytes_before / 2**20:,.1f} MiB to {result.bytes_after / 2**20:,.1f} MiB"
+    typer.echo(f"{folder}: {result.segments:,} segments compacted, {result.records:,} records, {size}")
 
 
 @app.command("export")
 def export_sessions(
     folder: LogDir,
-    model: Annotated[Path, typer.Option(help="A model: its items and behaviours are those of the sessions.")],
-    out: Annotated[Path, typer.Option(help="Parquet file to write, a session a row.", show_default=False)],
-    horizon: Annotated[int, typer.Option(help="Steps a session has at most; longer ones are cut.")] = 20,
-    history: Annotated[int, typer.Option(help="Steps before it that are kept.")] = 20,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Pass over what cannot be read.")] = False,
+    model: Annotated[Path, typer.Option(help="Model whose items and behaviours the sessions use.")],
+    out: Annotated[Path, typer.Option(help="Parquet file to write, one row per session.", show_default=False)],
+    horizon: Annotated[int, typer.Option(help="Most steps in a row. Longer sessions are cut into several rows.")] = 20,
+    history: Annotated[int, typer.Option(help="Most history steps in a row.")] = 20,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Report damaged records and skip them.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
-    """Join decisions and feedback to sessions, the same whatever the order in which they were logged."""
+    """Join decisions and feedback to sessions. The order of the records does not matter."""
     from mbcal.decision_log import join_sessions, read_log
     from mbcal.storage.artifacts import MODEL_KIND, Artifact
     from mbcal.storage.atomic import write_atomic
@@ -109,54 +115,65 @@ def export_sessions(
     if out.is_dir() or (out.exists() and not overwrite):
         remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"
         raise OutputError(f"{out}: already exists; {remedy}")
-    bundle = Artifact.open(model, MODEL_KIND)
+    artifact = Artifact.open(model, MODEL_KIND)
     damage: list[Damage] = []
     records = read_log(folder, damage if skip_damaged else None)
-    joined = join_sessions(records, bundle.catalog, bundle.behaviours, horizon=horizon, history=history)
-    _tell(damage)
-    write_atomic(out, _parquet(joined))
+    joined = join_sessions(records, artifact.catalog, artifact.behaviours, horizon=horizon, history=history)
+    _report(damage)
+    write_atomic(out, _to_parquet(joined))
     counts = asdict(joined.counts)
-    refused = counts.pop("unknown_behaviours")
-    told = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
+    unknown_behaviours = counts.pop("unknown_behaviours")
+    other_counts = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
     typer.echo(f"{out}: {counts['sessions']:,} sessions, {counts['steps']:,} steps of {len(joined.users):,} users")
-    typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in told.items()))
-    for name, count in refused.items():
-        typer.echo(f"refused: behaviour {name!r} is unknown to {quoted(model)}, {count:,} records of feedback")
+    typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in other_counts.items()))
+    for name, count in unknown_behaviours.items():
+        typer.echo(f"left out: behaviour {name!r} is not in {shell_quoted(model)}, {count:,} feedback records")
 
 
-def _tell(damage: list[Damage], rest: str = "passed over") -> None:
-    for found in damage:
-        typer.echo(f"{found}; {rest}", err=True)
+def _report(damage: list[Damage], consequence: str = "skipped") -> None:
+    for entry in damage:
+        typer.echo(f"{entry}; {consequence}", err=True)
 
 
-def _parquet(joined: Joined) -> bytes:
-    """A session a row, in names."""
+def _to_parquet(joined: Joined) -> bytes:
+    """Return a Parquet file with one row per session, items and behaviours by name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    sessions, name = joined.sessions, joined.sessions.catalog.name_of
-    labels = sessions.behaviour_set.names
+    sessions, item_name = joined.sessions, joined.sessions.catalog.name_of
+    behaviour_names = sessions.behaviour_set.names
     rows: list[dict[str, Any]] = []
-    for number in range(len(sessions)):
-        one = {key: array[number] for key, array in sessions.arrays()}
-        steps, before = int(one["length"]), int(one["history_length"])
+    for index, session_name in enumerate(joined.session_names):
+        values = {key: array[index] for key, array in sessions.arrays()}
+        steps, history = int(values["length"]), int(values["history_length"])
+        candidates = values["candidates"][:steps].tolist()
         rows.append(
             {
-                "user": joined.users[int(one["user"])],
-                "session": joined.names[number],
-                "items": [name(row) for row in one["items"][:steps].tolist()],
-                "behaviours": [labels[label] for label in one["behaviours"][:steps].tolist()],
-                "propensities": one["propensities"][:steps].tolist(),
-                "times": one["timestamps"][:steps].tolist(),
-                "candidates": [[name(row) for row in offered if row] for offered in one["candidates"][:steps].tolist()],
-                "history_items": [name(row) for row in one["history_items"][:before].tolist()],
-                "history_behaviours": [labels[label] for label in one["history_behaviours"][:before].tolist()],
+                "user": joined.users[int(values["user"])],
+                "session": session_name,
+                "items": [item_name(row) for row in values["items"][:steps].tolist()],
+                "behaviours": [behaviour_names[n] for n in values["behaviours"][:steps].tolist()],
+                "propensities": values["propensities"][:steps].tolist(),
+                "times": values["timestamps"][:steps].tolist(),
+                "candidates": [[item_name(row) for row in step_candidates if row] for step_candidates in candidates],
+                "history_items": [item_name(row) for row in values["history_items"][:history].tolist()],
+                "history_behaviours": [behaviour_names[n] for n in values["history_behaviours"][:history].tolist()],
             }
         )
-    texts = pa.list_(pa.string())
-    columns = {"user": pa.string(), "session": pa.string(), "items": texts, "behaviours": texts}
-    columns |= {"propensities": pa.list_(pa.float32()), "times": pa.list_(pa.timestamp("us", "UTC"))}
-    columns |= {"candidates": pa.list_(texts), "history_items": texts, "history_behaviours": texts}
+    names = pa.list_(pa.string())
+    schema = pa.schema(
+        {
+            "user": pa.string(),
+            "session": pa.string(),
+            "items": names,
+            "behaviours": names,
+            "propensities": pa.list_(pa.float32()),
+            "times": pa.list_(pa.timestamp("us", "UTC")),
+            "candidates": pa.list_(names),
+            "history_items": names,
+            "history_behaviours": names,
+        }
+    )
     content = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), content, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows, schema), content, compression="zstd")
     return content.getvalue()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mbcal.config import Device
-from mbcal.data import Store
 from mbcal.distributed.engines import EngineName, WorkerResources
 from mbcal.errors import OptionError
 
@@ -33,42 +32,25 @@ def feature_names(text: str) -> tuple[str, ...]:
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
 
 
-def quoted(path: Path) -> str:
-    """A path that can be pasted into a shell."""
+def shell_quoted(path: Path) -> str:
+    """Quote a path so that it can be pasted into a shell."""
     return shlex.quote(str(path))
 
 
 def worker_resources(engine: str, device: str, gpus: float) -> WorkerResources:
-    """What each worker takes of a machine.
+    """Return what each worker needs of a machine.
 
     Raises:
         OptionError: If engine, device and GPUs contradict each other.
     """
     if engine == "local" and gpus:
-        raise OptionError("gpus: are for workers of --engine ray; here use --device cuda")
+        raise OptionError("gpus: only workers of --engine ray are given GPUs; use --device cuda")
     if engine == "ray" and device == "cuda" and not gpus:
-        raise OptionError("device: workers of --engine ray compute on a GPU if they are given one; add --gpus 1")
+        raise OptionError("device: workers of --engine ray need --gpus 1 to compute on a GPU")
     return WorkerResources(gpus=gpus)
 
 
 def require_ray(engine: str, workers: int | None) -> None:
     """Raise OptionError if workers are given to a command that runs in one process here."""
     if engine == "local" and workers is not None:
-        raise OptionError("workers: are those of --engine ray; add it, or leave them out")
-
-
-def features_of(store: Store, wanted: str | None) -> tuple[str, ...]:
-    """The features named, 'none' for none, or those usual for this kind of store."""
-    if wanted is None:
-        return store.agent_features
-    return () if wanted.strip() in ("", "none") else tuple(name.strip() for name in wanted.split(","))
-
-
-def checkpoint_folder(out: Path) -> Path:
-    """Where a fit keeps its state until it is done: beside its result, hidden."""
-    return out.resolve().parent / f".{out.name}.checkpoint"
-
-
-def about(store: Store, part: str) -> dict[str, Any]:
-    """Which data a model was made of."""
-    return {"data": store.manifest["content_hash"], "source": store.manifest["source"], "part": part}
+        raise OptionError("workers: only --engine ray has workers; add it, or leave --workers out")

@@ -1,4 +1,4 @@
-"""`mbcal prepare`: any log into a store."""
+"""`mbcal prepare`: write a log as a store."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Annotated, Any
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, quoted
+from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, require_ray, shell_quoted
 from mbcal.data import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
+from mbcal.data.behaviour_rules import Labels, behaviour_rule
 from mbcal.data.ingest import LogReader
 from mbcal.data.readers import kuairand, movielens, netflix
 from mbcal.data.readers.table import parse_numbers, parse_rewards
-from mbcal.data.source import Labels
 from mbcal.data.sql import TimeUnit
 from mbcal.distributed.engines import EngineName, create_engine
 from mbcal.errors import InputError, OptionError
 
 app = typer.Typer(
-    help="Turn a log into sessions: read, check, cut, split by user, store.\n\n"
-    "Every layout ends in the same kind of folder, which 'mbcal describe' shows and everything else reads.",
+    help="Turn a log into a store: check the rows, cut sessions, split by user.\n\n"
+    "All layouts give the same kind of folder. 'mbcal describe' shows it, and the other commands read it.",
     no_args_is_help=True,
 )
 
 _DEFAULT = SessionConfig()
 
-Paths = Annotated[list[Path] | None, typer.Argument(help="Folder, zip or files, in the owner's layout.", show_default=False)]
+Paths = Annotated[list[Path] | None, typer.Argument(help="Folder, zip or files as published.", show_default=False)]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every layout has in common: where to, how to cut, what to spend, who does it."""
+    """Options that all layouts share."""
 
     out: Path
     config: SessionConfig
@@ -47,7 +47,7 @@ class Job:
     address: str | None
 
     def run(self, source: LogReader) -> None:
-        """Prepare, with progress, and say what came of it."""
+        """Prepare a log, show progress, and print a summary."""
         with create_engine(self.engine, self.workers, self.address) as engine, progress() as listener:
             store = prepare_log(
                 source,
@@ -64,18 +64,18 @@ class Job:
 def _job(
     out: Annotated[Path | None, typer.Option(help="Folder to write (required).", show_default=False)] = None,
     horizon: Annotated[int, typer.Option(help="Most steps in a session (the paper's T).")] = _DEFAULT.horizon,
-    history: Annotated[int, typer.Option(help="Most interactions kept from before a session.")] = _DEFAULT.history,
+    history: Annotated[int, typer.Option(help="Most steps kept from before a session.")] = _DEFAULT.history,
     min_length: Annotated[
-        int, typer.Option(help="Shorter sessions are not kept (they remain history).")
+        int, typer.Option(help="Drop shorter sessions; their steps remain in histories.")
     ] = _DEFAULT.min_length,
     gap: Annotated[float | None, typer.Option(help="Minutes without a step that end a session.", show_default=False)] = None,
-    split: Annotated[str, typer.Option(help="Shares of users who fit the simulator, train agents, test.")] = "0.4,0.4,0.2",
-    seed: Annotated[int, typer.Option(help="Decides who is in which part, and the order of equal times.")] = _DEFAULT.seed,
-    max_rejected: Annotated[
-        float, typer.Option(help="Stop when more than this share of rows is bad.")
-    ] = _DEFAULT.max_rejected,
+    split: Annotated[str, typer.Option(help="Shares of users in the parts simulator, train and test.")] = "0.4,0.4,0.2",
+    seed: Annotated[
+        int, typer.Option(help="Decides the part of each user and the order of steps at the same time.")
+    ] = _DEFAULT.seed,
+    max_rejected: Annotated[float, typer.Option(help="Fail if a larger share of rows is rejected.")] = _DEFAULT.max_rejected,
     memory_limit: Annotated[
-        str, typer.Option(help="Memory to stay within, which workers share; the rest spills to disk beside --out.")
+        str, typer.Option(help="Memory to use, shared by all workers; the rest is spilled to disk beside --out.")
     ] = "1.5GB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
     engine: EngineOption = "local",
@@ -83,24 +83,23 @@ def _job(
     address: AddressOption = None,
 ) -> Job:
     if out is None:
-        raise OptionError("out: missing; say where the store goes with --out DIR")
+        raise OptionError("out: missing; name the folder to write with --out DIR")
     shares: Any = parse_numbers("split", split)  # SessionConfig checks that there are three
-    if workers is not None and engine == "local":
-        raise OptionError("workers: are those of --engine ray; add it, or leave them out")
+    require_ray(engine, workers)
     config = SessionConfig(horizon, history, min_length, gap, shares, seed, max_rejected)
     return Job(out, config, memory_limit, overwrite, engine, workers, address)
 
 
 def _with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_job` after its own, and pass it what they make, as `job`, once it asks for it."""
+    """Add the options of `_job` to those of a command, and pass it a function `job` that builds the Job from them."""
     common = inspect.signature(_job, eval_str=True).parameters
     signature = inspect.signature(command, eval_str=True)
     own = {name: parameter for name, parameter in signature.parameters.items() if name != "job"}
 
     @functools.wraps(command)
     def with_job(**options: Any) -> None:
-        given = {name: options.pop(name) for name in common}
-        command(**options, job=lambda: _job(**given))
+        job_options = {name: options.pop(name) for name in common}
+        command(**options, job=lambda: _job(**job_options))
 
     parameters = {**own, **common}
     with_job.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]  # what typer reads
@@ -113,13 +112,13 @@ def _summarise(store: Store) -> None:
     typer.echo(
         f"{store.path}: {counts['rows']:,} steps of {counts['users']:,} users with {counts['items']:,} items, "
         f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
-        + (f"; {rejected:,} rows set aside in rejected.parquet" if rejected else "")
+        + (f"; {rejected:,} rejected rows in rejected.parquet" if rejected else "")
     )
-    typer.echo(f"Next: mbcal describe {quoted(store.path)}")
+    typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
 
 
-def _fetched(paths: list[Path] | None, where: str) -> list[Path]:
-    """The paths given; without any, say where the owner offers the log, which is all that can be done."""
+def _require_paths(paths: list[Path] | None, where: str) -> list[Path]:
+    """Return the paths; without any, print where the log can be downloaded, and exit."""
     if not paths:
         typer.echo(where)
         raise typer.Exit
@@ -132,27 +131,27 @@ def prepare_movielens(
     job: Callable[[], Job],
     paths: Paths = None,
     tags: Annotated[
-        list[Path] | None, typer.Option(help="Tags from elsewhere: movieId,tag[,count].", show_default=False)
+        list[Path] | None, typer.Option(help="Tags from another file: movieId,tag[,count].", show_default=False)
     ] = None,
 ) -> None:
-    """MovieLens 1m, 10m (.dat) or 20m, 25m, latest (.csv), with genres and tags. Without PATHS: where to get it."""
-    source = MovieLens(_fetched(paths, movielens.WHERE), tags or ())
+    """MovieLens 1m, 10m (.dat) or 20m, 25m, latest (.csv), with genres and tags. Without PATHS: where to download it."""
+    source = MovieLens(_require_paths(paths, movielens.WHERE), tags or ())
     job().run(source)
 
 
 @app.command("netflix")
 @_with_job
 def prepare_netflix(job: Callable[[], Job], paths: Paths = None) -> None:
-    """The Netflix Prize: combined_data_*.txt, mv_*.txt or Parquet. Without PATHS: where to get it."""
-    source = Netflix(_fetched(paths, netflix.WHERE))
+    """Netflix Prize: combined_data_*.txt, mv_*.txt or Parquet. Without PATHS: where to download it."""
+    source = Netflix(_require_paths(paths, netflix.WHERE))
     job().run(source)
 
 
 @app.command("kuairand")
 @_with_job
 def prepare_kuairand(job: Callable[[], Job], paths: Paths = None) -> None:
-    """KuaiRand Pure, 1K or 27K: dwell in twelve levels, video features. Without PATHS: where to get it."""
-    source = KuaiRand(_fetched(paths, kuairand.WHERE))
+    """KuaiRand Pure, 1K or 27K: dwell time in twelve levels, video features. Without PATHS: where to download it."""
+    source = KuaiRand(_require_paths(paths, kuairand.WHERE))
     job().run(source)
 
 
@@ -164,18 +163,18 @@ def prepare_table(
     user: Annotated[str, typer.Option(help="Column that names the user.")],
     item: Annotated[str, typer.Option(help="Column that names the item.")],
     time: Annotated[str, typer.Option(help="Column with the time: timestamps, dates, ISO text or epoch numbers.")],
-    behaviour: Annotated[str, typer.Option(help="Column with what the user did: a label or a number.")],
+    behaviour: Annotated[str, typer.Option(help="Column with the behaviour: a label or a number.")],
     rewards: Annotated[
         str | None,
         typer.Option(
-            help="Labels and their rewards, 'skip=0,click=1,like=5'; with --levels: rewards alone, '0,1,2'.",
+            help="Reward of each label, 'skip=0,click=1,like=5'; with --levels: of each level, '0,1,2'.",
             show_default=False,
         ),
     ] = None,
     levels: Annotated[
         str | None,
         typer.Option(
-            help="Cut points that make levels of a number, '0.5,3,10'; rewards 1, 2, 3, … unless --rewards.",
+            help="Cut points that turn a number into levels, '0.5,3,10'; rewards are 1, 2, 3, … unless --rewards.",
             show_default=False,
         ),
     ] = None,
@@ -183,25 +182,25 @@ def prepare_table(
         str | None, typer.Option(help="Column that names the session, if the log has one.", show_default=False)
     ] = None,
     propensity: Annotated[
-        str | None, typer.Option(help="Column with the probability of having shown the item.", show_default=False)
+        str | None, typer.Option(help="Column with the probability with which the item was shown.", show_default=False)
     ] = None,
-    items: Annotated[
-        list[Path] | None, typer.Option(help="TableLog of item features, Parquet or CSV.", show_default=False)
+    items: Annotated[list[Path] | None, typer.Option(help="Table of items, Parquet or CSV.", show_default=False)] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Columns of the item table that become features, 'category,tags'.", show_default=False)
     ] = None,
-    features: Annotated[str | None, typer.Option(help="Its columns to take, 'category,tags'.", show_default=False)] = None,
     items_key: Annotated[
-        str | None, typer.Option(help="Its item column, if not named as in the log.", show_default=False)
+        str | None, typer.Option(help="Item column of the item table, if not called as in the log.", show_default=False)
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Its column with names for people to read.", show_default=False)] = None,
-    separator: Annotated[str, typer.Option(help="What separates the values of a multi-valued text column.")] = "|",
-    time_unit: Annotated[
-        TimeUnit, typer.Option(help="LabelScaler of epoch numbers; told by their size unless given.")
-    ] = "auto",
+    title: Annotated[
+        str | None, typer.Option(help="Column of the item table with titles for display.", show_default=False)
+    ] = None,
+    separator: Annotated[str, typer.Option(help="Separates the values of a multi-valued text column.")] = "|",
+    time_unit: Annotated[TimeUnit, typer.Option(help="Unit of epoch numbers; by default decided by their size.")] = "auto",
     time_format: Annotated[
         str | None, typer.Option(help="strptime format of the time, '%d/%m/%Y %H:%M'.", show_default=False)
     ] = None,
 ) -> None:
-    """Anybody's log, column names given.
+    """A log of your own: Parquet or CSV, with the column names given.
 
     Example: mbcal prepare table log.parquet --user uid --item doc --time ts --behaviour action
     --rewards "skip=0,click=1,like=5" --items docs.csv --features category,tags --out DIR
@@ -224,10 +223,9 @@ def prepare_table(
 
 def _rule(rewards: str | None, levels: str | None) -> Labels | Levels:
     if levels is not None:
-        return Levels(parse_numbers("levels", levels), None if rewards is None else parse_numbers("rewards", rewards))
-    if rewards is None:
-        raise OptionError("behaviour: say what it means, with --rewards 'skip=0,click=1' or --levels '0.5,3,10'")
-    return parse_rewards(rewards)
+        numbers = None if rewards is None else parse_numbers("rewards", rewards)
+        return behaviour_rule(numbers, parse_numbers("levels", levels))
+    return behaviour_rule(None if rewards is None else parse_rewards(rewards), None)
 
 
 def _items(
@@ -235,10 +233,10 @@ def _items(
 ) -> ItemTable | None:
     if not paths:
         if features is not None or title is not None:
-            raise OptionError("features: they come from a table of items; name it with --items FILE")
+            raise OptionError("features: need an item table; name it with --items FILE")
         return None
     if features is None and title is None:
-        raise InputError(f"{paths[0]}: say which of its columns to take with --features A,B or --title C")
+        raise InputError(f"{paths[0]}: name the columns to use with --features A,B or --title C")
     return ItemTable(paths, [name.strip() for name in features.split(",")] if features else [], key, separator, title)
 
 
@@ -246,22 +244,22 @@ def _items(
 @_with_job
 def prepare_feed(
     job: Callable[[], Job],
-    sessions: Annotated[int, typer.Option(help="How many sessions; a user has four.")] = 20_000,
-    items: Annotated[int, typer.Option(help="How many items the feed has.")] = 2_000,
+    sessions: Annotated[int, typer.Option(help="Number of sessions; each user has four.")] = 20_000,
+    items: Annotated[int, typer.Option(help="Number of items.")] = 2_000,
 ) -> None:
-    """The embedded newsfeed: generated, its truth known, nothing to fetch.
+    """A generated newsfeed with known truth; nothing to download.
 
-    --seed decides the whole world; --memory-limit and --max-rejected have nothing to limit here.
+    --seed decides everything. --memory-limit and --max-rejected have no effect.
     """
-    from mbcal.environments.newsfeed.log import (  # torch takes a second to import; the others need none
+    from mbcal.environments.newsfeed.log import (  # imports torch, which takes a second
         NewsfeedConfig,
         prepare_newsfeed,
     )
 
-    known = job()
-    if known.engine != "local":
-        raise OptionError("engine: the newsfeed is generated here, there is no log for workers to read; leave it out")
+    options = job()
+    if options.engine != "local":
+        raise OptionError("engine: the newsfeed is generated on this machine; leave the option out")
     with progress() as listener:
         log = NewsfeedConfig(sessions, items)
-        store = prepare_newsfeed(known.out, log, known.config, overwrite=known.overwrite, progress=listener)
+        store = prepare_newsfeed(options.out, log, options.config, overwrite=options.overwrite, progress=listener)
     _summarise(store)

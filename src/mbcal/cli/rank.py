@@ -1,11 +1,12 @@
-"""`mbcal rank`: candidates in order, and why."""
+"""`mbcal rank`: rank candidates for one user with a model on disk."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,72 +14,86 @@ from rich.table import Table
 
 from mbcal.cli.options import DeviceOption, Json
 from mbcal.errors import InputError, nearest
-from mbcal.types import UNKNOWN_ROW
+from mbcal.types import UNKNOWN_ROW, Catalog, to_names, to_steps
+
+if TYPE_CHECKING:
+    from mbcal.agents.ranking import RankedItem
 
 
 def rank_candidates(
+    *,
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model written by 'mbcal fit'.")],
-    candidates: Annotated[
-        str, typer.Option(help="Items to rank, 'ITEM,ITEM,…', or a JSON list where names hold commas.", show_default=False)
-    ],
     history: Annotated[
-        str, typer.Option(help="What the user did before the session, oldest first: 'ITEM:BEHAVIOUR,…', or JSON pairs.")
+        str,
+        typer.Option(
+            help="What the user did before the session, oldest first: 'ITEM:BEHAVIOUR,…', or JSON [[ITEM, BEHAVIOUR], …].",
+            show_default="none",
+        ),
     ] = "",
-    session: Annotated[str, typer.Option(help="What was shown in this session so far, in the same form.")] = "",
+    candidates: Annotated[str, typer.Option(help="Items to rank: 'ITEM,ITEM,…', or a JSON list.", show_default=False)],
+    shown: Annotated[
+        str, typer.Option(help="What was shown in the session so far, in the form of --history.", show_default="none")
+    ] = "",
     allow_unknown: Annotated[
-        bool, typer.Option("--allow-unknown", help="Rank items the model never saw as new items, instead of refusing them.")
+        bool, typer.Option("--allow-unknown", help="Rank items the model does not know as new items, instead of failing.")
     ] = False,
     as_json: Json = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Rank candidates for one user: instant reward, future advantage and their sum, best first."""
+    """Rank candidates for one user, best first, with the parts of every score."""
     from mbcal.agents import load
 
     agent = load(model, device)
-    names, past, shown = _names(candidates), _steps("history", history), _steps("session", session)
+    history_steps, names, shown_steps = (
+        _parse_steps("history", history),
+        _parse_names(candidates),
+        _parse_steps("shown", shown),
+    )
     if not allow_unknown:
-        catalog = agent.domain.catalog
-        for name in (*names, *(item for item, _ in (*past, *shown))):
-            if catalog.rows_of([name])[0] == UNKNOWN_ROW:
-                hint = nearest(name, catalog.items)
-                raise InputError(f"item {name!r} is unknown to the model; add --allow-unknown to rank new items.{hint}")
-    ranked = agent.rank(past, names, shown)
+        _require_known([*names, *(item for item, _ in (*history_steps, *shown_steps))], agent.domain.catalog)
+    ranked = agent.rank(history_steps, names, shown_steps)
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in ranked], indent=2, ensure_ascii=False, allow_nan=False))
-        return
+    else:
+        Console(highlight=False, markup=False, emoji=False).print(_table(ranked))
+
+
+def _table(ranked: Sequence[RankedItem]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("item", justify="left")
-    parts = [*ranked[0].parts, "total"]
-    for part in parts:
+    for part in (*ranked[0].parts, "total"):
         table.add_column({"instant": "instant reward", "future": "future advantage"}.get(part, part), justify="right")
     for entry in ranked:
-        shares = [f"{value:.4f}" for value in (*entry.parts.values(), entry.score)]
-        table.add_row(entry.title + ("" if entry.known else " (new)"), *shares)
-    Console(highlight=False, markup=False, emoji=False).print(table)
+        values = [f"{value:.4f}" for value in (*entry.parts.values(), entry.score)]
+        table.add_row(entry.title + ("" if entry.known else " (new)"), *values)
+    return table
 
 
-def _json(option: str, text: str) -> Any:
+def _require_known(items: Sequence[str], catalog: Catalog) -> None:
+    for item, row in zip(items, catalog.rows_of(items).tolist(), strict=True):
+        if row == UNKNOWN_ROW:
+            hint = nearest(item, catalog.items)
+            raise InputError(f"item {item!r} is unknown to the model; add --allow-unknown to rank new items.{hint}")
+
+
+def _parse_json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{option}: starts like JSON but is none ({error})") from None
+        raise InputError(f"{option}: starts like JSON but is not valid JSON ({error})") from None
 
 
-def _names(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
+    """Parse `ITEM,ITEM` or a JSON list of names."""
     if text.lstrip().startswith("["):
-        listed = _json("candidates", text)
-        if not all(isinstance(name, str) for name in listed):
-            raise InputError('candidates: must be a JSON list of names, ["a", "b"]')
-        return list(listed)
+        return to_names(_parse_json("candidates", text))
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _steps(option: str, text: str) -> list[tuple[str, str]]:
+def _parse_steps(option: str, text: str) -> list[tuple[str, str]]:
+    """Parse `ITEM:BEHAVIOUR,ITEM:BEHAVIOUR` or a JSON list of pairs."""
     if text.lstrip().startswith("["):
-        pairs = _json(option, text)
-        if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs):
-            raise InputError(f'{option}: must be a JSON list of pairs, [["item", "behaviour"], …]')
-        return [(item, behaviour) for item, behaviour in pairs]
+        return to_steps(_parse_json(option, text), option)
     steps = []
     for step in filter(None, (part.strip() for part in text.split(","))):
         item, colon, behaviour = step.rpartition(":")

@@ -1,4 +1,4 @@
-"""`mbcal registry`: which version of a model is live."""
+"""`mbcal registry`: publish, list, show, activate, roll back and remove versions of models."""
 
 from __future__ import annotations
 
@@ -10,82 +10,87 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mbcal.cli.options import Json, quoted
+from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import ModelError, OptionError
 from mbcal.registry.registry import Registry
 
 app = typer.Typer(
-    help="Versions of models for the ranking service: publish, look, go live, roll back.\n\n"
-    "'mbcal registry publish MODEL --registry DIR' makes a model the next version and the live one; "
-    "'mbcal registry rollback --registry DIR' takes that back. A version is never changed, and one that is damaged or "
-    "ranks otherwise than its agent never goes live. It is a model too: 'mbcal rank' and 'mbcal fit --from' take "
-    "DIR/versions/NAME.",
+    help="Versions of models for the ranking service.\n\n"
+    "'mbcal registry publish MODEL --registry DIR' makes a model the next version and the live one. "
+    "'mbcal registry rollback --registry DIR' goes back to the version before. A version is never changed. A version that "
+    "is damaged, or ranks differently from its agent, never goes live. 'mbcal rank' and 'mbcal fit --from' accept "
+    "DIR/versions/NAME as a model.",
     no_args_is_help=True,
 )
 
-Where = Annotated[Path, typer.Option("--registry", metavar="DIR", help="The registry's folder.", show_default=False)]
-Name = Annotated[str, typer.Argument(metavar="VERSION", help="A version, such as v000003.")]
+RegistryOption = Annotated[
+    Path, typer.Option("--registry", metavar="DIR", help="Folder of the registry.", show_default=False)
+]
+VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A version, such as v000003.")]
 
 
 @app.command("publish")
 def publish_model(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model written by 'mbcal fit'.")],
-    registry: Where,
+    folder: RegistryOption,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A number to keep with the version; may be repeated.", show_default=False),
+        typer.Option(metavar="NAME=VALUE", help="A number to keep with the version. May be repeated.", show_default=False),
     ] = None,
-    activate: Annotated[bool, typer.Option(help="Make it the live version at once.")] = True,
+    activate: Annotated[bool, typer.Option(help="Make it the live version.")] = True,
     as_json: Json = False,
 ) -> None:
     """Make a model the next version and, unless --no-activate is given, the live one.
 
-    The folder is made if there is none. A model whose scores without torch differ from its own by more than 1e-5, or are no
-    finite numbers, is refused.
+    The folder is created if absent. A model is refused if its scores without torch differ from its own by more than 1e-5 or
+    are not finite.
     """
-    kept = Registry(registry)
-    name = kept.publish(model, metrics=dict(map(_metric, metric or [])), activate=activate)
+    registry = Registry(folder)
+    name = registry.publish(model, metrics=dict(map(_metric, metric or [])), activate=activate)
     if as_json:
-        typer.echo(json.dumps({"version": name, "current": kept.current()}))
+        typer.echo(json.dumps({"version": name, "current": registry.current()}))
     elif activate:
-        typer.echo(f"{name} is live; take it back with: mbcal registry rollback --registry {quoted(registry)}")
+        typer.echo(f"{name} is live; to undo: mbcal registry rollback --registry {shell_quoted(folder)}")
     else:
-        typer.echo(f"{name} is there; make it live with: mbcal registry activate {name} --registry {quoted(registry)}")
+        typer.echo(f"{name} is published; to make it live: mbcal registry activate {name} --registry {shell_quoted(folder)}")
 
 
 @app.command("list")
-def list_versions(registry: Where, as_json: Json = False) -> None:
-    """All versions, oldest first: which is live, what they hold, how they were judged."""
-    kept = _existing(registry)
-    current, before = kept.current(), kept.previous_versions()
-    rows = [_row(kept, name, current, before) for name in kept.versions()]
+def list_versions(folder: RegistryOption, as_json: Json = False) -> None:
+    """List all versions, oldest first, with their state and metrics."""
+    registry = _existing(folder)
+    current, before = registry.current(), registry.previous_versions()
+    rows = [_summary(registry, name, current, before) for name in registry.versions()]
     if as_json:
         typer.echo(json.dumps({"current": current, "before": before, "versions": rows}, indent=2, ensure_ascii=False))
         return
     table = Table("version", "", "agent", "published", "parent", "metrics", box=None, pad_edge=False)
     for row in rows:
         state = f"damaged: {row['damaged']}" if "damaged" in row else row["state"]
-        metrics = ", ".join(f"{name} {_shown(value)}" for name, value in row.get("metrics", {}).items())
+        metrics = ", ".join(f"{name} {_format(value)}" for name, value in row.get("metrics", {}).items())
         table.add_row(row["version"], state, row.get("agent"), row.get("published"), row.get("parent") or "", metrics)
-    _console().print(table if rows else f"{registry}: no versions yet; publish a model with 'mbcal registry publish'")
+    _console().print(table if rows else f"{folder}: no versions yet; publish a model with 'mbcal registry publish'")
 
 
 @app.command("show")
 def show_version(
-    registry: Where,
+    folder: RegistryOption,
     version: Annotated[
-        str | None, typer.Argument(metavar="VERSION", help="A version; the live one if left out.", show_default=False)
+        str | None, typer.Argument(metavar="VERSION", help="A version; by default the live one.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Open a version as the service does, every file, shape and golden score checked, and say what it holds."""
-    kept = _existing(registry)
-    opened = kept.open(version)
-    said = _row(kept, opened.name, kept.current(), kept.previous_versions()) | {
+    """Verify a version and show what it holds.
+
+    Every file, shape and verification score is checked, as the service does when it opens a version.
+    """
+    registry = _existing(folder)
+    opened = registry.open(version)
+    summary = _summary(registry, opened.name, registry.current(), registry.previous_versions()) | {
         "path": str(opened.path),
         "scorer": opened.manifest["version"]["scorer"],
         "items": len(opened.catalog),
-        "items_met": int(opened.seen[2:].sum()),
+        "items_seen": int(opened.seen[2:].sum()),
         "behaviours": dict(zip(opened.behaviours.names, opened.behaviours.rewards, strict=True)),
         "horizon": opened.horizon,
         "history": opened.history,
@@ -93,72 +98,73 @@ def show_version(
         "config": opened.manifest["config"],
     }
     if as_json:
-        typer.echo(json.dumps(said, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(summary, indent=2, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    behaviours = ", ".join(f"{name} {reward:g}" for name, reward in list(said["behaviours"].items())[:8])
+    behaviours = ", ".join(f"{name} {reward:g}" for name, reward in list(summary["behaviours"].items())[:8])
     for name, value in (
-        ("version", f"{opened.name} ({said['state'] or 'not live'}), verified"),
-        ("path", said["path"]),
-        ("agent", said["agent"]),
-        ("published", said["published"]),
-        ("parent", said["parent"] or "none"),
-        ("items", f"{said['items']:,}, of which the model has met {said['items_met']:,}"),
+        ("version", f"{opened.name} ({summary['state'] or 'not live'}), verified"),
+        ("path", summary["path"]),
+        ("agent", summary["agent"]),
+        ("published", summary["published"]),
+        ("parent", summary["parent"] or "none"),
+        ("items", f"{summary['items']:,}, of which {summary['items_seen']:,} seen in training"),
         ("behaviours", behaviours + (", …" if len(opened.behaviours) > 8 else "")),
         ("session", f"up to {opened.horizon} steps after a history of up to {opened.history}"),
-        ("size", f"{said['bytes'] / 2**20:.1f} MiB"),
-        *((f"metric {name}", _shown(value)) for name, value in opened.metrics.items()),
+        ("size", f"{summary['bytes'] / 2**20:.1f} MiB"),
+        *((f"metric {name}", _format(value)) for name, value in opened.metrics.items()),
     ):
         table.add_row(name, str(value))
     _console().print(table)
 
 
 @app.command("activate")
-def activate_version(version: Name, registry: Where) -> None:
-    """Make a version live, after every check that opening it makes."""
-    _existing(registry).activate(version)
+def activate_version(version: VersionArgument, folder: RegistryOption) -> None:
+    """Verify a version and make it live."""
+    _existing(folder).activate(version)
     typer.echo(f"{version} is live")
 
 
 @app.command("rollback")
-def roll_back(registry: Where) -> None:
-    """Make the version live that was before the current one; again goes one further back."""
-    kept = _existing(registry)
-    left = kept.current()
-    typer.echo(f"{kept.rollback()} is live again, {left} no more")
+def roll_back(folder: RegistryOption) -> None:
+    """Make the version live that was live before the current one. Run again to go back one more."""
+    registry = _existing(folder)
+    replaced = registry.current()
+    typer.echo(f"{registry.rollback()} is live again instead of {replaced}")
 
 
 @app.command("gc")
 def remove_versions(
-    registry: Where,
-    keep: Annotated[int, typer.Option(help="How many of those live before the current one to keep, to roll back to.")] = 5,
+    folder: RegistryOption,
+    keep: Annotated[int, typer.Option(help="Previously live versions to keep for rollback.")] = 5,
 ) -> None:
-    """Remove versions older than the live one, but for those to roll back to; and what killed publishers left."""
-    removed = _existing(registry).gc(keep)
+    """Remove versions older than the live one, except those kept for rollback, and leftovers of killed processes."""
+    removed = _existing(folder).gc(keep)
     typer.echo(f"removed {', '.join(removed)}" if removed else "nothing to remove")
 
 
 def _existing(path: Path) -> Registry:
     if not (path / "versions").is_dir():
-        problem = "not a registry (no versions within)" if path.exists() else "no such folder"
-        raise ModelError(f"{path}: {problem}; 'mbcal registry publish' makes one")
+        problem = "not a registry (no versions folder)" if path.exists() else "no such folder"
+        raise ModelError(f"{path}: {problem}; create one with 'mbcal registry publish'")
     return Registry(path)
 
 
-def _row(registry: Registry, name: str, current: str | None, before: list[str]) -> dict[str, Any]:
-    """What one line says of a version."""
+def _summary(registry: Registry, name: str, current: str | None, before: list[str]) -> dict[str, Any]:
+    """State, agent, time, parent and metrics of a version, or why its manifest cannot be read."""
     state = "live" if name == current else "live before" if name in before else ""
     try:
-        said = registry.manifest(name)
+        manifest = registry.manifest(name)
     except ModelError as error:
         return {"version": name, "state": state, "damaged": str(error)}
-    about = {key: said["version"].get(key) for key in ("published", "parent")}
+    details = manifest["version"]
     return {
         "version": name,
         "state": state,
-        "agent": said.get("agent"),
-        **about,
-        "metrics": said["version"].get("metrics") or {},
+        "agent": manifest.get("agent"),
+        "published": details.get("published"),
+        "parent": details.get("parent"),
+        "metrics": details.get("metrics") or {},
     }
 
 
@@ -169,10 +175,10 @@ def _metric(text: str) -> tuple[str, float]:
             raise ValueError
         return name.strip(), float(value)
     except ValueError:
-        raise OptionError(f"metric: {text!r} is not NAME=VALUE with a number for a value") from None
+        raise OptionError(f"metric: {text!r} is not NAME=VALUE with a number as the value") from None
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

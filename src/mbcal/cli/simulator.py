@@ -1,39 +1,28 @@
-"""`mbcal simulator`: learned users, and how far they can be trusted."""
+"""`mbcal simulator`: fit a simulator and show its report card."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import (
-    DataDir,
-    DeviceOption,
-    Json,
-    Out,
-    Overwrite,
-    Seed,
-    about,
-    checkpoint_folder,
-    features_of,
-    quoted,
-)
-from mbcal.data import Store
+from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, feature_names, shell_quoted
+
+if TYPE_CHECKING:
+    from mbcal.environments.report_card import ReportCard
 
 
-def fit_simulator(
+def simulator_command(
     data: DataDir,
     out: Out,
-    family: Annotated[Literal["lstm", "transformer"], typer.Option(help="ArtifactKind of network.")] = "lstm",
-    epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users tell when to stop.")] = 20,
+    family: Annotated[Literal["lstm", "transformer"], typer.Option(help="Kind of network.")] = "lstm",
+    epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users decide when to stop.")] = 20,
     patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
-    batch: Annotated[int, typer.Option(help="Sessions an update.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
+    batch: Annotated[int, typer.Option(help="Sessions per update.")] = 256,
+    learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
     features: Annotated[
         str | None, typer.Option(help="Item features seen beside the id, or 'none'.", show_default="all")
     ] = None,
@@ -44,54 +33,51 @@ def fit_simulator(
     device: DeviceOption = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Fit a user simulator on a store's 'simulator' users and judge it on its 'test' users, whom it never saw.
+    """Fit a user simulator on a store's 'simulator' users and evaluate it on its 'test' users.
 
-    SIM/report-card.json and SIM/report-card.png hold the verdict. Stopped, it goes on where it was when run again.
+    The results are in SIM/report-card.json and SIM/report-card.png.
+    A fit that was stopped, even by kill -9, resumes when the same command is run again, to the same result.
     """
-    from mbcal.config import to_dict
-    from mbcal.environments.simulator import Simulator, SimulatorConfig
-    from mbcal.report.report_card import draw_report_card
-    from mbcal.storage.atomic import AtomicFolder
-    from mbcal.storage.checkpoints import Checkpoints
+    from mbcal.environments.simulator import SimulatorConfig
+    from mbcal.evaluation.simulators import fit_simulator
     from mbcal.training.config import TrainingConfig
-    from mbcal.training.device import resolve_device
 
-    resolve_device(device)
-    with AtomicFolder(out, "simulator", overwrite):  # refuses now what it would refuse after an hour
-        pass
-    store = Store.open(data)
-    test = store.sessions("test")
-    wanted = None if features is None else features_of(store, features)
-    training = TrainingConfig(epochs, batch, learning_rate, patience=patience)
-    config = SimulatorConfig(family, hidden, embedding, wanted, training, seed)
-    kept = Checkpoints(checkpoint_folder(out), {"config": to_dict(config), **about(store, "simulator")})
-    if kept.latest:
-        typer.echo("going on from the last checkpoint", err=True)
+    config = SimulatorConfig(
+        family=family,
+        hidden=hidden,
+        embedding=embedding,
+        features=None if features is None else feature_names(features),
+        training=TrainingConfig(epochs, batch, learning_rate, patience=patience),
+        seed=seed,
+    )
     with progress() as listener:
-        made = Simulator(config, device).fit(store, progress=listener, checkpoints=kept)
-        made.provenance = about(store, "simulator")
-        card = made.evaluate(test, progress=listener)
-    said = {**asdict(card), "drift": card.drift}
-    extra = {
-        "report-card.json": json.dumps(said, indent=2, allow_nan=False).encode(),
-        "report-card.png": draw_report_card(card, made.behaviours, f"{family} on {store.manifest['source']}"),
-    }
-    made.save(out, card=card, extra_files=extra, overwrite=overwrite)
-    kept.remove()
+        fit = fit_simulator(
+            data,
+            out,
+            config,
+            device=device,
+            overwrite=overwrite,
+            progress=listener,
+            on_resume=lambda: typer.echo("resuming from the last checkpoint", err=True),
+        )
     if as_json:
-        typer.echo(extra["report-card.json"].decode())
+        typer.echo((out / "report-card.json").read_text("utf-8"))
         return
+    _print_card(fit.card)
+    typer.echo(f"{out}: {family} simulator, evaluated on {fit.card.sessions:,} sessions of users it never saw")
+    typer.echo(f"See {out}/report-card.png. Next: mbcal fit {shell_quoted(data)} --out MODEL, then mbcal evaluate")
+
+
+def _print_card(card: ReportCard) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value, meaning in (
-        ("NLL", f"{card.nll:.4f}", f"per step; {card.baseline_nll:.4f} for the shares of behaviours alone"),
+        ("NLL", f"{card.nll:.4f}", f"per step; {card.baseline_nll:.4f} for the frequencies of behaviours alone"),
         ("accuracy", f"{card.accuracy:.4f}", "of the most likely behaviour"),
         ("macro-F1", f"{card.macro_f1:.4f}", "mean over behaviours"),
         ("weighted-F1", f"{card.weighted_f1:.4f}", "mean over steps"),
         ("RMSE", f"{card.rmse:.4f}", "of the expected reward, per step"),
         ("ECE", f"{card.ece:.4f}", "gap between confidence and accuracy"),
-        ("drift", f"{card.drift:.2%}", "largest gap to real mean reward at any step, fed on its own behaviours"),
+        ("drift", f"{card.drift:.2%}", "largest gap to the real mean reward at any step, on its own behaviours"),
     ):
         table.add_row(name, value, meaning)
     Console(highlight=False).print(table)
-    typer.echo(f"{out}: {family} simulator, judged on {card.sessions:,} sessions of users it never saw")
-    typer.echo(f"See {out}/report-card.png. Next: mbcal fit {quoted(data)} --out MODEL, then mbcal evaluate")

@@ -65,8 +65,8 @@ def update_registry(
 ) -> None:
     """Learn from the live version's decisions; publish the result if the log (and a simulator) say it is no worse.
 
-    Users are split by name: most teach the candidate, the others judge it by off-policy estimates. The reasons are written to
-    REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
+    Users are split by name: most teach the candidate, the others judge it by off-policy estimates. The reasons are written
+    to REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
     """
     from mbcal.agents import load
 

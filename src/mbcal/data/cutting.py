@@ -1,8 +1,7 @@
-"""How a log is cut: who belongs to which part, and where one session ends and the next begins. Pure functions on arrays."""
+"""Where sessions begin and end. Pure functions on arrays."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,27 +11,36 @@ from numpy.typing import NDArray
 from mbcal.errors import OptionError
 
 MINUTE = 60_000_000
-"""Microseconds."""
+"""Microseconds in a minute."""
 LONGEST = 10_000
-"""Steps a session or a history may have: sessions are padded to the horizon when they are read."""
+"""Largest horizon and history: sessions are padded to them when they are read."""
 
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How sessions are made of a log.
+    """How a log is cut into sessions, and its users are split into parts.
 
-    Each user's interactions, in time order, are cut into windows of `horizon`; where the log names its sessions, or where
-    `gap` minutes pass without a step, a new window begins as well. Windows shorter than `min_length` are not sessions, but
-    remain part of the history of those that follow.
+    Each user's interactions, in time order, are cut into windows of `horizon` steps. A new window also begins where the
+    log's own session changes, if it has sessions, and after a pause of `gap` minutes.
+
+    Raises:
+        OptionError: If a value is out of range.
     """
 
     horizon: int = 20
+    """Most steps in a session (the paper's T)."""
     history: int = 20
+    """Most steps kept from before a session."""
     min_length: int = 1
+    """Shorter windows are not sessions, but remain in the history of later ones."""
     gap: float | None = None
+    """Minutes without a step that end a session; None for no limit."""
     split: tuple[float, float, float] = (0.4, 0.4, 0.2)
+    """Shares of users in the parts simulator, train and test."""
     seed: int = 0
+    """Decides the part of each user, and the order of steps at the same time."""
     max_rejected: float = 0.2
+    """Ingestion fails if a larger share of rows is rejected."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.horizon <= LONGEST:
@@ -51,66 +59,56 @@ class SessionConfig:
             raise OptionError(f"max-rejected: must be a share from 0 to 1, got {self.max_rejected}")
 
     def record(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Return the options as they are written to the manifest."""
         return asdict(self)
-
-    @property
-    def thresholds(self) -> tuple[int, int]:
-        """A user whose key is below the first fits the simulator, below the second trains agents, else tests."""
-        return round(self.split[0] * 2**64), round((self.split[0] + self.split[1]) * 2**64)
-
-    def part(self, key: int) -> int:
-        """0, 1 or 2: index of the part in `PARTS`."""
-        first, second = self.thresholds
-        return int(key >= first) + int(key >= second)
-
-
-def stable_hash(name: str, seed: int, purpose: str) -> int:
-    """A seeded 64-bit hash of a name, the same in Python and in SQL (`stable_hash_sql`), today and after any upgrade."""
-    return int.from_bytes(hashlib.md5(f"{purpose}:{seed}:{name}".encode(), usedforsecurity=False).digest()[8:], "little")
-
-
-def stable_hash_sql(column: str, seed: int, purpose: str) -> str:
-    """`key` for DuckDB."""
-    return f"md5_number_lower('{purpose}:{seed}:' || {column}::VARCHAR)"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Interactions of whole users, user by user, each in time order with ties broken: the order of the log is gone."""
+    """All interactions of some users, user by user, in time order with ties broken."""
 
     user: NDArray[Any]
+    """(S,) numbers of the users."""
     time: NDArray[np.int64]
+    """(S,) microseconds."""
     session: NDArray[np.uint64] | None = None
+    """(S,) hashes of the log's own sessions, if it has any."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where sessions lie, and the steps just before each in time.
+    """Positions of N sessions among S steps, and of the steps before each.
 
-    Without sessions of the log's own, steps stay as they are and a history is the `history_length` steps before `start`.
-    With them, sessions of one user may overlap: steps are then to be kept in `order` (session by session), `start` counts in
-    that order, and `history` (N, H) names the steps of each history one by one, -1 where there are fewer.
+    If the log has no sessions of its own, a session's history is the `history_length` steps before `start`. If it has, the
+    sessions of a user may overlap in time: the steps must then be stored in `order`, session by session, `start` counts in
+    that order, and `history` lists the steps of each history.
     """
 
     user: NDArray[np.int32]
+    """(N,) numbers of the users."""
     start: NDArray[np.int64]
+    """(N,) first step."""
     length: NDArray[np.int32]
+    """(N,) steps in the session."""
     history_length: NDArray[np.int32]
+    """(N,) steps in its history."""
     dropped: int
+    """Windows that were too short."""
     order: NDArray[np.int64] | None = None
+    """(S,) steps in the order in which they must be stored; None to leave them."""
     history: NDArray[np.int64] | None = None
+    """(N, H) positions in `order` of the steps of each history, padded with -1."""
 
 
 def cut(steps: Steps, config: SessionConfig) -> Windows:
-    """Cut into sessions.
+    """Cut steps into sessions.
 
     ::
 
         user     7  7  7  7  7  8  8        horizon 3
         window   0  0  0  1  1  2  2
         start    0        3     5
-        history  0        3     0           steps of the same user just before, at most `config.history`
+        history  0        3     0           length of the history: earlier steps of the user, at most `config.history`
     """
     count = len(steps.user)
     user, time = steps.user, steps.time
@@ -125,38 +123,40 @@ def cut(steps: Steps, config: SessionConfig) -> Windows:
         breaks = breaks | np.r_[True, np.diff(time) > config.gap * MINUTE][:count]
     begin = np.flatnonzero(breaks)
     size = np.diff(begin, append=count)
-    windows = -(-size // config.horizon)  # windows in each stretch between two breaks, rounded up
+    windows = -(-size // config.horizon)  # between two breaks, rounded up
     within = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
     start = np.repeat(begin, windows) + within * config.horizon
     length = np.minimum(np.repeat(begin + size, windows) - start, config.horizon)
     kept = length >= config.min_length
     earliest = np.repeat(_last(first_of_user[begin], begin), windows)[kept]  # first step of the session's user
     start, length, dropped = start[kept], length[kept], int(np.sum(~kept))
-    moment = start if order is None else order[start]  # when the session begins, counted in time order
-    before = np.minimum(moment - earliest, config.history).astype(np.int32)
-    history = None if order is None else _history(order, moment, before, config.history)
+    time_position = start if order is None else order[start]  # of the first step, in time order
+    before = np.minimum(time_position - earliest, config.history).astype(np.int32)
+    history = None if order is None else _history(order, time_position, before, config.history)
     return Windows(user[start].astype(np.int32), start, length.astype(np.int32), before, dropped, order, history)
 
 
-def _history(order: NDArray[np.int64], moment: NDArray[np.int64], before: NDArray[np.int32], most: int) -> NDArray[np.int64]:
-    """(N, most): the steps just before each moment, oldest first, by their place in `order`; -1 where there are fewer."""
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    steps = np.arange(most)
-    earlier = moment[:, None] - before[:, None] + steps
-    return np.where(steps < before[:, None], place[np.minimum(earlier, len(order) - 1)], -1)
+def _history(
+    order: NDArray[np.int64], time_position: NDArray[np.int64], before: NDArray[np.int32], width: int
+) -> NDArray[np.int64]:
+    """(N, width) positions in `order` of the steps before each time position, oldest first, padded with -1."""
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    steps = np.arange(width)
+    earlier = time_position[:, None] - before[:, None] + steps
+    return np.where(steps < before[:, None], position[np.minimum(earlier, len(order) - 1)], -1)
 
 
 def _last(flags: NDArray[np.bool_], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The latest flagged position at or before each; positions rise, the first is flagged."""
+    """Return the latest flagged position at or before each; positions ascend, and the first is flagged."""
     return np.maximum.accumulate(np.where(flags, positions, 0))
 
 
 def _groups(first_of_user: NDArray[np.bool_], session: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """For each step the position of the first step of its (user, session)."""
+    """Return for each step the position of the first step of its (user, session)."""
     owner = np.cumsum(first_of_user)
-    by = np.lexsort((session, owner))  # stable: within a group the first position comes first
-    new = np.r_[True, (owner[by][1:] != owner[by][:-1]) | (session[by][1:] != session[by][:-1])]
+    sorting = np.lexsort((session, owner))  # stable: within a group the first position comes first
+    new = np.r_[True, (owner[sorting][1:] != owner[sorting][:-1]) | (session[sorting][1:] != session[sorting][:-1])]
     group = np.empty(len(session), np.int64)
-    group[by] = by[_last(new, np.arange(len(by)))]
+    group[sorting] = sorting[_last(new, np.arange(len(sorting)))]
     return group

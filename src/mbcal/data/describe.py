@@ -1,40 +1,37 @@
-"""What is in a store, counted: the page an owner of a log looks at before believing anything above it."""
+"""Statistics of a store, for `mbcal describe`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mbcal.data.store import Store
-from mbcal.data.store_format import PARTS
+from mbcal.data.store_format import PARTS, Part
 from mbcal.metrics import gini
 from mbcal.types import FIRST_ITEM_ROW, Catalog
 
 TOP = 10
+"""Items listed as the most popular."""
 
 
 def describe(store: Store) -> dict[str, Any]:
-    """Counts, histograms and hashes, as plain values that JSON can hold; every file is read, so damage is found."""
+    """Compute counts, histograms and hashes of a store.
+
+    Every file is read and checked.
+
+    Returns:
+        Values that JSON can hold.
+
+    Raises:
+        StoreError: If a file is missing or damaged.
+    """
     for name in ("users.parquet", "rejected.parquet"):
         store.table(name)
     counts, catalog, behaviours = store.manifest["counts"], store.catalog, store.behaviours
-    rewards = np.asarray(behaviours.rewards)
-    shown = np.zeros(catalog.n_rows, np.int64)
-    lengths = np.zeros(store.horizon + 1, np.int64)
-    by_step, reached = np.zeros(store.horizon), np.zeros(store.horizon, np.int64)
-    totals = dict.fromkeys(PARTS, 0.0)
-    for part in PARTS:
-        for shard in store.shards(part):
-            shown += np.bincount(shard.items, minlength=catalog.n_rows)
-            lengths += np.bincount(shard.length, minlength=store.horizon + 1)
-            reward = rewards[shard.behaviours]
-            for step in range(store.horizon):  # never padded: a store may have a long horizon and short sessions
-                steps = shard.start[shard.length > step] + step
-                total = float(reward[steps].sum())
-                by_step[step] += total
-                reached[step] += len(steps)
-                totals[part] += total
+    rewards, totals = np.asarray(behaviours.rewards), _count_steps(store)
     labels = np.asarray(counts["labels"])
     return {
         "source": store.manifest["source"],
@@ -53,13 +50,18 @@ def describe(store: Store) -> dict[str, Any]:
             for name, reward, count in zip(behaviours.names, behaviours.rewards, labels.tolist(), strict=True)
         ],
         "reward_per_step": float(labels @ rewards / max(labels.sum(), 1)),
-        "reward_by_step": [float(total / n) if n else None for total, n in zip(by_step, reached, strict=True)],
-        "lengths": {str(length): int(n) for length, n in enumerate(lengths) if n},
+        "reward_by_step": [
+            float(total / n) if n else None for total, n in zip(totals.reward_by_step, totals.sessions_by_step, strict=True)
+        ],
+        "lengths": {str(length): int(n) for length, n in enumerate(totals.lengths) if n},
         "parts": {
-            part: {**entry, "reward_per_session": totals[part] / entry["sessions"] if entry["sessions"] else None}
+            part: {
+                **entry,
+                "reward_per_session": totals.reward_by_part[part] / entry["sessions"] if entry["sessions"] else None,
+            }
             for part, entry in counts["parts"].items()
         },
-        "popularity": _popularity(shown[FIRST_ITEM_ROW:], catalog),
+        "popularity": _popularity(totals.shown[FIRST_ITEM_ROW:], catalog),
         "features": {
             name: {
                 "values": len(feature.vocabulary),
@@ -75,18 +77,55 @@ def describe(store: Store) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Totals:
+    """Sums over all sessions of a store with horizon T."""
+
+    shown: NDArray[np.int64]
+    """(R,) how often each catalogue row was shown."""
+    lengths: NDArray[np.int64]
+    """(T + 1,) sessions of each length."""
+    reward_by_step: NDArray[np.float64]
+    """(T,)"""
+    sessions_by_step: NDArray[np.int64]
+    """(T,) sessions that reach each step."""
+    reward_by_part: dict[Part, float]
+
+
+def _count_steps(store: Store) -> _Totals:
+    rewards, n_rows, horizon = np.asarray(store.behaviours.rewards), store.catalog.n_rows, store.horizon
+    shown, lengths = np.zeros(n_rows, np.int64), np.zeros(horizon + 1, np.int64)
+    reward_by_step, sessions_by_step = np.zeros(horizon), np.zeros(horizon, np.int64)
+    reward_by_part = dict.fromkeys(PARTS, 0.0)
+    for part in PARTS:
+        for shard in store.shards(part):
+            shown += np.bincount(shard.items, minlength=n_rows)
+            lengths += np.bincount(shard.length, minlength=horizon + 1)
+            reward = rewards[shard.behaviours]
+            for step in range(horizon):  # not padded, since a store may have a long horizon and short sessions
+                steps = shard.start[shard.length > step] + step
+                total = float(reward[steps].sum())
+                reward_by_step[step] += total
+                sessions_by_step[step] += len(steps)
+                reward_by_part[part] += total
+    return _Totals(shown, lengths, reward_by_step, sessions_by_step, reward_by_part)
+
+
 def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]:
-    """Who is shown how often. `gini` is 0 when all items are shown alike and nears 1 when one has everything; `half` is the
-    least number of items that make half of all steps."""
-    rising = np.sort(shown)
-    total, n = int(rising.sum()), len(rising)
+    """Summarise how often items (I,) were shown.
+
+    `gini` is 0 if all items are shown equally often and approaches 1 if one gets all steps. `half` is the smallest number of
+    items that make up half of all steps.
+    """
+    ascending = np.sort(shown)
+    total, n = int(ascending.sum()), len(ascending)
     order = np.lexsort((np.arange(n), -shown))
     return {
         "top": [
-            {"item": catalog.items[k], "title": catalog.title_of(k + FIRST_ITEM_ROW), "count": int(shown[k])}
-            for k in order[:TOP].tolist()
+            {"item": catalog.items[index], "title": catalog.title_of(index + FIRST_ITEM_ROW), "count": int(shown[index])}
+            for index in order[:TOP].tolist()
         ],
         "median": float(np.median(shown)),
         "gini": gini(shown),
-        "half": int(np.searchsorted(np.cumsum(rising[::-1]), total / 2) + 1),
+        "half": int(np.searchsorted(np.cumsum(ascending[::-1]), total / 2) + 1),
     }

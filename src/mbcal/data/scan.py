@@ -1,14 +1,14 @@
-"""From a described log to typed rows, in DuckDB: what is accepted, what is refused and why, and who and what occurs in it.
+"""The first pass over a log, in DuckDB: type every row or reject it with a reason, and count users, items and values.
 
-Tables and views are how the steps of an ingestion speak to each other:
+The steps of an ingestion communicate through DuckDB tables and views:
 
 ::
 
-    accepted      user, item, moment, value (, session, propensity)
-    refused       user, item, time, behaviour, reason: as text, in words
-    user_counts   user, key, n
+    accepted      user, item, time_us, value (, session, propensity)
+    rejected      user, item, time, behaviour, reason: all text
+    user_counts   user, key, n: a row per user, with the hash that decides the part
     item_names    item
-    value_counts  value, n, of the users who do not test; only where behaviours are quantiles
+    value_counts  value, n: of users outside the test part; only if behaviours are quantiles
 """
 
 from __future__ import annotations
@@ -18,45 +18,55 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mbcal.data.cutting import SessionConfig, stable_hash_sql
-from mbcal.data.source import LogDescription, Quantiles, parsed_sql
+from mbcal.data.behaviour_rules import Quantiles
+from mbcal.data.cutting import SessionConfig
+from mbcal.data.source import LogDescription, parsed_rows_sql
+from mbcal.data.user_split import part_thresholds, stable_hash_sql
 
 if TYPE_CHECKING:
     import duckdb
 
 MALFORMED = "line has the wrong shape"
+"""Reason for lines of text with too few or too many columns."""
 
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a scan counted."""
+    """Counts of a scan."""
 
     rows: int
+    """Rows read, including rejected ones."""
     rejected: dict[str, int]
     """Reason -> rows."""
     columns: tuple[str, ...]
-    """Those of `accepted`."""
+    """Columns of `accepted`."""
 
 
 def scan(log: LogDescription, config: SessionConfig, connection: duckdb.DuckDBPyConnection) -> ScanResult:
-    """Give every row its typed values or its reason, and count. TextFile is parsed once; Parquet is cheap to read again."""
-    # a temporary table is neither compressed nor logged, and spills like everything else: twice as fast to fill
-    keep = "TABLE" if log.text else "VIEW"
-    parsed, reasons = parsed_sql(log, connection)
-    connection.execute(f"CREATE TEMP {keep} log AS {parsed}")
-    connection.register("reasons", pa.table({"reason": pa.array(range(len(reasons)), pa.uint8()), "why": reasons}))
-    counted = "SELECT why, n FROM (SELECT reason, count(*) AS n FROM log GROUP BY reason) LEFT JOIN reasons USING (reason)"
-    found: dict[str | None, int] = dict(connection.execute(counted).fetchall())
-    rejected = {reason: n for reason, n in found.items() if reason is not None}
-    # a filter that drops nothing would still make every later scan parse every column again
-    accepted, refused = ("WHERE reason IS NULL", "WHERE reason IS NOT NULL") if rejected else ("", "LIMIT 0")
-    if lines := collect_malformed_lines("log", connection):
-        rejected[MALFORMED] = lines
+    """Type, reject and count the rows of a log, and create the tables listed above."""
+    # Text is parsed once, into a table; Parquet is cheap to read again, so a view is enough. A temporary table is neither
+    # compressed nor logged, but spills like any other: it is filled twice as fast.
+    kind = "TABLE" if log.has_text else "VIEW"
+    rows_sql, reasons = parsed_rows_sql(log, connection)
+    connection.execute(f"CREATE TEMP {kind} log AS {rows_sql}")
+    reason_table = pa.table({"reason": pa.array(range(len(reasons)), pa.uint8()), "reason_text": reasons})
+    connection.register("reasons", reason_table)
+    counts_sql = "SELECT reason, count(*) AS n FROM log GROUP BY reason"
+    counts: dict[str | None, int] = dict(
+        connection.execute(f"SELECT reason_text, n FROM ({counts_sql}) LEFT JOIN reasons USING (reason)").fetchall()
+    )
+    rejected = {reason: count for reason, count in counts.items() if reason is not None}
+    # without rejected rows there is no filter, since one would make every later scan parse all columns again
+    is_accepted, is_rejected = ("WHERE reason IS NULL", "WHERE reason IS NOT NULL") if rejected else ("", "LIMIT 0")
+    n_malformed = collect_malformed_lines("log", connection)
+    if n_malformed:
+        rejected[MALFORMED] = n_malformed
     connection.execute(f"""
-        CREATE TEMP VIEW accepted AS SELECT * EXCLUDE (reason, raw) FROM log {accepted};
-        CREATE TEMP VIEW refused AS
-        SELECT "user"::VARCHAR AS "user", item::VARCHAR AS item, raw[1] AS "time", raw[2] AS behaviour, why AS reason
-        FROM (FROM log {refused}) JOIN reasons USING (reason)
+        CREATE TEMP VIEW accepted AS SELECT * EXCLUDE (reason, raw) FROM log {is_accepted};
+        CREATE TEMP VIEW rejected AS
+        SELECT "user"::VARCHAR AS "user", item::VARCHAR AS item, raw[1] AS "time", raw[2] AS behaviour,
+               reason_text AS reason
+        FROM (FROM log {is_rejected}) JOIN reasons USING (reason)
         UNION ALL
         SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM log_malformed;
         CREATE TEMP TABLE user_counts AS
@@ -67,18 +77,26 @@ def scan(log: LogDescription, config: SessionConfig, connection: duckdb.DuckDBPy
         connection.execute(f"""
             CREATE TEMP TABLE value_counts AS
             SELECT value, count(*) AS n FROM accepted JOIN user_counts USING ("user")
-            WHERE key < {config.thresholds[1]} GROUP BY value""")
+            WHERE key < {part_thresholds(config.split)[1]} GROUP BY value""")
     columns = tuple(row[0] for row in connection.execute("DESCRIBE accepted").fetchall())
-    return ScanResult(sum(found.values()) + lines, rejected, columns)
+    return ScanResult(sum(counts.values()) + n_malformed, rejected, columns)
 
 
-def collect_malformed_lines(which: str, connection: duckdb.DuckDBPyConnection) -> int:
-    """Count the lines of the log, or of item tables, that could not be split; they become `{which}_malformed`."""
-    known = f"SELECT count(*) FROM duckdb_tables() WHERE table_name = '{which}_errors'"
-    lines = "SELECT NULL::VARCHAR AS line LIMIT 0"
-    if connection.execute(known).fetchall()[0][0]:
-        errors = f"{which}_errors JOIN {which}_scans USING (scan_id, file_id)"
-        once = f"SELECT DISTINCT file_path, line, csv_line FROM {errors}"
-        lines = f"SELECT trim(csv_line, chr(10) || chr(13)) AS line FROM ({once})"
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE {which}_malformed AS {lines}")
-    return int(connection.execute(f"SELECT count(*) FROM {which}_malformed").fetchall()[0][0])
+def collect_malformed_lines(rejects: str, connection: duckdb.DuckDBPyConnection) -> int:
+    """Collect the lines that DuckDB could not split into columns.
+
+    Args:
+        rejects: `log` for lines of the log, `item` for those of item tables; see `csv_sql`.
+        connection: Where the lines become the table `{rejects}_malformed`.
+
+    Returns:
+        How many there are.
+    """
+    has_errors = f"SELECT count(*) FROM duckdb_tables() WHERE table_name = '{rejects}_errors'"
+    lines_sql = "SELECT NULL::VARCHAR AS line LIMIT 0"
+    if connection.execute(has_errors).fetchall()[0][0]:
+        errors = f"{rejects}_errors JOIN {rejects}_scans USING (scan_id, file_id)"
+        distinct = f"SELECT DISTINCT file_path, line, csv_line FROM {errors}"
+        lines_sql = f"SELECT trim(csv_line, chr(10) || chr(13)) AS line FROM ({distinct})"
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE {rejects}_malformed AS {lines_sql}")
+    return int(connection.execute(f"SELECT count(*) FROM {rejects}_malformed").fetchall()[0][0])

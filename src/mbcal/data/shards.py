@@ -1,4 +1,4 @@
-"""From sorted blocks of whole users to the shards of a store, on two threads: numpy and Parquet run beside Python."""
+"""From sorted blocks of rows to the shards of a store, on two threads, since numpy and Parquet release the GIL."""
 
 from __future__ import annotations
 
@@ -19,32 +19,41 @@ from mbcal.data.store_writer import StoreWriter
 from mbcal.types import Behaviours
 
 Block = dict[str, NDArray[Any]]
-"""Columns u, moment, tie, value (and session, propensity where the log has them) of whole users, sorted by all of them."""
+"""All rows of some users, sorted by columns u, time_us, tie, value (and session, propensity, if the log has them)."""
 
 SHARD_STEPS = 1_000_000
-"""Steps in a shard, about: a shard ends with the user who reaches it, and with its part."""
+"""About how many steps a shard has: it ends with the user who reaches this number, and with its part."""
 _AHEAD = 3
-"""Blocks in work at a time."""
+"""Blocks that are processed at a time."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Which users make which shard. A slice of a plan is the plan of some shards."""
+    """Division of users into K shards. A slice of a plan is the plan of some of the shards."""
 
-    user_bounds: NDArray[np.int64]  # the first user of each shard and, at the end, the first of none
-    rows: NDArray[np.int64]  # by shard
-    locations: tuple[tuple[Part, int], ...]  # by shard: its part, and its number there
+    user_bounds: NDArray[np.int64]
+    """(K + 1,) first user of each shard, and the user after the last."""
+    rows: NDArray[np.int64]
+    """(K,) rows of each shard."""
+    locations: tuple[tuple[Part, int], ...]
+    """Part of each shard, and its number in that part."""
 
     @classmethod
     def from_users(cls, part: NDArray[Any], rows: NDArray[np.int64], weight: int = 1) -> ShardPlan:
-        """From each user's part (0, 1, 2, never falling) and rows; a shard is smaller by how much more a row weighs."""
+        """Plan the shards of all users.
+
+        Args:
+            part: (U,) index of each user's part, ascending.
+            rows: (U,) rows of each user.
+            weight: Memory of a row relative to the usual; shards have so many times fewer rows.
+        """
         before = np.cumsum(rows * weight) - rows * weight
         before -= before[np.searchsorted(part, part)]  # counted within the part
         begin = np.flatnonzero(np.r_[True, (np.diff(part) != 0) | (np.diff(before // SHARD_STEPS) != 0)])
         owner = part[begin]
         numbers = np.arange(len(begin)) - np.searchsorted(owner, owner)
-        places = tuple((PARTS[p], number) for p, number in zip(owner.tolist(), numbers.tolist(), strict=True))
-        return cls(np.r_[begin, len(part)], np.add.reduceat(rows, begin), places)
+        locations = tuple((PARTS[p], number) for p, number in zip(owner.tolist(), numbers.tolist(), strict=True))
+        return cls(np.r_[begin, len(part)], np.add.reduceat(rows, begin), locations)
 
     def __getitem__(self, shards: slice) -> ShardPlan:
         begin, end, _ = shards.indices(len(self.locations))
@@ -53,36 +62,43 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class BlockIndex:
-    """What the numbers in a block stand for."""
+    """Meaning of the numbers in a block."""
 
     plan: ShardPlan
-    user_digest: NDArray[np.uint64]  # by user, from the first of the plan
-    item_row: NDArray[np.int32]  # by tie
-    item_digest: NDArray[np.uint64]  # by tie
-    value_digest: NDArray[np.uint64] | None  # by label; None where behaviours are levels of a number, hashed as it is
+    user_digest: NDArray[np.uint64]
+    """Hash of each user of the plan."""
+    item_row: NDArray[np.int32]
+    """Tie -> catalogue row."""
+    item_digest: NDArray[np.uint64]
+    """Tie -> hash of the item."""
+    value_digest: NDArray[np.uint64] | None
+    """Label -> hash; None if behaviours are levels of a number, which is hashed itself."""
 
     @cached_property
     def user_shard(self) -> NDArray[np.int64]:
-        """By user, from the first of the plan: 0, 1, 2, …"""
+        """Number, in the plan, of the shard of each user of the plan."""
         return np.repeat(np.arange(len(self.plan.locations)), np.diff(self.plan.user_bounds))
 
 
 @dataclass
 class IngestCounts:
-    """What is counted while blocks stream past."""
+    """Counts of an ingestion."""
 
     labels: NDArray[np.int64]
+    """(A,) rows with each behaviour."""
     rows: int = 0
     sessions: int = 0
     full_sessions: int = 0
     short_windows: int = 0
     ties: int = 0
+    """Rows at the same time as another of the same user."""
     log_hash: int = 0
+    """Hash of the rows as a set; see `_hash`."""
     duplicates: int = 0
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
 
     def add(self, other: IngestCounts) -> None:
-        """What was counted elsewhere, in blocks of other users."""
+        """Add the counts of other users."""
         for name in ("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.log_hash = (self.log_hash + other.log_hash) % 2**64
@@ -92,10 +108,11 @@ class IngestCounts:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What became of one block."""
+class _CutBlock:
+    """One block, cut into sessions."""
 
-    pieces: list[tuple[int, Shard]]  # shard number, some of its users
+    pieces: list[tuple[int, Shard]]
+    """Number of a shard in the plan, and some of its users."""
     duplicates: Block | None
     labels: NDArray[np.int64]
     short_windows: int
@@ -109,54 +126,66 @@ def write_shards(
     behaviours: Behaviours,
     config: SessionConfig,
     writer: StoreWriter,
-    set_aside: Callable[[Block], None],
+    on_duplicates: Callable[[Block], None],
 ) -> IngestCounts:
-    """Cut every block and write every shard, in order; exact duplicates are handed to `set_aside`."""
-    tally = IngestCounts(np.zeros(len(behaviours), np.int64))
+    """Cut blocks into sessions, and write the shards of a plan.
+
+    Args:
+        blocks: The rows of all users of the plan, in order.
+        index: Meaning of the numbers in the blocks.
+        behaviours: Behaviours of the log.
+        config: How sessions are cut.
+        writer: Receives the shards.
+        on_duplicates: Called with exact duplicates, which are left out.
+
+    Returns:
+        Counts of these users.
+    """
+    counts = IngestCounts(np.zeros(len(behaviours), np.int64))
     with ThreadPoolExecutor(2) as pool:
         writing: deque[Future[None]] = deque()
-        works = _in_order(pool, blocks, index, behaviours, config)
-        for place, shard in _shards(works, index.plan, config, tally, set_aside):
+        cut_blocks = _cut_in_order(pool, blocks, index, behaviours, config)
+        for location, shard in _shards(cut_blocks, index.plan, config, counts, on_duplicates):
             while len(writing) >= 2:
                 writing.popleft().result()
-            writing.append(pool.submit(writer.shard, *place, shard))
+            writing.append(pool.submit(writer.shard, *location, shard))
         for future in writing:
             future.result()
-    return tally
+    return counts
 
 
-def _in_order(
+def _cut_in_order(
     pool: ThreadPoolExecutor, blocks: Iterable[Block], index: BlockIndex, behaviours: Behaviours, config: SessionConfig
-) -> Iterator[_Work]:
-    waiting: deque[Future[_Work]] = deque()
+) -> Iterator[_CutBlock]:
+    waiting: deque[Future[_CutBlock]] = deque()
     for block in blocks:
-        waiting.append(pool.submit(_work, block, index, behaviours, config))
+        waiting.append(pool.submit(_cut_block, block, index, behaviours, config))
         if len(waiting) >= _AHEAD:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def _work(block: Block, index: BlockIndex, behaviours: Behaviours, config: SessionConfig) -> _Work:
-    """Drop repeats, tell levels, cut; a pure function of its arguments."""
-    repeats = _repeats(block)
+def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: SessionConfig) -> _CutBlock:
+    """Drop duplicates, compute levels and cut. A pure function."""
+    repeated = _duplicate_rows(block)
     duplicates = None
-    if len(repeats):
-        duplicates = {column: array[repeats] for column, array in block.items()}
-        block = {column: np.delete(array, repeats) for column, array in block.items()}
+    if len(repeated):
+        duplicates = {column: array[repeated] for column, array in block.items()}
+        block = {column: np.delete(array, repeated) for column, array in block.items()}
     codes = behaviours.level(block["value"]) if behaviours.cuts else block["value"]
     owner = index.user_shard[block["u"] - index.plan.user_bounds[0]]
     edges = np.r_[0, np.flatnonzero(np.diff(owner)) + 1, len(owner)]
     pieces, short_windows = [], 0
     for begin, end in pairwise(edges.tolist()):
         piece = {column: array[begin:end] for column, array in block.items()}
-        windows = cut(Steps(piece["u"], piece["moment"], piece.get("session")), config)
+        windows = cut(Steps(piece["u"], piece["time_us"], piece.get("session")), config)
         order = slice(None) if windows.order is None else windows.order
         propensity = piece.get("propensity")
         shard = Shard(
             items=index.item_row[piece["tie"][order]],
             behaviours=codes[begin:end][order],
-            timestamps=piece["moment"][order],
+            timestamps=piece["time_us"][order],
             propensities=None if propensity is None else propensity[order],
             user=windows.user,
             start=windows.start,
@@ -167,31 +196,35 @@ def _work(block: Block, index: BlockIndex, behaviours: Behaviours, config: Sessi
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
     labels = np.bincount(codes, minlength=len(behaviours))
-    ties = (block["moment"][1:] == block["moment"][:-1]) & (block["u"][1:] == block["u"][:-1])
-    return _Work(pieces, duplicates, labels, short_windows, int(ties.sum()), _hash(block, index))
+    ties = (block["time_us"][1:] == block["time_us"][:-1]) & (block["u"][1:] == block["u"][:-1])
+    return _CutBlock(pieces, duplicates, labels, short_windows, int(ties.sum()), _hash(block, index))
 
 
 def _shards(
-    works: Iterable[_Work], plan: ShardPlan, config: SessionConfig, tally: IngestCounts, set_aside: Callable[[Block], None]
+    cut_blocks: Iterable[_CutBlock],
+    plan: ShardPlan,
+    config: SessionConfig,
+    counts: IngestCounts,
+    on_duplicates: Callable[[Block], None],
 ) -> Iterator[tuple[tuple[Part, int], Shard]]:
-    """Count what is done, and join the pieces of each shard."""
+    """Yield the location and content of each shard, joined from its pieces; adds to the counts."""
     number = 0
     pieces: list[Shard] = []
-    for work in works:
-        tally.labels += work.labels
-        tally.short_windows += work.short_windows
-        tally.ties += work.ties
-        tally.log_hash = (tally.log_hash + work.log_hash) % 2**64
-        if work.duplicates is not None:
-            tally.duplicates += len(work.duplicates["u"])
-            set_aside(work.duplicates)
-        for owner, piece in work.pieces:
+    for block in cut_blocks:
+        counts.labels += block.labels
+        counts.short_windows += block.short_windows
+        counts.ties += block.ties
+        counts.log_hash = (counts.log_hash + block.log_hash) % 2**64
+        if block.duplicates is not None:
+            counts.duplicates += len(block.duplicates["u"])
+            on_duplicates(block.duplicates)
+        for owner, piece in block.pieces:
             part, _ = plan.locations[owner]
-            tally.rows += len(piece.items)
-            tally.sessions += len(piece.start)
-            tally.full_sessions += int(np.sum(piece.length == config.horizon))
-            tally.parts[part]["sessions"] += len(piece.start)
-            tally.parts[part]["steps"] += len(piece.items)
+            counts.rows += len(piece.items)
+            counts.sessions += len(piece.start)
+            counts.full_sessions += int(np.sum(piece.length == config.horizon))
+            counts.parts[part]["sessions"] += len(piece.start)
+            counts.parts[part]["steps"] += len(piece.items)
             if owner != number:
                 yield plan.locations[number], _joined(pieces)
                 number, pieces = owner, []
@@ -201,31 +234,31 @@ def _shards(
 
 def _joined(pieces: list[Shard]) -> Shard:
     offsets = np.cumsum([0, *(len(piece.items) for piece in pieces)])
-    moved = [_moved(piece, int(offset)) for piece, offset in zip(pieces, offsets, strict=False)]
+    shifted = [_shifted(piece, int(offset)) for piece, offset in zip(pieces, offsets, strict=False)]
     joined: dict[str, Any] = {}
-    for column in vars(moved[0]):
-        arrays = [getattr(piece, column) for piece in moved]
+    for column in vars(shifted[0]):
+        arrays = [getattr(piece, column) for piece in shifted]
         joined[column] = None if arrays[0] is None else np.concatenate(arrays)
     return Shard(**joined)
 
 
-def _moved(piece: Shard, by: int) -> Shard:
+def _shifted(piece: Shard, by: int) -> Shard:
     history = None if piece.history is None else np.where(piece.history < 0, -1, piece.history + by)
     return replace(piece, start=piece.start + by, history=history)
 
 
-def _repeats(block: Block) -> NDArray[np.int64]:
-    """Rows equal to the one before them."""
-    rows = np.flatnonzero(block["tie"][1:] == block["tie"][:-1]) + 1  # rare, so the other columns are hardly looked at
+def _duplicate_rows(block: Block) -> NDArray[np.int64]:
+    """Return the rows that equal the row before them."""
+    rows = np.flatnonzero(block["tie"][1:] == block["tie"][:-1]) + 1  # rare, so little of the other columns is compared
     for column in block.keys() - {"tie"}:
         rows = rows[block[column][rows] == block[column][rows - 1]]
     return rows
 
 
 def _hash(block: Block, index: BlockIndex) -> int:
-    """A hash of rows as a set: it knows neither their order nor any option, only names and values."""
+    """Hash rows as a set: the result depends on names and values, not on the order of rows or on options."""
     value = block["value"]
-    row = block["moment"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    row = block["time_us"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     row ^= value.view(np.uint64) if index.value_digest is None else index.value_digest[value]
     if "propensity" in block:
         row += block["propensity"].view(np.uint32).astype(np.uint64) << np.uint64(32)
@@ -240,7 +273,7 @@ def _hash(block: Block, index: BlockIndex) -> int:
 
 
 def _mix(x: NDArray[np.uint64]) -> None:
-    """The finaliser of splitmix64, in place: every input bit moves every output bit."""
+    """Apply the finaliser of splitmix64 in place: every input bit affects every output bit."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)

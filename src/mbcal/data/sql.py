@@ -1,4 +1,4 @@
-"""SQL fragments that turn raw columns into typed values."""
+"""SQL expressions for DuckDB: quoting, reading files, and turning raw columns into typed values."""
 
 from __future__ import annotations
 
@@ -11,106 +11,128 @@ from mbcal.data.files import TextFile
 from mbcal.errors import InputError
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
+"""Unit of times given as numbers since 1970; `auto` decides for each value by its size."""
 
+_UNIT_LIMITS: Sequence[tuple[str, float]] = (("s", 1e11), ("ms", 1e14), ("us", 1e17))
+"""For `auto`, the magnitude below which a number is read in each unit; larger ones are nanoseconds.
 
-# The largest magnitude read as each unit when the unit is told by size. Seconds reach the year 5138 before they could be
-# taken for milliseconds, and milliseconds go back to 1973 before they could be taken for seconds; likewise further down.
-_UNIT_BOUNDS: Sequence[tuple[str, float]] = (("s", 1e11), ("ms", 1e14), ("us", 1e17), ("ns", float("inf")))
-
-
-_MICROSECONDS = {"s": "{t} * 1000000", "ms": "{t} * 1000", "us": "{t}", "ns": "{t} // 1000"}
+Seconds below 1e11 reach the year 5138; milliseconds from 1e11 on begin in 1973, and likewise for the smaller units.
+"""
+_TO_MICROSECONDS = {"s": "({t}) * 1000000", "ms": "({t}) * 1000", "us": "({t})", "ns": "({t}) // 1000"}
 
 
 def sql_string(text: str) -> str:
-    """A SQL string."""
+    """Return text as a SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def sql_identifier(column: str) -> str:
-    """A SQL identifier."""
+    """Return a column name as a quoted SQL identifier."""
     return '"' + column.replace('"', '""') + '"'
 
 
-def _finite_sql(column: str) -> str:
-    return f"CASE WHEN isfinite(try_cast({column} AS DOUBLE)) THEN try_cast({column} AS DOUBLE) + 0.0 END"  # -0.0 is 0.0
+def finite_sql(column: str) -> str:
+    """Return an expression for a column as DOUBLE; NULL if it is not a finite number. -0.0 becomes 0.0."""
+    return f"CASE WHEN isfinite(try_cast({column} AS DOUBLE)) THEN try_cast({column} AS DOUBLE) + 0.0 END"
 
 
 def entity_name_sql(column: str, kind: str) -> str:
-    """What a user, item or session is called: whole numbers alike whether stored as integers or, for a null among them,
-    as floats; nothing and NaN are NULL. (Not `isnan`: DuckDB 2.0 answers it from Parquet statistics, wrongly.) Integers of
-    128 bits become text: Parquet has none."""
+    """Return an expression for the name of a user, item or session; NULL if it is missing.
+
+    Whole numbers stored as floats, as pandas does when an integer is missing, get the same name as integers. NaN and empty
+    text are missing. 128-bit integers become text, because Parquet cannot hold them.
+
+    Args:
+        column: The column, quoted.
+        kind: Its DuckDB type.
+    """
     if "HUGEINT" in kind:
         return f"{column}::VARCHAR"
     if kind in ("FLOAT", "DOUBLE"):
-        whole = f"isfinite({column}) AND {column} = trunc({column}) AND abs({column}) < 9007199254740992"
-        return f"CASE WHEN {whole} THEN {column}::BIGINT::VARCHAR WHEN isfinite({column}) THEN {column}::VARCHAR END"
+        # isfinite, not isnan: DuckDB 2.0 answers isnan from Parquet statistics, which ignore NaN
+        is_whole = f"isfinite({column}) AND {column} = trunc({column}) AND abs({column}) < 9007199254740992"
+        return f"CASE WHEN {is_whole} THEN {column}::BIGINT::VARCHAR WHEN isfinite({column}) THEN {column}::VARCHAR END"
     return f"nullif({column}, '')" if kind == "VARCHAR" else column
 
 
 def path_sql(path: Path) -> str:
-    """A file by its very name, from wherever it is read: DuckDB would take brackets, stars and question marks for
-    patterns."""
+    """Return an absolute path as a SQL string in which `*`, `?` and `[` stand for themselves, not for patterns."""
     return sql_string(re.sub(r"([*?[])", r"[\1]", str(path.absolute())))
 
 
 def parquet_sql(*paths: Path) -> str:
-    """Parquet files and no more: DuckDB would take a folder called `user=9` above them for a column."""
+    """Return a table function that reads Parquet files. Folders named `user=9` above them add no columns."""
     return f"read_parquet([{', '.join(map(path_sql, paths))}], hive_partitioning=false)"
 
 
 def csv_sql(
     text: TextFile,
     header: Sequence[str],
-    wanted: Sequence[str],
+    columns: Sequence[str],
     *,
     delimiter: str = ",",
-    skip: bool = True,
+    has_header: bool = True,
     quoted: bool = True,
     rejects: str = "log",
 ) -> str:
-    """A SELECT of some columns of one text file, as text. `header` names all its columns in order; `skip` says that its
-    first line does too. Lines of the wrong shape go to DuckDB's table `{rejects}_errors`.
+    """Return a SELECT of some columns of a text file, all as VARCHAR.
 
-    Inside, columns are numbered: a header may hold empty names, or names that differ only in case."""
+    Inside the query, columns are numbered, because a header may hold empty names or names that differ only in case.
+
+    Args:
+        text: The file.
+        header: Names of all its columns, in order.
+        columns: Names of the columns to select.
+        delimiter: What separates columns.
+        has_header: Whether the first line is a header, which is skipped.
+        quoted: Whether values may be in double quotes.
+        rejects: Lines with the wrong number of columns go to DuckDB's table `{rejects}_errors`.
+    """
     types = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header)))
-    picked = ", ".join(f"c{header.index(column)} AS {sql_identifier(column)}" for column in wanted)
-    mark = sql_string('"' if quoted else "")
+    selected = ", ".join(f"c{header.index(column)} AS {sql_identifier(column)}" for column in columns)
+    quote = sql_string('"' if quoted else "")
     return (
-        f"SELECT {picked} FROM read_csv({path_sql(text.path)}, auto_detect=false, columns={{{types}}}, "
-        f"delim={sql_string(delimiter)}, quote={mark}, escape={mark}, header={skip}, encoding={sql_string(text.encoding)}, "
-        f"compression={sql_string('gzip' if text.gzipped else 'none')}, store_rejects=true, "
-        f"rejects_table='{rejects}_errors', rejects_scan='{rejects}_scans')"
+        f"SELECT {selected} FROM read_csv({path_sql(text.path)}, auto_detect=false, columns={{{types}}}, "
+        f"delim={sql_string(delimiter)}, quote={quote}, escape={quote}, header={has_header}, "
+        f"encoding={sql_string(text.encoding)}, compression={sql_string('gzip' if text.gzipped else 'none')}, "
+        f"store_rejects=true, rejects_table='{rejects}_errors', rejects_scan='{rejects}_scans')"
     )
 
 
-def time_sql(column: str, kind: str, unit: TimeUnit, form: str | None) -> str:
-    """Microseconds since 1970 (UTC), or NULL where the value cannot be read; `kind` is DuckDB's name of the type."""
-    if form is not None:
-        return f"epoch_us(try_strptime({column}::VARCHAR, {sql_string(form)}))"
+def time_sql(column: str, kind: str, unit: TimeUnit, time_format: str | None) -> str:
+    """Return an expression for microseconds since 1970 (UTC); NULL if the value cannot be read.
+
+    Args:
+        column: The column, quoted.
+        kind: Its DuckDB type.
+        unit: Unit of numbers.
+        time_format: strptime format of text; None tries numbers, then ISO 8601.
+
+    Raises:
+        InputError: If the column's type cannot hold a time.
+    """
+    if time_format is not None:
+        return f"epoch_us(try_strptime({column}::VARCHAR, {sql_string(time_format)}))"
     if kind.startswith(("TIMESTAMP", "DATE")):
-        moment = f"{column}::{'TIMESTAMPTZ' if 'TZ' in kind or 'ZONE' in kind else 'TIMESTAMP'}"
-        return f"CASE WHEN isfinite({moment}) THEN epoch_us({moment}) END"
+        timestamp = f"{column}::{'TIMESTAMPTZ' if 'TZ' in kind or 'ZONE' in kind else 'TIMESTAMP'}"
+        return f"CASE WHEN isfinite({timestamp}) THEN epoch_us({timestamp}) END"
     if kind == "VARCHAR":
-        whole, broken, moment = (f"try_cast({column} AS {kind})" for kind in ("BIGINT", "DOUBLE", "TIMESTAMPTZ"))
-        # in this order, and no coalesce: a cast to TIMESTAMPTZ that fails takes a microsecond
+        integer, real, timestamp = (f"try_cast({column} AS {target})" for target in ("BIGINT", "DOUBLE", "TIMESTAMPTZ"))
+        # in this order, and not as a coalesce: a cast to TIMESTAMPTZ that fails takes a microsecond
         return (
-            f"CASE WHEN {whole} IS NOT NULL THEN {_epoch_sql(whole, unit)} "
-            f"WHEN {broken} IS NOT NULL THEN {_epoch_sql(broken, unit)} "
-            f"WHEN isfinite({moment}) THEN epoch_us({moment}) END"
+            f"CASE WHEN {integer} IS NOT NULL THEN {_epoch_sql(integer, unit)} "
+            f"WHEN {real} IS NOT NULL THEN {_epoch_sql(real, unit)} "
+            f"WHEN isfinite({timestamp}) THEN epoch_us({timestamp}) END"
         )
     if not re.fullmatch("U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL.*", kind):
         raise InputError(f"the time column has type {kind}; it must hold timestamps, dates, ISO text or epoch numbers")
-    wide = "BIGINT" if "INT" in kind else "DOUBLE"  # narrower ones would overflow when scaled
+    wide = "BIGINT" if "INT" in kind else "DOUBLE"  # narrower types would overflow when scaled
     return _epoch_sql(f"try_cast({column} AS {wide})", unit)
 
 
 def _epoch_sql(number: str, unit: TimeUnit) -> str:
+    scaled = {name: factor.format(t=number) for name, factor in _TO_MICROSECONDS.items()}
     if unit != "auto":
-        scaled = f"TRY({_MICROSECONDS[unit].format(t=f'({number})')})"
-    else:
-        branches = " ".join(
-            f"WHEN abs({number}::DOUBLE) < {bound} THEN {_MICROSECONDS[unit].format(t=f'({number})')}"
-            for unit, bound in _UNIT_BOUNDS[:-1]
-        )
-        scaled = f"CASE {branches} ELSE {_MICROSECONDS['ns'].format(t=f'({number})')} END"
-    return f"try_cast({scaled} AS BIGINT)"
+        return f"try_cast(TRY({scaled[unit]}) AS BIGINT)"
+    branches = " ".join(f"WHEN abs({number}::DOUBLE) < {limit} THEN {scaled[name]}" for name, limit in _UNIT_LIMITS)
+    return f"try_cast(CASE {branches} ELSE {scaled['ns']} END AS BIGINT)"

@@ -1,18 +1,18 @@
-"""Sessions on disk: a folder of Parquet and a manifest, written whole and read with suspicion.
+"""Sessions on disk: a folder of Parquet files and a manifest, written atomically and checked when read.
 
 ::
 
     DIR/manifest.json               schema, options, counts, behaviours, source hashes, sha256 of every file, content hash
-    DIR/items.parquet               item (, title), and one column a feature, in catalogue order
-    DIR/users.parquet               user, part, in index order; a part's users are contiguous
+    DIR/items.parquet               item (, title), and one column per feature, in catalogue order
+    DIR/users.parquet               user, part, in index order; the users of a part are contiguous
     DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time, (propensity)
     DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates, history): a session is the steps
                                     [start, start + length), its history the history_length steps before start, or,
-                                    where the log's own sessions may overlap, the steps named in history
-    DIR/rejected.parquet            rows set aside, as text, with the reason
+                                    where the log's own sessions may overlap, the steps listed in history
+    DIR/rejected.parquet            rejected rows, as text, with the reason
 
-Steps are stored once: histories overlap sessions, so pointing beats copying. Files hold whole users, are cut by counted
-rows and carry no clock and no path, so equal input and options give equal bytes.
+Steps are stored once, since histories overlap sessions. A file holds all steps of its users. Files contain no time of
+writing and no path, so equal input and options give equal bytes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,25 @@ from mbcal.storage.catalog_io import parquet_table, table_catalog
 from mbcal.types import Behaviours, Catalog, Sessions
 
 AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
-"""By kind of store; elsewhere agents go by ids alone, as in the paper."""
+"""Layout -> features that agents use by default. In other layouts agents use ids alone, as in the paper."""
 
 
 @dataclass(frozen=True, repr=False)
 class Store:
-    """A store opened for reading; every file is checked against its hash when it is read."""
+    """A store opened for reading. Every file is checked against its hash when it is read."""
 
     path: Path
+    """Its folder."""
     manifest: Mapping[str, Any]
+    """Content of manifest.json."""
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a folder written by `mbcal prepare`."""
+        """Open a folder written by `mbcal prepare`.
+
+        Raises:
+            StoreError: If the folder is not a store, or the store is damaged or of another schema.
+        """
         path = Path(path)
         return cls(path, STORE_KIND.open(path))
 
@@ -59,36 +65,39 @@ class Store:
         return f"<Store {str(self.path)!r}: {sizes}, source {self.manifest['source']}>"
 
     def table(self, name: str) -> pa.Table:
-        """One file of the store, its hash checked."""
-        data = STORE_KIND.read(self.path, self.manifest, name)
-        return parquet_table(data)
+        """Read one file; raises StoreError if it is missing or damaged."""
+        return parquet_table(STORE_KIND.read(self.path, self.manifest, name))
 
     def verify(self) -> None:
-        """Check every file against its hash."""
+        """Check every file against its hash; raises StoreError for the first that is missing or damaged."""
         for name in self.manifest["files"]:
             self.table(name)
 
     @property
     def agent_features(self) -> tuple[str, ...]:
-        """What agents see of an item beside its id unless told otherwise: less than simulators do, on purpose."""
-        usual = AGENT_FEATURES.get(self.manifest["source"], ())
-        return tuple(name for name in usual if name in self.catalog.features)
+        """Features that agents use by default, fewer than simulators do on purpose."""
+        defaults = AGENT_FEATURES.get(self.manifest["source"], ())
+        return tuple(name for name in defaults if name in self.catalog.features)
 
     @property
     def horizon(self) -> int:
+        """Most steps in a session, T."""
         return int(self.manifest["options"]["horizon"])
 
     @property
     def history(self) -> int:
+        """Most steps in a history, H."""
         return int(self.manifest["options"]["history"])
 
     @cached_property
     def behaviours(self) -> Behaviours:
-        said = self.manifest["behaviours"]
-        return Behaviours(tuple(said["names"]), tuple(said["rewards"]), tuple(said["cuts"]))
+        """Names, rewards and cut points of the behaviours."""
+        entry = self.manifest["behaviours"]
+        return Behaviours(tuple(entry["names"]), tuple(entry["rewards"]), tuple(entry["cuts"]))
 
     @cached_property
     def catalog(self) -> Catalog:
+        """The items and their features."""
         return table_catalog(self.table("items.parquet"))
 
     @cached_property
@@ -97,11 +106,11 @@ class Store:
         return tuple(self.table("users.parquet")["user"].to_pylist())
 
     def shards(self, part: Part) -> Iterator[Shard]:
-        """The shards of a part, one in memory at a time."""
+        """Iterate over the shards of a part, one in memory at a time."""
         return (self._shard(name) for name, _ in self._session_counts(part))
 
     def _session_counts(self, part: Part) -> list[tuple[str, int]]:
-        """The files of a part's steps, in order, and how many sessions point into each."""
+        """Return the step files of a part, in order, each with its number of sessions."""
         if part not in PARTS:
             raise OptionError(f"part {part!r} is unknown; parts are {', '.join(PARTS)}.{nearest(part, PARTS)}")
         files = self.manifest["files"]
@@ -124,14 +133,14 @@ class Store:
         )
 
     def _candidates(self, sessions: pa.Table) -> NDArray[np.int32] | None:
-        """(N, C), or (N, T, C) where each step had its own set."""
+        """Return candidates (N, C), or (N, T, C) if each step has its own; None if there are none."""
         candidates: NDArray[np.int32] | None = _rectangle(sessions, "candidates")
         if candidates is not None and self.manifest["options"].get("candidates_per_step"):
             return candidates.reshape(len(candidates), self.horizon, -1)
         return candidates
 
     def n_sessions(self, part: Part) -> int:
-        """Sessions of a part."""
+        """Return the number of sessions of a part."""
         return sum(count for _, count in self._session_counts(part))
 
     def sessions(self, part: Part, start: int = 0, stop: int | None = None) -> Sessions:
@@ -161,16 +170,22 @@ class Store:
         return replace(Sessions.concat(blocks), origin=self.manifest["content_hash"])
 
     def worker_sessions(self, part: Part, rank: int, size: int) -> Sessions:
-        """What one of `size` workers holds of a part: about as many sessions each, in order, no user with two of them."""
+        """Read the share of one worker: about as many sessions for each, consecutive, and all sessions of a user together.
+
+        Args:
+            part: `simulator`, `train` or `test`.
+            rank: Number of the worker, from 0.
+            size: Number of workers.
+        """
         total = self.n_sessions(part)
         first, last = (self._user_edge(part, total * number // size) for number in (rank, rank + 1))
         return self.sessions(part, first, last) if first < last else self.sessions(part, 0, 1)[:0]
 
     def _user_edge(self, part: Part, at: int) -> int:
-        """The first session from `at` on that is another user's than the one before; users are whole within a shard."""
+        """Return the first session from `at` on whose user differs from that of the session before it."""
         before = 0
         for name, count in self._session_counts(part):
-            if before < at < before + count:
+            if before < at < before + count:  # a user is never in two shards
                 users = _numpy(self.table(name.replace("steps", "sessions"))["user"])[at - before - 1 :]
                 return at + int(np.append(users[1:] != users[0], True).argmax())
             before += count
@@ -178,7 +193,7 @@ class Store:
 
 
 def _rectangle(table: pa.Table, name: str) -> Any:
-    """A column of lists, all equally long, as an array; None where there is none."""
+    """Return a column of fixed-size lists as an array (N, size); None if there is no such column."""
     if name not in table.column_names:
         return None
     lists = table[name].combine_chunks()
@@ -186,5 +201,5 @@ def _rectangle(table: pa.Table, name: str) -> Any:
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:
-    """A writable array of its own, so that torch can share its memory."""
+    """Return a writable copy, so that torch can share its memory."""
     return np.array(column.to_numpy())

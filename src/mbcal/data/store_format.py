@@ -1,4 +1,4 @@
-"""What a store is: its parts, its schema, its shards."""
+"""The format of a store: its parts, its schema version and its shards."""
 
 from __future__ import annotations
 
@@ -13,45 +13,61 @@ from mbcal.storage.manifest import ArtifactKind
 from mbcal.types import Behaviours, Catalog, Sessions
 
 SCHEMA = 1
-"""Raised whenever a store written before can no longer be read as it was."""
-
+"""Schema version; increased when older stores can no longer be read."""
 
 STORE_KIND = ArtifactKind("store", SCHEMA, "make a store with 'mbcal prepare'", "prepare the store again", StoreError)
-
+"""How stores are opened, checked and named in messages."""
 
 Part = Literal["simulator", "train", "test"]
-
+"""Purpose of a user: fit simulators, train agents, or test."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
-"""Who a user is for: fitting the simulator, training agents, or testing. Never two of them."""
+"""All parts, in the order of users. No user is in two of them."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Some whole users of one part: their steps, and the sessions that point into them."""
+    """All S steps of some users of one part, and the N sessions that point into them."""
 
-    items: NDArray[np.int32]  # (S,)
-    behaviours: NDArray[np.uint8]  # (S,)
-    timestamps: NDArray[np.int64] | None  # (S,)
-    propensities: NDArray[np.float32] | None  # (S,)
-    user: NDArray[np.int32]  # (N,)
-    start: NDArray[np.int64]  # (N,)
-    length: NDArray[np.int32]  # (N,)
-    history_length: NDArray[np.int32]  # (N,)
-    candidates: NDArray[np.int32] | None = None  # (N, C)
-    history: NDArray[np.int64] | None = None  # (N, H): steps of each history, where they do not just precede it
+    items: NDArray[np.int32]
+    """(S,) catalogue rows."""
+    behaviours: NDArray[np.uint8]
+    """(S,)"""
+    timestamps: NDArray[np.int64] | None
+    """(S,) microseconds since 1970."""
+    propensities: NDArray[np.float32] | None
+    """(S,)"""
+    user: NDArray[np.int32]
+    """(N,) numbers of the users."""
+    start: NDArray[np.int64]
+    """(N,) first step."""
+    length: NDArray[np.int32]
+    """(N,) steps in the session."""
+    history_length: NDArray[np.int32]
+    """(N,) steps in its history."""
+    candidates: NDArray[np.int32] | None = None
+    """(N, C) or (N, T, C) catalogue rows."""
+    history: NDArray[np.int64] | None = None
+    """(N, H) steps of each history, padded with -1; None if they are the steps just before `start`."""
 
     def to_sessions(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
-        """Pad to rectangles."""
+        """Return the sessions as padded arrays.
+
+        Args:
+            catalog: The store's catalogue.
+            behaviours: The store's behaviours.
+            horizon: Width T of sessions.
+            history: Width H of histories.
+        """
         steps, mask = _window(self.start, self.length, horizon)
         before, history_mask = _window(self.start - self.history_length, self.history_length, history)
         if self.history is not None:
             before = self.history
 
         def pick(column: NDArray[Any], index: NDArray[np.int64], valid: NDArray[np.bool_]) -> Any:
-            taken = column[np.minimum(index, max(len(column) - 1, 0))]
-            taken[~valid] = 0
-            return taken
+            values = column[np.minimum(index, max(len(column) - 1, 0))]
+            values[~valid] = 0
+            return values
 
         return Sessions(
             catalog=catalog,
@@ -70,5 +86,5 @@ class Shard:
 
 
 def _window(start: NDArray[np.int64], length: NDArray[np.int32], width: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(N, width) step numbers from each start, and which of them lie within the length."""
+    """Return step numbers (N, width) from each start, and a mask (N, width) of those within the length."""
     return start[:, None] + np.arange(width), np.arange(width) < length[:, None]

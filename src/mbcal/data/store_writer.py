@@ -1,4 +1,4 @@
-"""Writing a store: shards of whole users, the catalogue, the manifest."""
+"""Writing a store: shards, the catalogue and the manifest."""
 
 from __future__ import annotations
 
@@ -17,23 +17,43 @@ from mbcal.storage.manifest import file_entry, write_manifest
 from mbcal.types import Behaviours, Catalog, Sessions
 
 _ROW_GROUP = 1 << 20
+"""Rows in a row group."""
 
 
 class StoreWriter:
-    """Fills a folder with the files of a store; `finish` writes the manifest that makes it one."""
+    """Writes the files of a store into a folder; `finish` writes the manifest, which makes it a store.
+
+    Args:
+        folder: An empty folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: dict[str, dict[str, Any]] = {}
-        """What the manifest will say of each; what was written elsewhere and put into the folder is added here."""
+        """File name -> entry in the manifest. Add entries here for files that were put into the folder otherwise."""
 
     def table(self, name: str, table: pa.Table, deltas: Sequence[str] = ()) -> None:
-        """One Parquet file, remembered with its hash; the columns named are stored as differences."""
+        """Write a Parquet file.
+
+        Args:
+            name: File name.
+            table: Content.
+            deltas: Columns to store as differences.
+        """
         self.stream(name, table.schema, table.to_batches(), deltas)
 
     def stream(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], deltas: Sequence[str] = ()) -> None:
-        """The same from batches, of which no more than a row group is in memory; where they end does not show."""
-        path, rows, waiting = self.folder / name, 0, pa.Table.from_batches([], schema)
+        """Write a Parquet file from batches, at most one row group in memory.
+
+        Row groups do not depend on the size of the batches, so equal rows give equal bytes.
+
+        Args:
+            name: File name.
+            schema: Schema of all batches.
+            batches: Content.
+            deltas: Columns to store as differences.
+        """
+        path, rows, pending = self.folder / name, 0, pa.Table.from_batches([], schema)
         encoding: dict[str, Any] = {
             "use_dictionary": [column for column in schema.names if column not in deltas],
             "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
@@ -41,20 +61,20 @@ class StoreWriter:
         with pq.ParquetWriter(path, schema, compression="zstd", **encoding) as writer:
             for batch in batches:
                 rows += batch.num_rows
-                waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema)])
-                while waiting.num_rows >= _ROW_GROUP:
-                    writer.write_table(waiting.slice(0, _ROW_GROUP), _ROW_GROUP)
-                    waiting = waiting.slice(_ROW_GROUP)
-            if waiting.num_rows or rows == 0:
-                writer.write_table(waiting, _ROW_GROUP)
+                pending = pa.concat_tables([pending, pa.Table.from_batches([batch], schema)])
+                while pending.num_rows >= _ROW_GROUP:
+                    writer.write_table(pending.slice(0, _ROW_GROUP), _ROW_GROUP)
+                    pending = pending.slice(_ROW_GROUP)
+            if pending.num_rows or rows == 0:
+                writer.write_table(pending, _ROW_GROUP)
         self.files[name] = {"rows": rows, **file_entry(path)}
 
     def digest(self, name: str) -> str:
-        """sha256 of a file already written."""
+        """Return the SHA-256 of a file that was written."""
         return str(self.files[name]["sha256"])
 
     def shard(self, part: Part, number: int, shard: Shard) -> None:
-        """The two files of one shard, the `number`-th of its part."""
+        """Write the two files of a shard, the `number`-th of its part."""
         steps: dict[str, NDArray[Any]] = {"item": shard.items, "behaviour": shard.behaviours}
         if shard.timestamps is not None:
             steps["time"] = shard.timestamps
@@ -69,13 +89,13 @@ class StoreWriter:
         for name, array in (("candidates", shard.candidates), ("history", shard.history)):
             if array is not None and array.shape[1]:
                 sessions[name] = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
-        # as measured on real logs: small codes and times shrink most, and fastest, as differences
+        # measured on real logs: differences are the smallest and fastest encoding of these
         deltas = [column for column in ("behaviour", "time") if column in steps]
         self.table(f"steps-{part}-{number:04d}.parquet", pa.table(steps), deltas)
         self.table(f"sessions-{part}-{number:04d}.parquet", pa.table(sessions), ["user", "start"])
 
     def catalog(self, catalog: Catalog) -> None:
-        """The items and their features, as text."""
+        """Write the items and their features."""
         self.table("items.parquet", catalog_table(catalog))
 
     def finish(
@@ -88,8 +108,17 @@ class StoreWriter:
         rejected: Mapping[str, int],
         counts: Mapping[str, Any],
     ) -> None:
-        """The manifest, last."""
-        whole: dict[str, Any] = {
+        """Write the manifest, after all other files.
+
+        Args:
+            behaviours: Names, rewards and cut points.
+            source: Layout of the log.
+            options: Options with which the store was prepared.
+            source_hashes: Hashes of the log and the item table.
+            rejected: Reason -> rows.
+            counts: Numbers of users, items, sessions and so on.
+        """
+        manifest: dict[str, Any] = {
             "schema": SCHEMA,
             "source": source,
             "options": options,
@@ -99,7 +128,7 @@ class StoreWriter:
             "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
             "files": self.files,
         }
-        write_manifest(self.folder, whole)
+        write_manifest(self.folder, manifest)
 
 
 def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Path:
@@ -108,18 +137,18 @@ def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Pa
     Every session is written with its own history. Timestamps and propensities are left out.
 
     Args:
-        folder: Where; must not exist.
-        sessions: What.
-        part: The part they are in.
+        folder: Folder to create; must not exist.
+        sessions: N sessions.
+        part: The part they are written to.
 
     Returns:
         The folder.
     """
     folder.mkdir(parents=True)
-    both = np.concatenate([sessions.history_mask, sessions.mask], 1)  # (N, H + T), and so the steps, session by session
+    valid = np.concatenate([sessions.history_mask, sessions.mask], 1)  # (N, H + T)
 
     def steps(history: Any, later: Any) -> Any:
-        return np.concatenate([history, later], 1)[both]
+        return np.concatenate([history, later], 1)[valid]
 
     ends = np.cumsum(sessions.history_length + sessions.length, dtype=np.int64)
     candidates = sessions.candidates

@@ -1,4 +1,4 @@
-"""The ranking service's memory: what was decided, what came of it, and both as training data. No torch."""
+"""The decision log of the ranking service: decisions and feedback on disk, joined to training sessions. No torch."""
 
 from __future__ import annotations
 

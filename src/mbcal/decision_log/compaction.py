@@ -1,20 +1,15 @@
-"""Closed segments of a decision log as Parquet."""
+"""Compaction of a decision log: closed segments become Parquet files."""
 
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from mbcal.decision_log.reader import _DECISIONS, _FEEDBACK, Damage, _bytes, _compacted, _files, _segment_records
-from mbcal.decision_log.records import Decision, Feedback, fields
-from mbcal.decision_log.segments import numbers, segment_path
+from mbcal.decision_log.archive import compacted_numbers, to_parquet
+from mbcal.decision_log.reader import Damage, read_bytes, segment_records
+from mbcal.decision_log.segments import parquet_paths, segment_numbers, segment_path
 from mbcal.errors import LogError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.atomic import fsync, to_output_error, write_atomic
@@ -22,20 +17,32 @@ from mbcal.storage.atomic import fsync, to_output_error, write_atomic
 
 @dataclass
 class Compacted:
-    """What compaction did."""
+    """The result of a compaction."""
 
     segments: int = 0
+    """Segments that were removed."""
     records: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     left: list[Damage] = field(default_factory=list)
-    """Damage found: these segments stay as they are."""
+    """Damage that was found; segments with damage are left as they are."""
 
 
 def compact_log(folder: str | Path, progress: Progress = SILENT) -> Compacted:
-    """Turn every segment but the last, which a server may be writing, into Parquet. May be stopped at any point."""
+    """Convert every segment but the last, which a server may be writing, into Parquet files.
+
+    It may be interrupted at any point and run again: a segment is removed only after both of its Parquet files are on disk.
+
+    Args:
+        folder: The log.
+        progress: Receives the number of segments done.
+
+    Raises:
+        LogError: If another process compacts this log, or a segment cannot be read.
+        OutputError: If the folder cannot be written.
+    """
     folder = Path(folder)
-    closed, done = numbers(folder)[:-1], Compacted()
+    closed, result = segment_numbers(folder)[:-1], Compacted()
     progress.phase("Compacting segments", len(closed))
     try:
         lock = os.open(folder / "compaction.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -47,53 +54,31 @@ def compact_log(folder: str | Path, progress: Progress = SILENT) -> Compacted:
             for leftover in folder.glob(".*.parquet.partial-*"):
                 leftover.unlink()
             for number in closed:
-                _compact_segment(folder, number, done)
+                _compact_segment(folder, number, result)
                 progress.advance(1)
         finally:
             os.close(lock)
     except OSError as error:
         raise to_output_error(str(folder), error) from error
-    return done
+    return result
 
 
-def _compact_segment(folder: Path, number: int, done: Compacted) -> None:
+def _compact_segment(folder: Path, number: int, result: Compacted) -> None:
     path = segment_path(folder, number)
-    data = _bytes(path)
+    data = read_bytes(path)
     if data is None:
         return
-    if number not in _compacted(folder):
+    if number not in compacted_numbers(folder):
         damage: list[Damage] = []
-        records = list(_segment_records(path, number, data, False, damage))
+        records = list(segment_records(path, number, data, False, damage))
         if damage:
-            done.left += damage
+            result.left += damage
             return
-        placed = list(enumerate(records))
-        decisions = [_decision_row(place, record) for place, record in placed if isinstance(record, Decision)]
-        feedback = [_feedback_row(place, record) for place, record in placed if isinstance(record, Feedback)]
-        for file, rows, schema in zip(_files(folder, number), (decisions, feedback), (_DECISIONS, _FEEDBACK), strict=True):
-            content = _parquet(pa.Table.from_pylist(rows, schema))
+        for file, content in zip(parquet_paths(folder, number), to_parquet(records), strict=True):
             write_atomic(file, content)
-            done.bytes_after += len(content)
-        done.records += len(records)
+            result.bytes_after += len(content)
+        result.records += len(records)
     path.unlink()
     fsync(folder)
-    done.segments += 1
-    done.bytes_before += len(data)
-
-
-def _decision_row(place: int, record: Decision) -> dict[str, Any]:
-    row = fields(record)
-    for name in ("history", "shown"):
-        steps = row.pop(name)
-        row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
-    return {"place": place, **row}
-
-
-def _feedback_row(place: int, record: Feedback) -> dict[str, Any]:
-    return {"place": place, **fields(record)}
-
-
-def _parquet(table: pa.Table) -> bytes:
-    content = io.BytesIO()
-    pq.write_table(table, content, compression="zstd", write_page_checksum=True)
-    return content.getvalue()
+    result.segments += 1
+    result.bytes_before += len(data)

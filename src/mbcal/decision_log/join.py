@@ -1,15 +1,16 @@
-"""Decisions and feedback to the library's Sessions, whatever the order the records came in.
+"""Decisions and feedback joined to sessions; the result depends on the set of records, not on their order.
 
 ::
 
-    decision d1 (step 0, candidates a b c, items b a, propensities .9 .5)     session   b      a
-    feedback d1 b click, d1 a skip                                            behaviour click  skip
+    decision d1 (step 0, candidates a b c, items b a, propensities .9 .5)     session    b      a
+    feedback d1 b click, d1 a skip                                            behaviour  click  skip
                                                                               candidates a b c | a c
                                                                               propensity .9     .5
 
-Each piece of feedback is a step. Steps follow their decisions (by step, then time, then id) and, within one, the order of
-its ranking; when the feedback came does not matter. A step's time is its decision's. An item was chosen from the candidates
-that were not ranked before it, and its propensity is the one given those before it.
+Each feedback is one step. Steps are ordered by their decisions (step, then time, then id) and, within a decision, by its
+ranking; when the feedback arrived does not matter. The time of a step is that of its decision. The candidates of a step are
+those of its decision without the items ranked before it, and its propensity is the logged one, which is conditional on
+those items.
 """
 
 from __future__ import annotations
@@ -24,50 +25,52 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.cutting import SessionConfig
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.types import LOG_ORIGIN, Behaviours, Catalog, Sessions
 
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
 
 
 @dataclass
 class JoinCounts:
-    """What became of the records."""
+    """How many records were used, and how many were left out and why."""
 
     decisions: int = 0
     feedback: int = 0
     sessions: int = 0
-    """Rows: windows, where sessions were longer than the horizon."""
+    """Rows of the result; a session longer than the horizon has several."""
     steps: int = 0
     unanswered: int = 0
-    """Decisions without a step: left out."""
+    """Decisions without usable feedback: left out."""
     repeated_decisions: int = 0
-    """Of one id; the earliest counts."""
+    """Decisions with the id of another; the earliest counts."""
     repeated_feedback: int = 0
-    """On one item of one decision; the earliest counts."""
+    """Further feedback on the same item of the same decision; the earliest counts."""
     orphans: int = 0
-    """Feedback on a decision that is not in the log, or on an item its decision did not return."""
+    """Feedback on a decision that is not in the log, or on an item the decision did not return."""
     unknown_behaviours: dict[str, int] = field(default_factory=dict)
-    """Feedback refused because the model knows no such behaviour, by its name."""
+    """Feedback left out because the model does not have its behaviour, by behaviour."""
     unknown_history: int = 0
     """Steps of histories left out for the same reason."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Sessions, and what their numbers mean."""
+    """Sessions, and the names behind their numbers."""
 
     sessions: Sessions
+    """N rows, with candidates (N, T, C), propensities (N, T) and timestamps (N, T)."""
     users: tuple[str, ...]
-    """Names by number. Users with steps, in the order of a hash of their names: any prefix is a random sample."""
-    names: tuple[str, ...]
-    """Which session each row is of."""
+    """User names by number, only users with steps. They are ordered by a hash, so that any prefix is a random sample."""
+    session_names: tuple[str, ...]
+    """(N,) the session of each row."""
     counts: JoinCounts
 
 
-class _Seen(NamedTuple):
-    """What joining needs of a decision, in little memory. Compares by time first, then by all it says."""
+class _CompactDecision(NamedTuple):
+    """What is kept of a decision until all records are read. Compares by time first, then by content."""
 
     time: int
     step: int
@@ -78,7 +81,7 @@ class _Seen(NamedTuple):
     candidates: bytes
     """Catalogue rows, int32."""
     history: tuple[bytes, bytes, int]
-    """Catalogue rows, behaviours, and how many steps had a behaviour nobody knows."""
+    """Catalogue rows (int32), behaviours (uint8), and the number of steps left out for an unknown behaviour."""
 
 
 class _Step(NamedTuple):
@@ -89,94 +92,115 @@ class _Step(NamedTuple):
     candidates: NDArray[np.int32]
 
 
+class _Window(NamedTuple):
+    """One row of the result: up to `horizon` steps of a session."""
+
+    user: int
+    session: str
+    history: list[tuple[int, int]]
+    steps: Sequence[_Step]
+
+
 def join_sessions(
     records: Iterable[Record], catalog: Catalog, behaviours: Behaviours, *, horizon: int = 20, history: int = 20
 ) -> Joined:
-    """Sessions of up to `horizon` steps; longer ones are cut into windows, whose earlier steps are history to the later.
+    """Join decisions and feedback to sessions.
 
-    The history before them is that of the session's first decision.
+    A session longer than the horizon is cut into windows; the steps of earlier windows are history of the later ones.
+    Before them comes the history of the session's first decision. All decisions are held in memory, about 4 bytes per
+    candidate.
+
+    Args:
+        records: In any order; repeated records count once.
+        catalog: The model's items. Other items become the unknown item.
+        behaviours: The model's behaviours. Feedback with others is left out.
+        horizon: Steps of a row, T.
+        history: Steps before it, H.
+
+    Returns:
+        The sessions, ordered by a hash of the user's name, then by time; with names and counts.
+
+    Raises:
+        OptionError: If horizon or history is out of range.
     """
-    SessionConfig(horizon=horizon, history=history)  # the same rules as for any log
+    SessionConfig(horizon=horizon, history=history)  # checks the ranges
     counts = JoinCounts()
-    rows = _Rows(catalog, behaviours, history, counts)
-    seen, answers = _gather(records, rows, counts)
+    builder = _SessionBuilder(catalog, behaviours, history, counts)
+    decisions, behaviour_of = _gather(records, builder, counts)
     sessions: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
-    for name, decision in seen.items():
-        sessions[decision.user, decision.session].append((decision.step, decision.time, name))
-    starts = {who: min(time for _, time, _ in decided) for who, decided in sessions.items()}
-    hashed = {user: stable_hash(user, 0, "user") for user, _ in sessions}
-    for user, session in sorted(sessions, key=lambda who: (hashed[who[0]], who[0], starts[who], who[1])):
-        decided = sorted(sessions[user, session])
+    for decision_id, decision in decisions.items():
+        sessions[decision.user, decision.session].append((decision.step, decision.time, decision_id))
+    starts = {key: min(time for _, time, _ in entries) for key, entries in sessions.items()}
+    hashes = {user: stable_hash(user, 0, "user") for user, _ in sessions}
+    for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
+        entries = sorted(sessions[user, session])
         steps: list[_Step] = []
-        for _, _, name in decided:
-            found = rows.steps(seen[name], answers.get(name, {}))
-            counts.unanswered += not found
-            steps += found
+        for _, _, decision_id in entries:
+            new_steps = builder.steps(decisions[decision_id], behaviour_of.get(decision_id, {}))
+            counts.unanswered += not new_steps
+            steps += new_steps
         if steps:
-            rows.cut(seen[decided[0][2]], steps, horizon)
-    counts.sessions, counts.steps = len(rows.windows), sum(len(steps) for _, _, steps in rows.windows)
-    return rows.joined(horizon)
+            builder.add_session(decisions[entries[0][2]], steps, horizon)
+    counts.sessions, counts.steps = len(builder.windows), sum(len(window.steps) for window in builder.windows)
+    return builder.to_joined(horizon)
 
 
 def _gather(
-    records: Iterable[Record], rows: _Rows, counts: JoinCounts
-) -> tuple[dict[str, _Seen], dict[str, dict[str, str]]]:
-    """Decisions by id; and for each the behaviour on each of its items."""
-    seen: dict[str, _Seen] = {}
-    first: dict[tuple[str, str], tuple[int, str, str]] = {}
-    refused: Counter[str] = Counter()
-    answered: Counter[tuple[str, str]] = Counter()
+    records: Iterable[Record], builder: _SessionBuilder, counts: JoinCounts
+) -> tuple[dict[str, _CompactDecision], dict[str, dict[str, str]]]:
+    """Return decisions by id, and by decision the behaviour on each of its items."""
+    decisions: dict[str, _CompactDecision] = {}
+    earliest: dict[tuple[str, str], tuple[int, str, str]] = {}
+    unknown: Counter[str] = Counter()
+    repeats: Counter[tuple[str, str]] = Counter()
     for record in records:
         if isinstance(record, Decision):
             counts.decisions += 1
-            compact = rows.compact(record)
-            if record.id in seen:
+            compact = builder.compact(record)
+            if record.id in decisions:
                 counts.repeated_decisions += 1
-                compact = min(compact, seen[record.id])
-            seen[record.id] = compact
+                compact = min(compact, decisions[record.id])
+            decisions[record.id] = compact
         elif isinstance(record, Feedback):
             counts.feedback += 1
-            if record.behaviour not in rows.number:
-                refused[record.behaviour] += 1
+            if record.behaviour not in builder.behaviour_number:
+                unknown[record.behaviour] += 1
                 continue
-            place, answer = (record.decision, sys.intern(record.item)), (record.time, record.id, record.behaviour)
-            first[place] = min(first.get(place, answer), answer)
-            answered[place] += 1
-    answers: dict[str, dict[str, str]] = defaultdict(dict)
-    for (decision, item), (_, _, behaviour) in first.items():
-        count = answered[decision, item]
-        if decision in seen and item in seen[decision].items:
-            answers[decision][item] = behaviour
+            key, response = (record.decision, sys.intern(record.item)), (record.time, record.id, record.behaviour)
+            earliest[key] = min(earliest.get(key, response), response)
+            repeats[key] += 1
+    behaviour_of: dict[str, dict[str, str]] = defaultdict(dict)
+    for (decision_id, item), (_, _, behaviour) in earliest.items():
+        count = repeats[decision_id, item]
+        if decision_id in decisions and item in decisions[decision_id].items:
+            behaviour_of[decision_id][item] = behaviour
             counts.repeated_feedback += count - 1
         else:
             counts.orphans += count
-    counts.unknown_behaviours = dict(sorted(refused.items()))
-    return seen, answers
+    counts.unknown_behaviours = dict(sorted(unknown.items()))
+    return decisions, behaviour_of
 
 
-class _Rows:
-    """Gathers windows, then pads them to arrays."""
+class _SessionBuilder:
+    """Collects windows of sessions, then pads them to arrays."""
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, history: int, counts: JoinCounts) -> None:
-        self.catalog, self.behaviours, self.most, self.counts = catalog, behaviours, history, counts
-        self.number = {name: number for number, name in enumerate(behaviours.names)}
+        self.catalog, self.behaviours, self.history, self.counts = catalog, behaviours, history, counts
+        self.behaviour_number = {name: number for number, name in enumerate(behaviours.names)}
         self.users: dict[str, int] = {}
-        self.names: list[str] = []
-        self.windows: list[tuple[int, list[tuple[int, int]], Sequence[_Step]]] = []
+        self.windows: list[_Window] = []
 
-    def compact(self, decision: Decision) -> _Seen:
-        """A decision in rows; the names that feedback is matched by are kept once for all decisions."""
-        # without a session the client sends the whole past with every request: the decision is a session of its own
+    def compact(self, decision: Decision) -> _CompactDecision:
+        """Reduce a decision to rows; names that feedback is matched by are interned."""
+        # without a session the client sends all earlier steps with every request: the decision is a session of its own
         past = decision.history if decision.session else [*decision.history, *decision.shown]
         session = decision.session or decision.id
         user = decision.user or f"anonymous:{session}"
-        known = [(item, self.number[behaviour]) for item, behaviour in past if behaviour in self.number]
-        kept = known[-self.most :] if self.most else []
-        items, behaviours = (
-            self.catalog.rows_of(item for item, _ in kept).tobytes(),
-            bytes(behaviour for _, behaviour in kept),
-        )
-        return _Seen(
+        known = [(item, self.behaviour_number[name]) for item, name in past if name in self.behaviour_number]
+        newest = self._newest(known)
+        items = self.catalog.rows_of(item for item, _ in newest).tobytes()
+        behaviours = bytes(behaviour for _, behaviour in newest)
+        return _CompactDecision(
             decision.time,
             decision.step,
             sys.intern(user),
@@ -187,65 +211,65 @@ class _Rows:
             (items, behaviours, len(past) - len(known)),
         )
 
-    def steps(self, decision: _Seen, answers: dict[str, str]) -> list[_Step]:
-        """The steps of one decision, in the order its items were ranked."""
-        found: list[_Step] = []
-        if not answers:
-            return found
-        left, behaviour_of = np.frombuffer(decision.candidates, np.int32), dict(answers)
+    def steps(self, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
+        """Return the steps of one decision, in the order of its ranking."""
+        steps: list[_Step] = []
+        if not behaviour_of:
+            return steps
+        available, pending = np.frombuffer(decision.candidates, np.int32), dict(behaviour_of)
         rows = self.catalog.rows_of(decision.items).tolist()
         for item, row, propensity in zip(decision.items, rows, decision.propensities, strict=True):
-            behaviour = behaviour_of.pop(item, None)  # an item returned twice counts where it came first
+            behaviour = pending.pop(item, None)  # an item returned twice counts at its first position
             if behaviour is not None:
-                # a propensity too small for the array's type becomes the smallest that is not 0
-                found.append(_Step(row, self.number[behaviour], decision.time, max(propensity, _SMALLEST), left))
-            if not behaviour_of:
+                # a propensity that float32 would round to 0 becomes the smallest normal float32
+                propensity = max(propensity, _SMALLEST_PROPENSITY)
+                steps.append(_Step(row, self.behaviour_number[behaviour], decision.time, propensity, available))
+            if not pending:
                 break
-            left = np.delete(left, np.flatnonzero(left == row)[:1])
-        return found
+            available = np.delete(available, np.flatnonzero(available == row)[:1])
+        return steps
 
-    def cut(self, first: _Seen, steps: Sequence[_Step], horizon: int) -> None:
-        """One session, told by its first decision, as windows of the horizon."""
-        number = self.users.setdefault(first.user, len(self.users))
+    def add_session(self, first: _CompactDecision, steps: Sequence[_Step], horizon: int) -> None:
+        """Cut one session into windows; user, name and history are those of its first decision."""
+        user = self.users.setdefault(first.user, len(self.users))
         items, behaviours, unknown = first.history
         self.counts.unknown_history += unknown
         before = list(zip(np.frombuffer(items, np.int32).tolist(), behaviours, strict=True))
         for start in range(0, len(steps), horizon):
             window = steps[start : start + horizon]
-            self.windows.append((number, before, window))
-            self.names.append(first.session)
-            later = [*before, *((step.item, step.behaviour) for step in window)]
-            before = later[-self.most :] if self.most else []
+            self.windows.append(_Window(user, first.session, before, window))
+            before = self._newest([*before, *((step.item, step.behaviour) for step in window)])
 
-    def joined(self, horizon: int) -> Joined:
-        """Everything gathered, as arrays."""
+    def _newest(self, steps: list[Any]) -> list[Any]:
+        return steps[-self.history :] if self.history else []
+
+    def to_joined(self, horizon: int) -> Joined:
+        """Return all windows as padded arrays."""
         size = len(self.windows)
-        width = max((len(step.candidates) for _, _, steps in self.windows for step in steps), default=0)
+        width = max((len(step.candidates) for window in self.windows for step in window.steps), default=0)
         arrays: dict[str, NDArray[Any]] = {
             "items": np.zeros((size, horizon), np.int32),
             "behaviours": np.zeros((size, horizon), np.uint8),
-            "length": np.asarray([len(steps) for _, _, steps in self.windows], np.int32),
-            "user": np.asarray([user for user, _, _ in self.windows], np.int32),
-            "history_items": np.zeros((size, self.most), np.int32),
-            "history_behaviours": np.zeros((size, self.most), np.uint8),
-            "history_length": np.asarray([len(before) for _, before, _ in self.windows], np.int32),
+            "length": np.asarray([len(window.steps) for window in self.windows], np.int32),
+            "user": np.asarray([window.user for window in self.windows], np.int32),
+            "history_items": np.zeros((size, self.history), np.int32),
+            "history_behaviours": np.zeros((size, self.history), np.uint8),
+            "history_length": np.asarray([len(window.history) for window in self.windows], np.int32),
             "candidates": np.zeros((size, horizon, width), np.int32),
             "propensities": np.zeros((size, horizon), np.float32),
             "timestamps": np.zeros((size, horizon), np.int64),
         }
-        for row, (_, before, steps) in enumerate(self.windows):
-            for column, (item, behaviour) in enumerate(before):
+        for row, window in enumerate(self.windows):
+            for column, (item, behaviour) in enumerate(window.history):
                 arrays["history_items"][row, column], arrays["history_behaviours"][row, column] = item, behaviour
-            latest = min(step.time for step in steps)
-            for column, step in enumerate(steps):
-                latest = max(latest, step.time)  # a clock set back does not make time fall within a session
+            latest = min(step.time for step in window.steps)
+            for column, step in enumerate(window.steps):
+                latest = max(latest, step.time)  # times do not decrease within a row, even if a clock was set back
                 arrays["items"][row, column], arrays["behaviours"][row, column] = step.item, step.behaviour
                 arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
                 arrays["candidates"][row, column, : len(step.candidates)] = step.candidates
         users = tuple(self.users)
-        numbering = hashlib.sha256("\0".join(users).encode()).hexdigest()  # the same numbers mean the same users
-        origin = f"{LOG_ORIGIN}{numbering}"
-        optional: dict[str, Any] = arrays
-        return Joined(
-            Sessions(self.catalog, self.behaviours, **optional, origin=origin), users, tuple(self.names), self.counts
-        )
+        # equal origins promise that equal numbers mean the same users
+        origin = f"{LOG_ORIGIN}{hashlib.sha256(chr(0).join(users).encode()).hexdigest()}"
+        sessions = Sessions(self.catalog, self.behaviours, **arrays, origin=origin)
+        return Joined(sessions, users, tuple(window.session for window in self.windows), self.counts)

@@ -1,4 +1,4 @@
-"""What the decision log holds: a decision when a ranking is answered, feedback when a user has met one of its items."""
+"""The records of a decision log: a decision for every answered ranking, feedback for every observed behaviour."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ try:
 except ModuleNotFoundError as error:
     raise OptionError("msgspec is not installed, the decision log needs it; pip install 'mbcal[serve]'") from error
 
-Steps = list[tuple[str, str]]
+LoggedSteps = list[tuple[str, str]]
 """(item, behaviour) pairs, oldest first."""
 
 
-# as arrays, not maps: a third smaller. New fields go last and have a default, so that old records stay readable.
+# Encoded as arrays, a third smaller than maps. New fields go last and need a default, so that old records stay readable.
 class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """One answered ranking, with everything needed to learn from it and to judge other policies by it."""
+    """One answered ranking, with everything needed to learn from it and to evaluate other policies on it.
+
+    Raises:
+        ValueError: If items and propensities differ in number, or a propensity is outside (0, 1].
+    """
 
     id: str
     time: int
@@ -25,19 +29,20 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     session: str
     user: str
     step: int
-    """Steps of this session seen before."""
+    """Steps of the session before this decision."""
     version: str
-    """Which model ranked."""
+    """Version of the model that ranked."""
     epsilon: float
-    history: Steps
-    """Known before the session."""
-    shown: Steps
-    """Of this session so far, as the server knew it."""
+    """Probability of a random choice, with which the items were chosen."""
+    history: LoggedSteps
+    """Steps before the session."""
+    shown: LoggedSteps
+    """Steps of the session so far, as the server knew them."""
     candidates: list[str]
     items: list[str]
-    """Ranked, as returned."""
+    """The ranking, as returned."""
     propensities: list[float]
-    """Probability with which each item was chosen given those before it."""
+    """Probability of each item at its position, given the items before it."""
 
     def __post_init__(self) -> None:
         if len(self.propensities) != len(self.items):
@@ -45,16 +50,18 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
             raise ValueError(f"decision {self.id!r}: {rule}; give one each")
         for propensity in self.propensities:
             if not 0 < propensity <= 1:
-                raise ValueError(f"decision {self.id!r}: propensities must lie in (0, 1], got {propensity}")
+                raise ValueError(f"decision {self.id!r}: propensities must be in (0, 1], got {propensity}")
 
 
 class Feedback(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """What a user did with one item of a decision."""
+    """The behaviour of a user on one item of a decision."""
 
     decision: str
+    """Id of the decision that returned the item."""
     item: str
     behaviour: str
     time: int
+    """Microseconds since 1970, UTC."""
     id: str
 
 
@@ -65,7 +72,11 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """As msgpack, the kind first."""
+    """Encode a record as MessagePack: an array whose first element is the kind.
+
+    Raises:
+        InputError: If a text is not valid Unicode or a number needs more than 64 bits.
+    """
     try:
         return _encoder.encode(record)
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
@@ -73,7 +84,11 @@ def encode(record: Record) -> bytes:
 
 
 def decode(payload: bytes) -> Record:
-    """The record these bytes were made of; ValueError where they were made of none."""
+    """Decode what `encode` returned.
+
+    Raises:
+        ValueError: If the bytes are no record.
+    """
     try:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
@@ -81,5 +96,5 @@ def decode(payload: bytes) -> Record:
 
 
 def fields(record: Record) -> dict[str, Any]:
-    """A record's values by name."""
+    """Return a record's values by field name."""
     return {name: getattr(record, name) for name in record.__struct_fields__}

@@ -1,12 +1,12 @@
-"""The bytes of a decision log: files of records, each with its length and a checksum.
+"""The files of a decision log: segments of framed records, and the names of all files in the folder.
 
 ::
 
     segment-000001.log   "mbcallog" | format u32 | number u32 |  record  |  record  | …
     record               length u32 | crc32 u32 | payload              all little-endian
 
-The checksum also covers the segment's number, the record's offset and its length: bytes that belong elsewhere (an old disk
-block, a record quoted within a record, a stretch of zeros) are never taken for a record here.
+The checksum also covers the segment's number, the record's offset and its length. So bytes from elsewhere (an old disk
+block, a record quoted inside a record, a run of zeros) are never mistaken for a record at this offset.
 """
 
 from __future__ import annotations
@@ -24,87 +24,122 @@ from mbcal.errors import LogError
 
 MAGIC, FORMAT = b"mbcallog", 1
 HEADER = struct.Struct("<8sII")
-LONGEST = 8 << 20
-"""Bytes a record may have; also keeps a damaged length from being believed."""
+MAX_RECORD_BYTES = 8 << 20
+"""Largest payload. A damaged length above it is recognised as damage without reading that far."""
 _FRAME = struct.Struct("<II")
-FRAME = _FRAME.size
-_PLACE = struct.Struct("<IQI")
+FRAME_BYTES = _FRAME.size
+"""Bytes of a record before its payload."""
+_POSITION = struct.Struct("<IQI")
+_SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.log")
+_PARQUET_NAME = re.compile(r"(?:decisions|feedback)-(\d{6,})\.parquet")
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Where the segment of this number is."""
+    """Return the path of a segment."""
     return folder / f"segment-{number:06d}.log"
 
 
-def numbers(folder: Path, pattern: str = r"segment-(\d{6,})\.log") -> list[int]:
-    """Of the files in a folder whose names have this form, in order."""
+def parquet_paths(folder: Path, number: int) -> tuple[Path, Path]:
+    """Return the paths of the decisions and of the feedback of a compacted segment."""
+    return folder / f"decisions-{number:06d}.parquet", folder / f"feedback-{number:06d}.parquet"
+
+
+def segment_numbers(folder: Path) -> list[int]:
+    """List the numbers of the segments in a folder, ascending.
+
+    Raises:
+        LogError: If the folder cannot be read.
+    """
+    return _numbers(folder, _SEGMENT_NAME)
+
+
+def parquet_numbers(folder: Path) -> list[int]:
+    """List the numbers of the Parquet files in a folder, ascending; a number with both files is listed twice.
+
+    Raises:
+        LogError: If the folder cannot be read.
+    """
+    return _numbers(folder, _PARQUET_NAME)
+
+
+def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
         raise LogError(f"{folder}: cannot be read ({error.strerror}); give the folder of a decision log") from error
-    return sorted(int(found[1]) for name in names if (found := re.fullmatch(pattern, name)))
+    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
 
 
-def header(number: int) -> bytes:
-    """What a segment of this number begins with."""
+def segment_header(number: int) -> bytes:
+    """Return the first bytes of a segment."""
     return HEADER.pack(MAGIC, FORMAT, number)
 
 
-def frame(payload: bytes, number: int, offset: int) -> bytes:
-    """A record as it stands in this segment at this offset."""
+def frame_record(payload: bytes, number: int, offset: int) -> bytes:
+    """Return a record's bytes (length, checksum, payload) for this segment number and offset."""
     return _FRAME.pack(len(payload), _checksum(payload, number, offset)) + payload
 
 
 def _checksum(payload: bytes | memoryview, number: int, offset: int) -> int:
-    return zlib.crc32(payload, zlib.crc32(_PLACE.pack(number, offset, len(payload))))
+    return zlib.crc32(payload, zlib.crc32(_POSITION.pack(number, offset, len(payload))))
 
 
 class Span(NamedTuple):
-    """A stretch of a segment: a record, or bytes that are none."""
+    """A range of bytes of a segment: one record, or damage."""
 
     start: int
     end: int
     payload: bytes | None
+    """None for damage."""
 
 
-def pieces(data: bytes, number: int) -> Iterator[Span]:
-    """Every record of a segment, and every stretch between them that is none; a bad header is such a stretch too."""
-    if data[:8] == MAGIC and len(data) >= HEADER.size and (said := HEADER.unpack_from(data)[1]) > FORMAT:
-        raise LogError(f"segment {number}: format {said}, this mbcal reads up to {FORMAT}; read it with a newer mbcal")
-    at, view = HEADER.size, memoryview(data)
-    if data[:at] != header(number):
-        at = _next_record(view, number, min(at, len(data)))
-        yield Span(0, at, None)
-    while at < len(data):
-        end = _record_end(view, number, at)
+def scan_segment(data: bytes, number: int) -> Iterator[Span]:
+    """Split a segment into records and the damaged ranges between them; a damaged header is such a range.
+
+    Args:
+        data: All bytes of the segment.
+        number: The segment's number, from its file name.
+
+    Raises:
+        LogError: If the segment was written in a newer format.
+    """
+    if data[:8] == MAGIC and len(data) >= HEADER.size and (version := HEADER.unpack_from(data)[1]) > FORMAT:
+        raise LogError(f"segment {number}: format {version}, this mbcal reads up to {FORMAT}; read it with a newer mbcal")
+    offset, view = HEADER.size, memoryview(data)
+    if data[:offset] != segment_header(number):
+        offset = _next_record(view, number, min(offset, len(data)))
+        yield Span(0, offset, None)
+    while offset < len(data):
+        end = _record_end(view, number, offset)
         if end:
-            yield Span(at, end, data[at + FRAME : end])
+            yield Span(offset, end, data[offset + FRAME_BYTES : end])
         else:
-            end = _next_record(view, number, at + 1)
-            yield Span(at, end, None)
-        at = end
+            end = _next_record(view, number, offset + 1)
+            yield Span(offset, end, None)
+        offset = end
 
 
-def _record_end(view: memoryview, number: int, at: int) -> int:
-    """Where the record at this offset ends; 0 where there is none."""
-    if at + FRAME > len(view):
+def _record_end(view: memoryview, number: int, offset: int) -> int:
+    """End of the record at this offset; 0 if there is none."""
+    if offset + FRAME_BYTES > len(view):
         return 0
-    length, checksum = _FRAME.unpack_from(view, at)
-    end = at + FRAME + length
-    if length > LONGEST or end > len(view):
+    length, checksum = _FRAME.unpack_from(view, offset)
+    end = offset + FRAME_BYTES + length
+    if length > MAX_RECORD_BYTES or end > len(view):
         return 0
-    return end if _checksum(view[at + FRAME : end], number, at) == checksum else 0
+    return end if _checksum(view[offset + FRAME_BYTES : end], number, offset) == checksum else 0
 
 
 def _next_record(view: memoryview, number: int, start: int) -> int:
-    """The offset of the first record from here on, at whatever byte it begins; the end where there is none."""
-    found = []
-    for shift in range(4):  # four readings of the bytes as whole numbers show the length at every offset
+    """Offset of the first valid record at or after `start`, at any byte; the end of the segment if there is none."""
+    possible = []
+    for shift in range(4):  # reading the bytes as u32 with four shifts gives the length field of every offset
         count = max(len(view) - start - shift, 0) // 4
         lengths = np.frombuffer(view, "<u4", count, start + shift) if count else np.empty(0, "<u4")
-        at = start + shift + 4 * np.arange(count, dtype=np.int64)
-        found.append(at[(lengths > 0) & (lengths <= LONGEST) & (at + FRAME + lengths <= len(view))])
-    for offset in np.sort(np.concatenate(found)).tolist():
+        offsets = start + shift + 4 * np.arange(count, dtype=np.int64)
+        fits = (lengths > 0) & (lengths <= MAX_RECORD_BYTES) & (offsets + FRAME_BYTES + lengths <= len(view))
+        possible.append(offsets[fits])
+    for offset in np.sort(np.concatenate(possible)).tolist():
         if _record_end(view, number, offset):
             return int(offset)
     return len(view)

@@ -128,7 +128,7 @@ def distributed_gather(values: Tensor, indices: Tensor, group: Group) -> Tensor:
     for low in range(0, total, GATHER_BLOCK):
         high = min(low + GATHER_BLOCK, total)
         own = slice(max(low - first, 0), max(high - first, 0))  # this worker's indices in this round
-        at = slice(max(first - low, 0), max(first - low, 0) + len(indices[own]))  # where they stand in the round
+        at = slice(max(first - low, 0), max(first - low, 0) + len(indices[own]))  # their position in the round
         wanted = indices.new_zeros(high - low)
         wanted[at] = indices[own]
         group.all_reduce_sum(wanted)

@@ -1,1 +1,1 @@
-"""Whoever responds to recommendations: environment models, simulators, the generated newsfeed; and roll-outs."""
+"""What responds to recommendations: environment models, simulators, the generated newsfeed; and roll-outs."""

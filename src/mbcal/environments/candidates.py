@@ -1,7 +1,7 @@
 """Candidates of sessions: those that were logged, or sampled ones.
 
-A session has one set of candidates for all its steps, (B, C), of which an item is gone once it was shown; or, in a decision log,
-one set per step, (B, T, C), as the service was asked to rank them.
+A session has one set of candidates for all its steps, (B, C), of which an item is gone once it was shown; or, in a decision
+log, one set per step, (B, T, C), as the service was asked to rank them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mbcal.types import MASK_ROW, Sessions, SessionTensors
 SessionsT = TypeVar("SessionsT", Sessions, SessionTensors)
 
 SAMPLING_ROUNDS = 64
-"""How often repeated items are sampled again before a session makes do with fewer."""
+"""How often repeated items are sampled again before a session is left with fewer candidates."""
 PADDING = np.iinfo(np.int32).max
 """Padding while candidates are sampled: sorts after every item."""
 
@@ -28,13 +28,14 @@ PADDING = np.iinfo(np.int32).max
 def session_candidates(
     sessions: SessionsT, seed: int, sample_from: SessionsT | None = None, worker_slice: WorkerSlice | None = None
 ) -> Any:
-    """Return the logged candidates of N sessions, or sample some where none were logged.
+    """Return the logged candidates of N sessions, or sampled ones if none were logged.
 
     Args:
         sessions: The sessions.
         seed: Names the sample.
-        sample_from: Sessions whose items are sampled; by default `sessions` themselves.
-        worker_slice: Where the sessions are a part of many, so that the sample is that of the whole.
+        sample_from: Sessions whose items are sampled; by default `sessions`.
+        worker_slice: Which of all workers' sessions these are. Samples are the same however sessions are spread over
+            workers.
 
     Returns:
         Catalogue rows, (N, C) or (N, T, C), padded with `MASK_ROW`: an array or a tensor, like the sessions.
@@ -47,12 +48,12 @@ def session_candidates(
 def sample_candidates(
     sessions: SessionsT, seed: int, sample_from: SessionsT | None = None, worker_slice: WorkerSlice | None = None
 ) -> Any:
-    """Sample candidates: each session's own items and as many from other sessions, by how often they occur there.
+    """Sample candidates: each session's own items, and as many of other sessions by how often they occur there.
 
-    Args: As for `session_candidates`.
+    Arguments are those of `session_candidates`.
 
     Returns:
-        (N, 2T) distinct catalogue rows in rising order, padded with `MASK_ROW` at the end. The order carries no hint of which
+        (N, 2T) distinct catalogue rows in rising order, padded with `MASK_ROW` at the end. The order does not reveal which
         items were the session's own.
     """
     if isinstance(sessions, Sessions):
@@ -63,32 +64,38 @@ def sample_candidates(
     first_session, group = (worker_slice.begin, worker_slice.group) if worker_slice else (0, SINGLE_WORKER)
     pool_size = all_reduce_count(len(pool), group)
     sample_seed = derive_seed(seed, "candidates")
-    places = torch.arange(mask.numel(), device=mask.device) + first_session * mask.shape[1]
-    sampled = distributed_gather(pool, random_integers(sample_seed, places, pool_size), group).view(mask.shape)
+    positions = torch.arange(mask.numel(), device=mask.device) + first_session * mask.shape[1]
+    sampled = distributed_gather(pool, random_integers(sample_seed, positions, pool_size), group).view(mask.shape)
     candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, sampled)], 1)
     for attempt in range(SAMPLING_ROUNDS):
         candidates = _sort_rows(candidates)
         repeated = torch.zeros_like(candidates, dtype=torch.bool)
         repeated[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != PADDING)
-        again = repeated.flatten().nonzero().squeeze(1)
-        if not all_reduce_count(len(again), group):
+        positions = repeated.flatten().nonzero().squeeze(1)
+        if not all_reduce_count(len(positions), group):
             break
-        wanted = random_integers(derive_seed(sample_seed, attempt), again + first_session * candidates.shape[1], pool_size)
+        indices = random_integers(
+            derive_seed(sample_seed, attempt), positions + first_session * candidates.shape[1], pool_size
+        )
         is_last = attempt == SAMPLING_ROUNDS - 1
-        candidates.view(-1)[again] = PADDING if is_last else distributed_gather(pool, wanted, group)
+        candidates.view(-1)[positions] = PADDING if is_last else distributed_gather(pool, indices, group)
     candidates = _sort_rows(candidates)
     return torch.where(candidates == PADDING, MASK_ROW, candidates)
 
 
 def available_candidates(batch: SessionTensors) -> Tensor:
-    """Which candidates could be shown at every logged step.
+    """Return which candidates could be shown at every logged step.
 
     Args:
         batch: B sessions with candidates.
 
     Returns:
-        (B, T, C) bool. Of one set per session, what was shown before a step is gone; of one set per step, everything is
-        available. Where nothing is left, everything is available again, and where nothing was offered (padding), too.
+        (B, T, C) bool. With one set per session, items shown before a step are gone; with one set per step, all are
+        available. If none is left, all are available again. In the padding, where a step may have no candidates, everything
+        is true.
+
+    Raises:
+        InputError: If the sessions have no candidates.
     """
     candidates, items = batch.require_candidates(), batch.items
     is_item = candidates != MASK_ROW
@@ -106,5 +113,5 @@ def available_candidates(batch: SessionTensors) -> Tensor:
 
 
 def _sort_rows(rows: Tensor) -> Tensor:
-    """Sort along the second axis; numpy sorts small rows on a CPU several times faster than torch."""
+    """Sort along the second axis. On a CPU, numpy sorts short rows several times faster than torch."""
     return torch.from_numpy(np.sort(rows.numpy(), 1)) if rows.device.type == "cpu" else rows.sort(1).values

@@ -26,6 +26,9 @@ class ModelState:
     def __getitem__(self, rows: Tensor) -> Self:
         return type(self)(tuple(part[rows] for part in self.hidden), self.previous[rows])
 
+    def __repr__(self) -> str:
+        return f"<ModelState: {len(self.previous)} sessions>"
+
 
 class ModelEnvironment:
     """Users as a network of behaviours predicts them.
@@ -90,3 +93,7 @@ class ModelEnvironment:
     def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:
         """See `Environment`."""
         return ModelState(self.net.merge(mask, yes.hidden, no.hidden), torch.where(mask, yes.previous, no.previous))
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.catalog):,} items, {len(self.behaviours)} behaviours"
+        return f"<ModelEnvironment: {type(self.net).__name__}, {sizes}, on {self.device}>"

@@ -1,4 +1,4 @@
-"""How good a simulator is, measured on users it never saw."""
+"""How good a simulator is, measured on users it was not fitted on."""
 
 from __future__ import annotations
 
@@ -45,15 +45,20 @@ class ReportCard:
     reached: list[float]
     """Share of sessions that reach each step."""
     size: float
-    """Mean absolute reward of a real step."""
+    """Mean absolute reward of a logged step, the unit of `drift`."""
     confusion: list[list[int]]
     """Counts: rows are logged behaviours, columns predicted ones."""
 
     @property
     def drift(self) -> float:
-        """Largest gap between simulated and real mean reward at any step, as a share of `size`."""
-        gaps = [abs(a - b) for a, b, n in zip(self.simulated, self.real, self.reached, strict=True) if n >= MIN_REACHED]
+        """Largest gap between simulated and logged mean reward at any step, as a share of `size`."""
+        by_step = zip(self.simulated, self.real, self.reached, strict=True)
+        gaps = [abs(simulated - real) for simulated, real, reached in by_step if reached >= MIN_REACHED]
         return max(gaps) / max(self.size, 1e-9)
+
+    def __repr__(self) -> str:
+        quality = f"NLL {self.nll:.4f} (baseline {self.baseline_nll:.4f}), ECE {self.ece:.4f}, drift {self.drift:.4f}"
+        return f"<ReportCard: {quality}, {self.sessions:,} sessions>"
 
 
 class ReportCardBuilder:

@@ -4,9 +4,9 @@
 
     users, candidates, noise ──▶ policy scores ──▶ choice ──▶ environment responds ──▶ policy observes ──▶ …
 
-Candidates and every uniform number depend on the seed and the session's index alone, never on the policy: two policies
-rolled out with one seed meet the same users, the same candidates and the same noise (common random numbers), and the
-size of blocks changes nothing.
+Candidates and noise depend only on the seed and the session's index, never on the policy: two policies rolled out with one
+seed meet the same users, the same candidates and the same noise (common random numbers), and the size of blocks has no
+effect on the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal.environments.base import Environment
+from mbcal.environments.base import Environment, require_sessions
 from mbcal.environments.candidates import SessionsT, session_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
@@ -28,17 +28,17 @@ from mbcal.training.random import derive_seed, uniform
 from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
 CPU_BLOCK, GPU_BLOCK = 1024, 262_144
-"""Sessions served at a time: on a CPU what stays in its cache, on a GPU what keeps it busy."""
+"""Sessions served at a time: few enough for a CPU's cache, enough to keep a GPU busy."""
 
 
 class Policy(Protocol):
-    """What can be rolled out: an agent, a scorer, or anything with these three methods."""
+    """What can be rolled out: an agent, a scorer, or anything else with these three methods."""
 
     def begin(self, user: Any, history_items: Any, history_behaviours: Any, history_length: Any) -> Any:
-        """Return the state before the first step of users (B,) with histories (B, H)."""
+        """Return the state before the first step of users (B,) with histories (B, H) of lengths (B,)."""
 
     def score(self, state: Any, candidates: Any) -> Any:
-        """Return scores (B, C) of candidates (B, C)."""
+        """Return scores (B, C) of candidates (B, C), given as catalogue rows."""
 
     def observe(self, state: Any, item: Any, behaviour: Any) -> Any:
         """Return the state after item (B,) was shown and behaviour (B,) was observed."""
@@ -46,7 +46,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class _Exploration:
-    """How a step's item is chosen from scores."""
+    """How an item is chosen by its score: epsilon-greedy or softmax."""
 
     epsilon: float
     temperature: float
@@ -58,7 +58,7 @@ class _Exploration:
             raise OptionError("temperature: must be 0 or more, and not together with epsilon")
 
     def choose(self, scores: Tensor, available: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Index and propensity (B,) of the chosen candidate, by noise (B, 2)."""
+        """Index and propensity (B,) of the chosen candidate, by scores and availability (B, C) and noise (B, 2)."""
         if self.temperature:
             return softmax(scores, available, self.temperature, noise[:, 0])
         return epsilon_greedy(scores, available, self.epsilon, noise)
@@ -83,45 +83,51 @@ def rollout(
 
     Args:
         policy: Anything with begin, score and observe: an agent, a scorer, an oracle.
-        environment: Who responds. Must be on the policy's device.
+        environment: The users who respond. Must be on the policy's device.
         sessions: N sessions whose users, histories, lengths and candidates are reused; their items and behaviours are not.
         epsilon: Probability of a uniformly random candidate at each step.
         temperature: If above 0, candidates are sampled in proportion to exp(score / temperature) instead.
         seed: Names all noise. Two policies with one seed meet the same users, candidates and noise.
         candidates: (N, C), or (N, T, C) for one set per step; by default the logged ones, or a sample. An item shown is not
             shown again before every candidate has been.
-        keep_until: (N,) a session keeps its logged past before this step, and the item at it; only what follows is new.
+        keep_until: (N,) a session keeps its logged steps before this one, and the item of this one; only what follows is
+            new. Propensities are then those of the policy's own choices, also where a logged item was kept.
         block: Sessions at a time; by default what suits the device.
-        first_index: Index of the first session among all, where `sessions` is a part of many.
-        title: What the progress calls it.
-        progress: Is told about sessions.
+        first_index: Index of the first session among all, if `sessions` is a part of many; noise is indexed by it.
+        title: Name of the phase that progress reports.
+        progress: Notified of sessions.
 
     Returns:
         N sessions with the new items, behaviours and the true propensity of every choice, (N, T): arrays or tensors, like
         `sessions`.
 
     Raises:
-        OptionError: If epsilon is outside [0, 1], the temperature is negative, or the devices differ.
-        InputError: If there are no sessions, or one of them has no candidates.
+        OptionError: If epsilon is outside [0, 1], the temperature is negative or given with epsilon, `block` is below 1, or
+            the devices differ.
+        InputError: If an argument has the wrong type, there are no sessions, a session (or a step) has no candidates, or
+            they have another shape.
     """
     exploration = _Exploration(epsilon, temperature)
     if block is not None and block < 1:
         raise OptionError(f"block: must be at least 1, got {block}")
+    _require_methods("policy", policy, "begin", "score", "observe")
+    _require_methods("environment", environment, "begin", "respond", "observe")
+    require_sessions(sessions)
     device = environment.device
     _require_same_device(policy, device)
     logged: SessionTensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
     if candidates is None:
         candidates = session_candidates(logged, seed)
-    offered = torch.from_numpy(candidates) if isinstance(candidates, np.ndarray) else candidates
-    _require_candidates(logged, offered)
+    candidate_rows = torch.from_numpy(candidates) if isinstance(candidates, np.ndarray) else candidates
+    _require_candidates(logged, candidate_rows)
     size = block or (CPU_BLOCK if device.type == "cpu" else GPU_BLOCK)
     noise_seed, horizon = derive_seed(seed, "roll-out"), logged.horizon
     served = []
     progress.phase(title, len(logged))
     for begin in range(0, len(logged), size):
         rows = slice(begin, begin + size)
-        batch = replace(logged[rows].without("propensities", "timestamps"), candidates=offered[rows]).to(device)
-        # per step, two numbers to choose by and one to respond by
+        batch = replace(logged[rows].without("propensities", "timestamps"), candidates=candidate_rows[rows]).to(device)
+        # per step, two numbers for the choice and one for the response
         noise = uniform(noise_seed, (len(batch), horizon, 3), device, (first_index + begin) * horizon * 3)
         kept = None if keep_until is None else torch.from_numpy(keep_until[rows]).to(device)
         served.append(_serve(policy, environment, batch, noise, exploration, kept).to(logged.device))
@@ -162,9 +168,9 @@ def _serve(
 
 
 class _Availability:
-    """Which candidates of B sessions can still be shown: of one set per session (B, C), or one per step (B, T, C).
+    """Which candidates of B sessions can still be shown, of one set per session (B, C) or one per step (B, T, C).
 
-    Where nothing is left (a session longer than its candidates, or one that has ended) everything is available again.
+    If none is left (a session longer than its candidates, or one that has ended), all are available again.
     """
 
     def __init__(self, candidates: Tensor) -> None:
@@ -193,13 +199,25 @@ class _Availability:
             self.shown.append(item)
 
 
+def _require_methods(argument: str, value: object, *methods: str) -> None:
+    """Raise unless a policy or an environment has its methods."""
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if missing:
+        problem = f"{argument}: must have {', '.join(methods)}; {type(value).__name__} has no {', '.join(missing)}"
+        raise InputError(problem)
+
+
 def _require_same_device(policy: Policy, device: torch.device) -> None:
-    own: torch.device = getattr(policy, "device", device)
-    if own.type != device.type or (None not in (own.index, device.index) and own.index != device.index):
-        raise OptionError(f"device: the policy is on {own}, the environment on {device}; create both on one device")
+    """Raise unless the policy is on this device; policies without a `device` are assumed to be."""
+    policy_device: torch.device = getattr(policy, "device", device)
+    both_have_index = policy_device.index is not None and device.index is not None
+    if policy_device.type != device.type or (both_have_index and policy_device.index != device.index):
+        problem = f"the policy is on {policy_device}, the environment on {device}"
+        raise OptionError(f"device: {problem}; create both on one device")
 
 
 def _require_candidates(sessions: SessionTensors, candidates: Tensor) -> None:
+    """Raise unless every session, or every step where steps have their own sets, has candidates of the catalogue."""
     count, horizon = len(sessions), sessions.horizon
     shape = tuple(candidates.shape)
     if not (len(shape) == 2 and shape[0] == count) and not (len(shape) == 3 and shape[:2] == (count, horizon)):
@@ -208,6 +226,9 @@ def _require_candidates(sessions: SessionTensors, candidates: Tensor) -> None:
         raise InputError("roll-out: there are no sessions to serve")
     if not 0 <= int(candidates.min()) <= int(candidates.max()) < sessions.catalog.n_rows:
         raise InputError(f"candidates: must lie in 0..{sessions.catalog.n_rows - 1}")
-    has_some = (candidates != MASK_ROW).flatten(1).any(1)
-    if not bool(has_some.all()):
-        raise InputError(f"candidates: session {int(has_some.int().argmin())} has none; give at least one")
+    is_empty = ~(candidates != MASK_ROW).any(-1)  # (N,) or (N, T)
+    if is_empty.dim() == 2:
+        is_empty &= sessions.mask.to(is_empty.device)  # the padding may have none
+    if bool(is_empty.any()):
+        session, *step = is_empty.nonzero()[0].tolist()
+        raise InputError(f"candidates: session {session} has none{f' at step {step[0]}' if step else ''}; give at least one")

@@ -1,8 +1,8 @@
 """Simulators: learned users that judge agents.
 
-An agent judged by the network it was trained with would be judged by its own mistakes. So a simulator is an LSTM or a
-transformer where agents have a GRU, sees every feature where agents see few, and is fitted on the store's *simulator* users,
-whom no agent meets. It remembers whom it was fitted on and refuses to be evaluated on them, or to judge on them.
+An agent judged by a network like its own would be judged by its own mistakes. So a simulator is an LSTM or a transformer
+where agents have a GRU, sees every feature where agents see few, and is fitted on the store's *simulator* users, whom no
+agent meets. It remembers the users it was fitted on, and refuses to be evaluated on them or to judge agents on them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mbcal.config import from_dict, to_dict, with_settings
 from mbcal.data.store import Store
+from mbcal.environments.base import require_sessions
 from mbcal.environments.model import ModelEnvironment, ModelState
 from mbcal.environments.report_card import ReportCard, ReportCardBuilder
 from mbcal.errors import InputError, ModelError, OptionError
@@ -55,7 +56,7 @@ class SimulatorConfig:
     hidden: int = 32
     embedding: int = 32
     features: tuple[str, ...] | None = None
-    """Item features it sees; all of the catalogue's if None."""
+    """Item features it sees; all features of the catalogue if None."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     seed: int = 0
 
@@ -99,11 +100,11 @@ class Simulator:
         progress: Progress = SILENT,
         checkpoints: Checkpoints | None = None,
     ) -> Self:
-        """Learn from users of its own. Fitting again starts anew.
+        """Learn from the behaviours of users. Fitting again starts from scratch.
 
         Args:
             data: A store, whose `simulator` part is used, or sessions.
-            progress: Is told about epochs and sessions.
+            progress: Notified of epochs and sessions.
             checkpoints: Where the state is saved, and resumed from.
 
         Returns:
@@ -140,7 +141,7 @@ class Simulator:
 
     @property
     def environment(self) -> ModelEnvironment:
-        """Its network as an environment; raises ModelError before the fit."""
+        """Its network as an environment; raises ModelError before the first fit."""
         if self._environment is None:
             raise ModelError("this simulator has not been fitted; call fit(store) first")
         return self._environment
@@ -170,31 +171,32 @@ class Simulator:
         return self.environment.merge(mask, yes, no)
 
     def require_unseen_users(self, sessions: Sessions) -> None:
-        """Raise unless the simulator can judge on these sessions.
+        """Raise unless the simulator can judge agents on these sessions.
 
         Raises:
             ModelError: If they are over other items or behaviours, or from another store than it was fitted on.
             InputError: If it was fitted on some of their users.
         """
+        require_sessions(sessions)
         sessions.require_compatible(self.catalog, self.behaviours, "the simulator")
         if self.origin and sessions.origin and sessions.origin != self.origin:
             problem = "the simulator was fitted on another store, so it may have seen these users"
             raise ModelError(f"{problem}; fit one on this data")
-        known = np.isin(sessions.user, self.fitted_users)
-        if known.any():
-            count = len(np.unique(sessions.user[known]))
-            raise InputError(f"simulator: it was fitted on {count} of these users; use others (part 'test')")
+        was_fitted_on = np.isin(sessions.user, self.fitted_users)
+        if was_fitted_on.any():
+            count = len(np.unique(sessions.user[was_fitted_on]))
+            raise InputError(f"simulator: it was fitted on {count} of these users; use others, such as part 'test'")
 
-    # ---- how good it is
+    # ---- quality
 
     @torch.no_grad()
     def evaluate(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
-        """Measure it on users it never saw.
+        """Measure it on users it was not fitted on.
 
         Args:
             sessions: Their sessions, such as `store.sessions("test")`.
             seed: Names the noise of its own responses.
-            progress: Is told about sessions.
+            progress: Notified of sessions.
 
         Returns:
             Likelihood, F1, calibration and drift.
@@ -244,7 +246,7 @@ class Simulator:
         Args:
             path: The folder.
             card: Its report card, kept in the manifest.
-            extra_files: More files for the folder: contents by name.
+            extra_files: Further files for the folder, contents by name.
             overwrite: Replace a simulator that is there. Other folders are never replaced.
 
         Returns:

@@ -1,14 +1,15 @@
-"""Questions about many sessions, a block at a time, wherever an engine takes the blocks.
+"""Computations over many sessions in blocks, on the workers of an engine.
 
 ::
 
-    evaluate_in_blocks   what a model earns from users of a simulator      (N,)    `evaluate`
-    policy_choices_in_blocks   what a model would have chosen along the log      (N, T)  `policy_choices`, for off-policy estimates
-    labels_in_blocks    counterfactual advantages, and what came instead  (N, T)  `advantage_and_residual`
+    evaluate_in_blocks         rewards of a model, judged by an environment           (N,)    see `evaluate`
+    policy_choices_in_blocks   choices of a model along logged sessions               (N, T)  see `policy_choices`
+    labels_in_blocks           counterfactual advantages, and residuals               (N, T)  see `advantage_and_residual`
+    estimate_value_in_blocks   off-policy estimates from the choices                          see `estimate_value`
 
-A block is some rows of a part of a store. Workers open the store and the models by themselves, read the shards that hold
-their rows, and send back no more than these arrays. Luck goes by a session's place in the part and blocks are whole batches,
-so the answer is that of one pass: on a CPU to the last bit, on a GPU, whose batches are larger, up to rounding.
+A block is a range of sessions in a part of a store. Workers open the store and the models themselves, read the shards that
+hold their block, and return only the arrays above. Noise is indexed by session and blocks are whole batches, so the result
+is that of one pass: bit for bit on a CPU, up to rounding on a GPU, whose batches are larger.
 """
 
 from __future__ import annotations
@@ -23,49 +24,53 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.agents import AGENTS, MBCAL, Agent, load
+from mbcal.agents import MBCAL, Agent, Random, load
 from mbcal.data.store import Store
 from mbcal.data.store_format import Part
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
-from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.rollout import CPU_BLOCK
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.evaluation.diagnose import Labels, advantage_and_residual
+from mbcal.evaluation.diagnose import LabelArrays, advantage_and_residual
 from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
-CHANCE, TRUTH = "chance", "truth"
-"""In place of a model: any candidate. In place of a simulator: the generated newsfeed itself."""
-TURNS = 4
-"""Blocks a worker, where there are sessions enough: the last ones to finish keep the others waiting less."""
-LARGEST = 64 * CPU_BLOCK
-"""Sessions a block at most: what is lost with a worker."""
+CHANCE = "chance"
+"""As a model: a uniformly random policy."""
+BLOCKS_PER_WORKER = 4
+"""With several blocks each, workers finish at about the same time."""
+MAX_BLOCK = 64 * CPU_BLOCK
+"""Most sessions in a block, which is computed again if its worker is lost."""
 
 
 @dataclass(frozen=True)
 class SessionRange:
-    """The first so many sessions of a part of a store, with candidates; of what is drawn for them, the seed."""
+    """The first sessions of a part of a store, and the seed of their candidates and noise."""
 
     data: Path
+    """Folder of the store."""
     part: Part = "test"
     sessions: int | None = None
+    """How many sessions; all of the part if None or more than there are."""
     seed: int = 0
+    """Names sampled candidates and the noise of roll-outs."""
 
     @property
     def count(self) -> int:
-        every = _store(str(self.data.resolve())).n_sessions(self.part)
-        return every if self.sessions is None else min(self.sessions, every)
+        """Number of sessions in the range."""
+        available = _store(str(self.data.resolve())).n_sessions(self.part)
+        return available if self.sessions is None else min(self.sessions, available)
 
 
 class Block(NamedTuple):
-    """One task: rows `first` to `last` of a part, and who is asked about them."""
+    """One task: sessions `first` to `last` - 1 of a part, and what to compute for them. Can be pickled."""
 
     data: str
     part: Part
@@ -89,28 +94,51 @@ def evaluate_in_blocks(
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> NDArray[np.float32]:
-    """(N,) what the model (a folder, or `CHANCE`) earns of each session, answered by a simulator's folder or the `TRUTH`."""
+    """Serve users by a model on the workers of an engine.
+
+    Args:
+        engine: Whose workers compute. They must see the store, the model and the judge under the same paths.
+        users: The sessions whose users are served.
+        model: Folder of a model, or `CHANCE` for a uniformly random policy.
+        judge: Folder of a simulator, or `TRUTH` for the generated newsfeed.
+        epsilon: Probability of a uniformly random candidate at each step.
+        resources: What each worker takes of a machine; with a share of a GPU it computes there.
+        title: Title of the progress.
+        progress: Notified of sessions.
+
+    Returns:
+        Rewards of the N sessions, (N,) float32.
+    """
     blocks = _blocks(engine, users, model, resources)
-    asked = [block._replace(judge=_place(judge, TRUTH), epsilon=epsilon) for block in blocks]
-    return np.concatenate(_all(engine, _serve, asked, resources, title, progress))
+    tasks = [block._replace(judge=_absolute(judge, TRUTH), epsilon=epsilon) for block in blocks]
+    return np.concatenate(_map_blocks(engine, _evaluate_block, tasks, resources, title, progress))
 
 
 def policy_choices_in_blocks(
     engine: Engine, users: SessionRange, model: Path, *, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT
 ) -> PolicyChoices:
-    """What the model would have chosen at every logged step."""
-    found = _all(engine, _choose, _blocks(engine, users, model, resources), resources, "choices along the log", progress)
-    best, logged, count = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    """Find what a model would have chosen at every logged step; arguments as for `evaluate_in_blocks`."""
+    blocks = _blocks(engine, users, model, resources)
+    parts = _map_blocks(engine, _choose_in_block, blocks, resources, "choices along the log", progress)
+    best, logged, count = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return PolicyChoices(best, logged, count)
 
 
 def labels_in_blocks(
     engine: Engine, users: SessionRange, model: Path, *, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT
-) -> Labels:
-    """An MBCAL model's counterfactual future advantages, and what the future brought beyond what it expected."""
-    found = _all(engine, _label, _blocks(engine, users, model, resources), resources, "labels", progress)
-    advantage, surprise = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return advantage, surprise
+) -> LabelArrays:
+    """Compute the labels of an MBCAL model for logged sessions; arguments as for `evaluate_in_blocks`.
+
+    Returns:
+        Counterfactual future advantages and residuals, (N, T) each; see `advantage_and_residual`.
+
+    Raises:
+        OptionError: If the folder holds another method.
+    """
+    blocks = _blocks(engine, users, model, resources)
+    parts = _map_blocks(engine, _label_block, blocks, resources, "labels", progress)
+    advantage, residual = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return advantage, residual
 
 
 def estimate_value_in_blocks(
@@ -121,37 +149,54 @@ def estimate_value_in_blocks(
     *,
     resources: WorkerResources = ONE_CORE,
     progress: Progress = SILENT,
-    **how: Any,
+    **options: Any,
 ) -> list[Estimate]:
-    """`estimate_value` of models on logged sessions: their choices by blocks, then one estimate and its interval from all."""
+    """Estimate the value of models from logged sessions: choices by blocks, then one estimate and interval from all.
+
+    Args:
+        engine: Whose workers find the choices.
+        users: The logged sessions; its seed is that of `estimate_value`.
+        model: Folder of the model.
+        baseline: Folder of the model to compare with; the log itself if None.
+        resources: What each worker takes of a machine.
+        progress: Notified of sessions.
+        **options: All other arguments of `estimate_value`.
+
+    Returns:
+        The estimates of `estimate_value`.
+    """
     policy, other = load(model, "cpu"), None if baseline is None else load(baseline, "cpu")
     sessions = _store(str(users.data.resolve())).sessions(users.part, 0, users.count)
-    chosen = policy_choices_in_blocks(engine, users, model, resources=resources, progress=progress)
-    against = (
-        None
-        if baseline is None
-        else policy_choices_in_blocks(engine, users, baseline, resources=resources, progress=progress)
+    choices, baseline_choices = (
+        None if path is None else policy_choices_in_blocks(engine, users, path, resources=resources, progress=progress)
+        for path in (model, baseline)
     )
-    return estimate_value(policy, other, sessions, seed=users.seed, choices=(chosen, against), progress=progress, **how)
+    return estimate_value(
+        policy, other, sessions, seed=users.seed, choices=(choices, baseline_choices), progress=progress, **options
+    )
+
+
+# ---- from a range to blocks and back
 
 
 def _blocks(engine: Engine, users: SessionRange, model: Path | str, resources: WorkerResources) -> list[Block]:
-    """Of whole batches, some for every worker."""
+    """Cut a range into blocks of whole batches, several for every worker."""
     engine.require_shared_file(users.data / "manifest.json")
     batches = -(-users.count // CPU_BLOCK)
-    size = min(max(batches // (TURNS * engine.workers), 1) * CPU_BLOCK, LARGEST)
+    size = min(max(batches // (BLOCKS_PER_WORKER * engine.workers), 1) * CPU_BLOCK, MAX_BLOCK)
     data, device = str(users.data.resolve()), "cuda" if resources.gpus else "cpu"
     return [
-        Block(data, users.part, users.seed, first, min(first + size, users.count), _place(model, CHANCE), device)
+        Block(data, users.part, users.seed, first, min(first + size, users.count), _absolute(model, CHANCE), device)
         for first in range(0, users.count, size)
     ]
 
 
-def _place(given: Path | str, instead: str) -> str:
-    return instead if given == instead else str(Path(given).resolve())
+def _absolute(folder: Path | str, keyword: str) -> str:
+    """The absolute path of a folder; the keyword itself is returned as it is."""
+    return keyword if folder == keyword else str(Path(folder).resolve())
 
 
-def _all(
+def _map_blocks(
     engine: Engine,
     job: Callable[[Block], Any],
     blocks: list[Block],
@@ -159,75 +204,79 @@ def _all(
     title: str,
     progress: Progress,
 ) -> list[Any]:
-    """What came of the blocks, in their order."""
-    made: list[Any] = [None] * len(blocks)
+    """Results of all blocks, in their order."""
+    results: list[Any] = [None] * len(blocks)
     progress.phase(title, blocks[-1].last)
-    for number, found in engine.map_unordered(job, blocks, resources):
-        made[number] = found
+    for number, result in engine.map_unordered(job, blocks, resources):
+        results[number] = result
         progress.advance(blocks[number].last - blocks[number].first)
-    return made
+    return results
 
 
-def _serve(block: Block) -> NDArray[np.float32]:
-    sessions = _sessions(block)
-    if block.model == CHANCE:
-        agent = AGENTS["random"](device=block.device).fit(sessions)
-    else:
-        agent = _agent(block.model, block.device)
+# ---- jobs, run by workers
+
+
+def _evaluate_block(block: Block) -> NDArray[np.float32]:
+    sessions = _sessions_with_candidates(block)
+    agent = Random(device=block.device).fit(sessions) if block.model == CHANCE else _agent(block.model, block.device)
     judge = _judge(block.judge, block.data, block.device)
     return evaluate(agent, judge, sessions, epsilon=block.epsilon, seed=block.seed, first_index=block.first).rewards
 
 
-def _choose(block: Block) -> tuple[NDArray[np.int64], ...]:
-    agent, sessions = _agent(block.model, block.device), _store(block.data).sessions(block.part, block.first, block.last)
+def _choose_in_block(block: Block) -> tuple[NDArray[np.int64], ...]:
+    agent, sessions = _agent(block.model, block.device), _logged_sessions(block)
     agent.domain.require_compatible(sessions, block.model)
-    found = policy_choices(agent, sessions, first=block.first)
-    return found.best, found.logged, found.count
+    choices = policy_choices(agent, sessions, first=block.first)
+    return choices.best, choices.logged, choices.count
 
 
-def _label(block: Block) -> Labels:
-    agent, sessions = _agent(block.model, block.device), _store(block.data).sessions(block.part, block.first, block.last)
+def _label_block(block: Block) -> LabelArrays:
+    agent, sessions = _agent(block.model, block.device), _logged_sessions(block)
     if not isinstance(agent, MBCAL):
-        raise OptionError(f"{block.model}: holds a {agent.name} agent; counterfactual advantages are MBCAL's")
+        raise OptionError(f"{block.model}: holds a {agent.name} agent; counterfactual advantages need an MBCAL model")
     agent.domain.require_compatible(sessions, block.model)
     return advantage_and_residual(agent, sessions)
 
 
-def _sessions(block: Block) -> Sessions:
-    """Of a block, with candidates. Where none were logged they are drawn from the whole part, which is then read whole."""
-    some = _store(block.data).sessions(block.part, block.first, block.last)
-    if some.candidates is not None and some.candidates.ndim == 2:
-        return some
-    return replace(some, candidates=_candidates(block.data, block.part, block.seed)[block.first : block.last])
+def _logged_sessions(block: Block) -> Sessions:
+    return _store(block.data).sessions(block.part, block.first, block.last)
+
+
+def _sessions_with_candidates(block: Block) -> Sessions:
+    """The sessions of a block. Where no candidates were logged they are sampled from the whole part, which is then read."""
+    sessions = _logged_sessions(block)
+    if sessions.candidates is not None and sessions.candidates.ndim == 2:
+        return sessions
+    return replace(sessions, candidates=_candidates(block.data, block.part, block.seed)[block.first : block.last])
+
+
+# ---- caches of a worker: blocks share stores and models; a folder that was written anew has another manifest time
 
 
 def _store(data: str) -> Store:
-    return _open_store(data, _written(data))
+    return _open_store(data, _written_at(data))
 
 
 def _candidates(data: str, part: Part, seed: int) -> NDArray[np.int32]:
-    return _draw_candidates(data, part, seed, _written(data))
+    return _sample_candidates(data, part, seed, _written_at(data))
 
 
 def _agent(model: str, device: str) -> Agent:
-    return _load_agent(model, device, _written(model))
+    return _load_agent(model, device, _written_at(model))
 
 
 def _judge(judge: str, data: str, device: str) -> Environment:
     if judge == TRUTH:
-        return Newsfeed.from_options(dict(_store(data).manifest["options"]), device)
-    return _load_simulator(judge, device, _written(judge))
+        return true_environment(_store(data), device)
+    return _load_simulator(judge, device, _written_at(judge))
 
 
-def _written(folder: str) -> int:
-    """When, so that what a worker remembers is not that of another folder of this name; 0 where there is none to read."""
+def _written_at(folder: str) -> int:
+    """Modification time of a folder's manifest in nanoseconds; 0 if it cannot be read."""
     try:
         return os.stat(f"{folder}/manifest.json").st_mtime_ns
     except OSError:
         return 0
-
-
-# what blocks share a worker reads once
 
 
 @lru_cache(maxsize=1)
@@ -236,9 +285,9 @@ def _open_store(data: str, _: int) -> Store:
 
 
 @lru_cache(maxsize=1)
-def _draw_candidates(data: str, part: Part, seed: int, _: int) -> NDArray[np.int32]:
-    drawn: NDArray[np.int32] = session_candidates(_store(data).sessions(part), seed)
-    return drawn
+def _sample_candidates(data: str, part: Part, seed: int, _: int) -> NDArray[np.int32]:
+    candidates: NDArray[np.int32] = session_candidates(_store(data).sessions(part), seed)
+    return candidates
 
 
 @lru_cache(maxsize=2)

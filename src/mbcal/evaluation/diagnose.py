@@ -1,19 +1,20 @@
-"""Does looking ahead pay here? Asked before anybody trains a policy for it.
+"""Does long-term optimisation pay on this log? A check before a policy is trained.
 
-Three questions to a log: how much of what a session still earns depends on the item shown now, what a far-sighted policy
-earns above a myopic one with simulated users, and whether the log covers the choices well enough to believe the answers.
+Three measurements: how much of the remaining reward of a session depends on the item shown now; what a far-sighted policy
+earns above a myopic one from simulated users; and whether the log covers the choices well enough to trust both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from mbcal.agents import MBCAL, GRU4Rec
-from mbcal.agents.base import AgentConfig
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
@@ -26,154 +27,213 @@ from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
 from mbcal.progress import SILENT, Progress
 from mbcal.training.config import TrainingConfig
-from mbcal.training.targets import simulated_future_reward
-from mbcal.types import Sessions
+from mbcal.training.labels import simulated_future_reward
+from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, Sessions
 
-Labels = tuple[NDArray[np.float64], NDArray[np.float64]]
+LabelArrays = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Counterfactual future advantages and residuals, (N, T) each."""
 PERMUTATIONS = 20
-AT_ONCE = 1024
+"""Permutations of the advantages that show how large a share arises at random."""
+BLOCK = 1024
+"""Sessions labelled at a time."""
+WELL_COVERED = 5
+"""An item is well covered if it was shown at least this often."""
+ENOUGH_COVERAGE = 0.9
+"""Below this share of well-covered steps the verdict comes with a warning."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found; shares are of variances."""
+    """The measurements, and a verdict."""
 
     share: float
-    """Of the variance of the reward still to come, what the item shown now explains (see `dependence`)."""
+    """Share of the variance of the remaining reward that the item shown now explains (see `dependence`)."""
     chance_share: float
-    """The same when advantages are dealt out anew among sessions, so that nothing is left to find; the most of 20 deals."""
+    """The same with advantages permuted among sessions, so that nothing is left to explain; the largest of 20."""
     myopic: Mean
+    """Simulated reward per session of the myopic policy (GRU4Rec)."""
     far_sighted: Mean
+    """Simulated reward per session of the far-sighted policy (MBCAL)."""
     gap: Mean
-    """Reward per session in simulation: far-sighted minus myopic, on the same users, candidates and luck."""
+    """far_sighted - myopic, paired: the same users, candidates and noise."""
     coverage: float
     """Share of test steps whose item was shown at least five times in the train part."""
     repeats: float
-    """Median times an item of the catalogue was shown in the train part."""
+    """Median number of times an item of the catalogue was shown in the train part."""
     effective: float | None
-    """With logged propensities: effective sample size of evaluating a uniform policy, as a share of steps."""
+    """Effective sample size for evaluating a uniform policy, as a share of steps; None without logged propensities."""
 
     @property
     def pays(self) -> bool:
-        """Both the log and the simulation say so."""
+        """Whether both the log and the simulation speak for long-term optimisation."""
         return self.gap.low > 0 and self.share > self.chance_share
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The conclusion in words."""
         gain, low, high = (100 * value / abs(self.myopic.mean) for value in (self.gap.mean, self.gap.low, self.gap.high))
-        told = f"{gain:+.1f}% [{low:+.1f}, {high:+.1f}] in simulation"
-        doubt = ""
-        if self.coverage < 0.9:
-            doubt = (
+        difference = f"{gain:+.1f}% [{low:+.1f}, {high:+.1f}] in simulation"
+        warning = ""
+        if self.coverage < ENOUGH_COVERAGE:
+            warning = (
                 f" Only {self.coverage:.0%} of what is shown is well covered by the log: collect more before trusting this."
             )
         if self.pays:
-            return f"Long-term optimisation is worth trying: {told}.{doubt}"
+            return f"Long-term optimisation is worth trying: {difference}.{warning}"
         if self.gap.low > 0:
             return (
-                f"Undecided: a far-sighted policy earns {told}, but the log shows no more dependence of the future on the "
-                f"present item than chance.{doubt}"
+                f"Undecided: a far-sighted policy earns {difference}, but the log shows no more dependence of the future on "
+                f"the present item than arises at random.{warning}"
             )
         if self.gap.high < 0:
-            return f"Do not: a far-sighted policy earns less, {told}.{doubt}"
-        return f"The present item hardly moves the future here: {told}.{doubt}"
+            return f"Not worth trying: a far-sighted policy earns less, {difference}.{warning}"
+        return f"The present item hardly changes the future here: {difference}.{warning}"
 
 
 def diagnose(
-    store: Store,
+    store: Store | str | Path,
     *,
     training: TrainingConfig | None = None,
-    environment: Environment | None = None,
+    environment: Environment | str | Path | None = None,
     sessions: int = 4_000,
     seed: int = 0,
     device: str = "auto",
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Fit a simulator (unless users are given), a myopic and a far-sighted agent, and ask the three questions."""
+    """Measure whether long-term optimisation pays on a store.
+
+    Args:
+        store: The data, or its folder. A simulator is fitted on its `simulator` users, a myopic and a far-sighted agent on
+            its `train` users; everything is measured on its `test` users.
+        training: Training settings of every network.
+        environment: Who responds: an environment, or the folder of a simulator. By default a simulator is fitted.
+        sessions: Most test sessions to serve.
+        seed: Names initial weights and permutations.
+        device: Where to compute.
+        progress: Notified of epochs and sessions.
+
+    Returns:
+        The measurements, with a verdict in words.
+
+    Raises:
+        StoreError: If the folder is not a store.
+        ModelError: If the simulator is damaged, or knows other items or behaviours.
+        InputError: If the simulator was fitted on some of the test users.
+    """
+    store = store if isinstance(store, Store) else Store.open(store)
     training = training or TrainingConfig()
     if environment is None:
         config = SimulatorConfig(training=training, seed=seed)
         environment = Simulator(config, device).fit(store, progress=progress)
+    elif isinstance(environment, str | Path):
+        environment = Simulator.load(environment, device)
     train, test = store.sessions("train"), store.sessions("test")
     test = replace(test, candidates=session_candidates(test, TEST_SEED))[:sessions]
     net = NetConfig(features=store.agent_features)
-    far = MBCAL(MBCALConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
-    near = GRU4Rec(AgentConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
-    outcomes = {
+    far_sighted = MBCAL(MBCALConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
+    myopic = GRU4Rec(AgentConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
+    results = {
         name: evaluate(agent, environment, test, seed=TEST_SEED, title=f"{name} policy", progress=progress)
-        for name, agent in (("myopic", near), ("far-sighted", far))
+        for name, agent in (("myopic", myopic), ("far-sighted", far_sighted))
     }
     progress.phase("dependence of the future on the item", PERMUTATIONS + 1)
-    share, chance = dependence(far, test, seed, progress)
-    shown = np.bincount(train.items[train.mask], minlength=train.catalog.n_rows)
+    share, chance_share = dependence(far_sighted, test, seed, progress)
+    times_shown = np.bincount(train.items[train.mask], minlength=train.catalog.n_rows)
     return Diagnosis(
         share=share,
-        chance_share=chance,
-        myopic=outcomes["myopic"].mean,
-        far_sighted=outcomes["far-sighted"].mean,
-        gap=mean_interval(outcomes["far-sighted"].rewards - outcomes["myopic"].rewards, test.user),
-        coverage=float((shown[test.items[test.mask]] >= 5).mean()),
-        repeats=float(np.median(shown[2:])),
-        effective=_effective(test),
+        chance_share=chance_share,
+        myopic=results["myopic"].mean,
+        far_sighted=results["far-sighted"].mean,
+        gap=mean_interval(results["far-sighted"].rewards - results["myopic"].rewards, test.user),
+        coverage=float((times_shown[test.items[test.mask]] >= WELL_COVERED).mean()),
+        repeats=float(np.median(times_shown[FIRST_ITEM_ROW:])),
+        effective=effective_share(test),
     )
 
 
 def dependence(
-    agent: MBCAL, sessions: Sessions, seed: int, progress: Progress = SILENT, labels: Labels | None = None
+    agent: MBCAL, sessions: Sessions, seed: int, progress: Progress = SILENT, labels: LabelArrays | None = None
 ) -> tuple[float, float]:
-    """Share of the variance of the reward still to come that the item shown now explains, and what chance would find.
+    """Measure how much of the remaining reward the item shown now explains.
 
-    What came of the rest of each session, minus what the model expects of it without knowing the item, is correlated with
-    the counterfactual future advantage, around the mean of each step; the share is the correlation squared (0 where it is
-    negative). Chance is the largest such share when advantages are dealt out anew among the sessions. `labels` are those of
-    `advantage_and_residual`, where somebody has them already.
+    The residual of each step (logged future reward minus what the model expects with the item masked) is correlated with the
+    counterfactual future advantage, both centred at each step's mean. The share is the squared correlation, 0 if it is
+    negative.
+
+    Args:
+        agent: A fitted MBCAL agent.
+        sessions: N logged sessions of users it did not learn from.
+        seed: Names the permutations.
+        progress: Notified of permutations.
+        labels: The arrays of `advantage_and_residual` for these sessions; computed if None.
+
+    Returns:
+        The share, and the largest share found after permuting the advantages of each step among sessions.
     """
-    advantage, surprise = labels or advantage_and_residual(agent, sessions)
-    inner = np.arange(sessions.horizon) < sessions.length[:, None] - 1  # the last step has no future
-    found = _explained(advantage, surprise, inner)
+    advantage, residual = labels or advantage_and_residual(agent, sessions)
+    has_future = np.arange(sessions.horizon) < sessions.length[:, None] - 1
+    share = _explained(advantage, residual, has_future)
     progress.advance(1)
-    draw, dealt = np.random.default_rng(seed), []
+    generator, permuted_shares = np.random.default_rng(seed), []
     for _ in range(PERMUTATIONS):
-        other = advantage.copy()
+        permuted = advantage.copy()
         for step in range(sessions.horizon):
-            rows = np.flatnonzero(inner[:, step])
-            other[rows, step] = advantage[draw.permutation(rows), step]
-        dealt.append(_explained(other, surprise, inner))
+            rows = np.flatnonzero(has_future[:, step])
+            permuted[rows, step] = advantage[generator.permutation(rows), step]
+        permuted_shares.append(_explained(permuted, residual, has_future))
         progress.advance(1)
-    return found, max(dealt)
+    return share, max(permuted_shares)
 
 
 @torch.no_grad()
-def advantage_and_residual(agent: MBCAL, sessions: Sessions) -> Labels:
-    """(N, T) CFA, and the future reward that came minus what was expected of it with the item masked (SFR - CFA)."""
+def advantage_and_residual(agent: MBCAL, sessions: Sessions) -> LabelArrays:
+    """Compute the label of every logged step, and the future reward that the model does not explain without the item.
+
+    Args:
+        agent: A fitted MBCAL agent.
+        sessions: N logged sessions.
+
+    Returns:
+        The counterfactual future advantage (CFA), and the logged future reward minus the one expected with the item masked,
+        which is SFR - CFA; (N, T) each, in reward units.
+    """
     table = torch.tensor(agent.domain.behaviours.rewards, device=agent.device)
-    kept: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
-    for begin in range(0, len(sessions), AT_ONCE):
-        part = sessions[begin : begin + AT_ONCE]
-        batch = part.tensors(agent.device, without=("candidates", "propensities", "timestamps"))
+    advantages: list[NDArray[np.float64]] = []
+    residuals: list[NDArray[np.float64]] = []
+    for begin in range(0, len(sessions), BLOCK):
+        block = sessions[begin : begin + BLOCK]
+        batch = block.tensors(agent.device, without=("candidates", "propensities", "timestamps"))
         expected = expected_reward(agent.nets["environment"].forward_batch(batch), table)
-        earned = torch.where(batch.mask, table[batch.behaviours.long()], 0)
+        logged = torch.where(batch.mask, table[batch.behaviours.long()], 0)
         advantage, gamma = agent.label(batch), agent.config.gamma
         masked = simulated_future_reward(expected, batch.mask, gamma) - advantage
-        surprise = simulated_future_reward(earned, batch.mask, gamma) - masked
-        for values, place in ((advantage, kept[0]), (surprise, kept[1])):
-            place.append(values.cpu().numpy().astype(np.float64))
-    return np.concatenate(kept[0]), np.concatenate(kept[1])
+        residual = simulated_future_reward(logged, batch.mask, gamma) - masked
+        for parts, values in ((advantages, advantage), (residuals, residual)):
+            parts.append(values.cpu().numpy().astype(np.float64))
+    return np.concatenate(advantages), np.concatenate(residuals)
 
 
 def _explained(first: NDArray[np.float64], second: NDArray[np.float64], mask: NDArray[np.bool_]) -> float:
-    """Squared correlation around the mean of each step; 0 where it is negative."""
+    """Squared correlation of (N, T) values, centred at each step's mean; 0 if the correlation is negative."""
     count = np.maximum(mask.sum(0), 1)
     a, b = (np.where(mask, values - np.where(mask, values, 0).sum(0) / count, 0) for values in (first, second))
     scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
     return max(float((a * b).sum()) / scale, 0.0) ** 2 if scale else 0.0
 
 
-def _effective(sessions: Sessions) -> float | None:
-    """(sum w)² / (n sum w²) with w = uniform chance / logged propensity, step by step."""
+def effective_share(sessions: Sessions) -> float | None:
+    """Return the effective sample size for evaluating a uniform policy, as a share of steps.
+
+    It is (sum w)² / (n sum w²) over the n steps, with w = uniform propensity / logged propensity.
+
+    Args:
+        sessions: N logged sessions.
+
+    Returns:
+        The share in (0, 1]; None without logged propensities or candidates.
+    """
     if sessions.propensities is None or sessions.candidates is None:
         return None
-    left = (sessions.candidates != 0).sum(-1)[:, None] - np.arange(sessions.horizon)
-    weights = (1 / np.maximum(left, 1) / np.where(sessions.mask, sessions.propensities, 1))[sessions.mask]
+    available = (sessions.candidates != MASK_ROW).sum(-1)[:, None] - np.arange(sessions.horizon)
+    weights = (1 / np.maximum(available, 1) / np.where(sessions.mask, sessions.propensities, 1))[sessions.mask]
     return float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))

@@ -1,4 +1,4 @@
-"""Where agents and users meet: nothing here learns."""
+"""Evaluate one policy: roll it out against an environment and measure the reward per session. Nothing here is fitted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mbcal.types import LOG_ORIGIN, Sessions, SessionTensors
 
 @dataclass(frozen=True, repr=False)
 class EvaluationResult:
-    """What a policy earned."""
+    """The sessions a policy served, and the rewards in them."""
 
     served: Sessions
-    """The sessions as the policy served them."""
+    """N sessions with the policy's items and the environment's behaviours."""
 
     def __repr__(self) -> str:
         mean = self.mean
@@ -31,19 +31,19 @@ class EvaluationResult:
 
     @property
     def rewards(self) -> NDArray[np.float32]:
-        """(N,) of each session, undiscounted."""
+        """(N,) undiscounted reward of each session."""
         return session_rewards(self.served)
 
     @property
     def mean(self) -> Mean:
-        """Mean reward per session; a user's sessions count as alike."""
+        """Mean reward per session, with an interval that is clustered by user."""
         return mean_interval(self.rewards, self.served.user)
 
 
 def session_rewards(served: Sessions | SessionTensors) -> NDArray[np.float32]:
-    """(N,) what each session earned, undiscounted."""
-    earned = served.rewards.sum(1)
-    return earned.cpu().numpy() if isinstance(earned, Tensor) else earned
+    """Return the undiscounted reward of each session, (N,)."""
+    rewards = served.rewards.sum(1)
+    return rewards.cpu().numpy() if isinstance(rewards, Tensor) else rewards
 
 
 def evaluate(
@@ -57,7 +57,7 @@ def evaluate(
     title: str = "roll-outs",
     progress: Progress = SILENT,
 ) -> EvaluationResult:
-    """Serve the users of some sessions by a policy, and measure what it earns.
+    """Serve the users of logged sessions by a policy, and measure the reward per session.
 
     Args:
         policy: An agent, a scorer, or anything with begin, score and observe.
@@ -66,8 +66,8 @@ def evaluate(
         epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
         seed: Names all noise. With one seed all policies meet the same users, candidates and noise.
         first_index: Index of the first session among all, where `sessions` is a part of many.
-        title: What the progress calls it.
-        progress: Is told about sessions.
+        title: Title of the progress.
+        progress: Notified of sessions.
 
     Returns:
         Rewards of all sessions; its mean has an interval that is clustered by user.
@@ -93,14 +93,23 @@ def evaluate(
     return EvaluationResult(served)
 
 
-def require_same_store(agent: Agent, sessions: Sessions) -> None:
-    """Raise ModelError unless an agent may be evaluated on these sessions.
+def require_same_store(agent: Agent, sessions: Sessions, owner: str | None = None) -> None:
+    """Raise unless an agent may be evaluated on these sessions.
 
     An agent that was fitted on another store may have learned from the very users it is evaluated on. What it learned from a
     decision log has no store to compare.
+
+    Args:
+        agent: A fitted agent.
+        sessions: The sessions it would serve.
+        owner: What an error calls the agent, such as the path of its folder; by default "the NAME agent".
+
+    Raises:
+        ModelError: If the agent knows other items or behaviours, or was fitted on another store.
     """
-    agent.domain.require_compatible(sessions, f"the {agent.name} agent")
-    stores = [origin for origin in agent.origins if not origin.startswith(LOG_ORIGIN)]
-    if sessions.origin and not sessions.origin.startswith(LOG_ORIGIN) and any(o != sessions.origin for o in stores):
-        problem = f"the {agent.name} agent was fitted on another store, so it may have learned from these users"
+    owner = owner or f"the {agent.name} agent"
+    agent.domain.require_compatible(sessions, owner)
+    stores = {origin for origin in agent.origins if not origin.startswith(LOG_ORIGIN)}
+    if sessions.origin and not sessions.origin.startswith(LOG_ORIGIN) and stores - {sessions.origin}:
+        problem = f"{owner} was fitted on another store, so it may have learned from these users"
         raise ModelError(f"{problem}; fit one on this data")

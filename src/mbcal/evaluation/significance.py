@@ -1,4 +1,4 @@
-"""Which differences are real: paired tests on common random numbers, corrected for asking many questions at once."""
+"""Which differences between methods are real: paired tests on common random numbers, corrected for multiple testing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mbcal.metrics import Mean, mean_interval
 
 Rewards = NDArray[np.floating[Any]]
+"""Reward of each session, (N,), or of each seed and session, (S, N)."""
 
 
 @dataclass(frozen=True)
@@ -20,38 +21,64 @@ class Comparison:
     """One method against another on the same sessions."""
 
     gap: Mean
+    """Mean difference per session."""
     p: float
-    """Two-sided, of no difference."""
+    """Two-sided p-value of no difference."""
     adjusted: float
-    """The same after Holm's correction over the family of questions asked together."""
+    """The p-value after Holm's correction over all comparisons made together."""
 
 
 def paired_difference(first: Rewards, second: Rewards, users: NDArray[Any]) -> tuple[Mean, float]:
-    """first - second over sessions that share user, candidates and luck: the mean with its interval, and p of no difference.
+    """Compare two methods on sessions that share users, candidates and noise.
 
-    Sessions of one user count as alike (clustered standard error). Rewards may be (N,) or (seeds, N): then sessions are
-    averaged over seeds first (as many as each has, in a run under way), and the verdict is about these trained models; how
-    much another seed would change is told by the spread over seeds.
+    The standard error is clustered by user. Seeds are averaged session by session first, so the result is about these
+    trained models; how much another seed would change is measured by the spread over seeds.
+
+    Args:
+        first: Rewards (N,), or (S, N) for S seeds. In an unfinished run the two methods may have different S.
+        second: Likewise, of the method to subtract.
+        users: (N,) user of each session.
+
+    Returns:
+        The mean of first - second with its interval, and the two-sided p-value of no difference.
     """
-    one, other = (np.atleast_2d(np.asarray(rewards, np.float64)).mean(0) for rewards in (first, second))
-    gap = mean_interval(one - other, users)
+    first_mean, second_mean = (np.atleast_2d(np.asarray(rewards, np.float64)).mean(0) for rewards in (first, second))
+    gap = mean_interval(first_mean - second_mean, users)
     if gap.stderr == 0:
         return gap, 1.0 if gap.mean == 0 else 0.0
     return gap, 2 * NormalDist().cdf(-abs(gap.mean) / gap.stderr) if np.isfinite(gap.stderr) else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, never falling, never above 1."""
+    """Adjust p-values by Holm's step-down correction.
+
+    The k-th smallest of m p-values is multiplied by m - k + 1; adjusted values never fall along that order nor exceed 1.
+
+    Args:
+        p_values: The p-values of one family of tests.
+
+    Returns:
+        The adjusted p-values, in the given order.
+    """
     order = np.argsort(p_values, kind="stable")
     adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, p_values[place] * (len(p_values) - rank)))
-        adjusted[place] = highest
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = highest
     return adjusted
 
 
 def compare_to(base: str, rewards: Mapping[str, Rewards], users: NDArray[Any]) -> dict[str, Comparison]:
-    """Every other method against `base`, one family of questions."""
+    """Compare every other method with `base`, as one family of tests.
+
+    Args:
+        base: Name of the method that is subtracted.
+        rewards: Rewards (N,) or (S, N) by method.
+        users: (N,) user of each session.
+
+    Returns:
+        One comparison for each method but `base`.
+    """
     others = [name for name in rewards if name != base]
     tests = [paired_difference(rewards[name], rewards[base], users) for name in others]
     adjusted = holm([p for _, p in tests])
@@ -59,7 +86,7 @@ def compare_to(base: str, rewards: Mapping[str, Rewards], users: NDArray[Any]) -
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Agreement of two rankings: (pairs in the same order - pairs in the other) / all pairs; ties count as neither."""
+    """Return Kendall's tau-a of two lists of scores: (concordant - discordant pairs) / all pairs; ties count as neither."""
     a, b = np.asarray(first), np.asarray(second)
     upper = np.triu_indices(len(a), 1)
     signs = np.sign(a[:, None] - a)[upper] * np.sign(b[:, None] - b)[upper]
@@ -67,9 +94,12 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def rounds_to(curve: Sequence[float], share: float = 0.99) -> int | None:
-    """The first round (counted from 1) whose reward is at least this share of the last one's, and stays so."""
+    """Return the first round, counted from 1, from which on the reward stays at or above `share` of the last round's.
+
+    None for an empty curve.
+    """
     if not curve:
         return None
     enough = np.asarray(curve) >= share * curve[-1]
-    late = np.flatnonzero(~enough)
-    return int(late[-1]) + 2 if len(late) else 1
+    below = np.flatnonzero(~enough)
+    return int(below[-1]) + 2 if len(below) else 1

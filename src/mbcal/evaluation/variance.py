@@ -1,4 +1,4 @@
-"""How noisy is what a method learns from? (The paper's Table 3, and what makes it mean something.)"""
+"""How noisy the labels of a value network are, and how much of them it predicts (the paper's Table 3, and more)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mbcal.agents.base import Agent
 from mbcal.environments.base import Environment
@@ -15,19 +16,23 @@ from mbcal.environments.rollout import rollout
 from mbcal.training.random import derive_seed
 from mbcal.types import Sessions
 
-AT_ONCE = 1024
+BLOCK = 1024
+"""Sessions labelled at a time."""
+STATES_PER_BLOCK = 16
+"""States whose resampled futures are labelled at a time."""
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A value network on the sessions of its own test round, in reward units."""
+    """Quality of a value network on the test sessions its agent served, in squared reward units."""
 
     mse: float
-    """Mean squared error of the prediction: what the paper prints."""
+    """Mean squared error of the prediction: the number in the paper."""
     label_variance: float
-    """Variance of the labels over all steps: what predicting their mean would leave."""
+    """Variance of the labels over all steps: the error of predicting their mean."""
     future_variance: float
-    """Variance of the label of one (state, action) over resampled futures, mean over states: noise no network can learn."""
+    """Variance of the label of one (state, action) over resampled futures, mean over states: noise that no network can
+    learn."""
 
     @property
     def explained(self) -> float:
@@ -38,43 +43,57 @@ class Regression:
 def analyse_variance(
     agent: Agent, environment: Environment, served: Sessions, futures: int, states: int, seed: int
 ) -> Regression | None:
-    """For an agent with a value network and the sessions it served; None for one without."""
+    """Measure the labels and predictions of an agent's value network.
+
+    Args:
+        agent: A fitted agent.
+        environment: Who responds in resampled futures.
+        served: N sessions the agent served.
+        futures: Resampled futures per state.
+        states: States to resample; at most N.
+        seed: Names the states and the noise of their futures.
+
+    Returns:
+        The measurements; None for an agent without a value network.
+    """
     labels: list[NDArray[np.float64]] = []
     predictions: list[NDArray[np.float64]] = []
-    for begin in range(0, len(served), AT_ONCE):
-        part = served[begin : begin + AT_ONCE]
-        found = agent.value_regression(part.tensors(agent.device, without=("propensities", "timestamps")))
-        if found is None:
+    for begin in range(0, len(served), BLOCK):
+        block = served[begin : begin + BLOCK]
+        regression = _value_regression(agent, block)
+        if regression is None:
             return None
-        for kept, values in zip((labels, predictions), found, strict=True):
-            kept.append(values.cpu().numpy()[part.mask].astype(np.float64))
-    label, predicted = np.concatenate(labels), np.concatenate(predictions)
+        for parts, values in zip((labels, predictions), regression, strict=True):
+            parts.append(values.cpu().numpy()[block.mask].astype(np.float64))
+    label, prediction = np.concatenate(labels), np.concatenate(predictions)
     return Regression(
-        mse=float(np.square(label - predicted).mean()),
+        mse=float(np.square(label - prediction).mean()),
         label_variance=float(label.var()),
         future_variance=_future_variance(agent, environment, served, futures, states, seed),
     )
 
 
+def _value_regression(agent: Agent, sessions: Sessions) -> tuple[Tensor, Tensor] | None:
+    return agent.value_regression(sessions.tensors(agent.device, without=("propensities", "timestamps")))
+
+
 def _future_variance(
     agent: Agent, environment: Environment, served: Sessions, futures: int, states: int, seed: int
 ) -> float:
-    """Pick states, keep each one's past and item, let the rest of the session happen again and again."""
-    draw = np.random.default_rng(derive_seed(seed, "futures"))
-    rows = draw.choice(len(served), min(states, len(served)), replace=False)
-    steps = draw.integers(0, served.length[rows])
-    again = served[np.repeat(rows, futures)]
-    fixed = np.repeat(steps, futures)
-    candidates = session_candidates(served, seed)[np.repeat(rows, futures)]
-    futures_of = rollout(
-        agent, environment, again, seed=derive_seed(seed, "futures"), candidates=candidates, keep_until=fixed
-    )
+    """Sample states, keep the past and the item of each, and resample the rest of its session `futures` times."""
+    futures_seed = derive_seed(seed, "futures")
+    generator = np.random.default_rng(futures_seed)
+    rows = generator.choice(len(served), min(states, len(served)), replace=False)
+    steps = np.repeat(generator.integers(0, served.length[rows]), futures)
+    repeated = np.repeat(rows, futures)
+    candidates = session_candidates(served, seed)[repeated]
+    resampled = rollout(agent, environment, served[repeated], seed=futures_seed, candidates=candidates, keep_until=steps)
     variances = []
-    for begin in range(0, len(again), futures * 16):
-        part = futures_of[begin : begin + futures * 16]
-        found = agent.value_regression(part.tensors(agent.device, without=("propensities", "timestamps")))
-        assert found is not None  # noqa: S101 - `analyse` asked before
-        at = torch.from_numpy(fixed[begin : begin + len(part)]).to(agent.device)
-        label = found[0].gather(1, at.unsqueeze(1)).view(-1, futures).double()
+    for begin in range(0, len(repeated), futures * STATES_PER_BLOCK):
+        block = resampled[begin : begin + futures * STATES_PER_BLOCK]
+        regression = _value_regression(agent, block)
+        assert regression is not None  # noqa: S101 - `analyse_variance` has checked that there is a value network
+        step = torch.from_numpy(steps[begin : begin + len(block)]).to(agent.device)
+        label = regression[0].gather(1, step.unsqueeze(1)).view(-1, futures).double()
         variances.append(label.var(1))
     return float(torch.cat(variances).mean())

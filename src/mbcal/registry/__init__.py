@@ -1,1 +1,1 @@
-"""Versions of models on disk, verified without torch."""
+"""A registry of model versions: published with torch, opened and verified without."""

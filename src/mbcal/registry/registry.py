@@ -1,97 +1,42 @@
-"""Versions of models on disk: publish, open, go live, roll back.
+"""Versions of models on disk: publish, open, activate, roll back, remove.
 
 ::
 
-    REGISTRY/current.json            which version is live, and which were before it
-    REGISTRY/versions/v000001/       a model as 'mbcal fit' writes it, and beside it
-        scorer.safetensors           what it ranks by, as plain arrays (and which items the model has met)
-        verification.safetensors     a few sessions and the scores they must get
+    REGISTRY/current.json            which version is live, and which were before it (see `pointer`)
+    REGISTRY/versions/v000001/       a model as 'mbcal fit' writes it, plus two files (see `version`)
+    REGISTRY/.lock                   held by the process that changes the registry
 
-A version is a model folder with two more files, so `mbcal.load` reads it for a warm start. It is written once, whole, and
-never changed. Only `publish` needs torch. A reader needs no lock: the pointer is one small file that is replaced by rename.
-Writers take turns by a lock that ends with its process.
+`mbcal.load` reads a version as a model, for a warm start. A version is written atomically and never changed. Readers need
+no lock, since the pointer is replaced by a rename. Writers take turns by a lock that ends with its process. Only `publish`
+needs torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mbcal.errors import MbcalError, ModelError, OptionError, OutputError, nearest
-from mbcal.registry.verification import case_problem, score_difference, verification_cases, verification_scores
-from mbcal.scoring.backend import to_numpy
-from mbcal.scoring.scorer_io import scorer_from_arrays, scorer_to_arrays
-from mbcal.scoring.scorers import Scorer
-from mbcal.storage.artifacts import MODEL_KIND, SCHEMA, Artifact, write_artifact
-from mbcal.storage.atomic import to_output_error, write_atomic
-from mbcal.storage.manifest import ArtifactKind
-from mbcal.types import Behaviours, Catalog
+from mbcal.errors import ModelError, OptionError, OutputError, nearest
+from mbcal.registry.pointer import POINTER_NAME, Pointer, is_version_name, read_pointer, version_number, write_pointer
+from mbcal.registry.publication import checked_metrics, prepare_version
+from mbcal.registry.version import VERSION_KIND, Version, open_version, read_version_manifest
+from mbcal.storage.atomic import to_output_error
 
 if TYPE_CHECKING:
     from mbcal.agents import Agent
 
-VERSION_SCHEMA = 1
-VERSION_KIND = ArtifactKind(
-    "model",
-    SCHEMA,
-    "publish a model with 'mbcal registry publish'",
-    "publish the model again, or roll back to a whole version",
-    ModelError,
-)
-_NAME = re.compile(r"v\d{6,}")
-_MODEL_FILES = ("weights.safetensors", "optimiser.safetensors", "items.parquet")
-"""Files of a version that are its model's."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Version:
-    """One version opened and verified: what a service ranks with."""
-
-    name: str
-    path: Path
-    manifest: Mapping[str, Any]
-    scorer: Scorer
-    catalog: Catalog
-    """Names and titles of items; without features, which are in the tables."""
-    behaviours: Behaviours
-    horizon: int
-    history: int
-    seen: NDArray[np.bool_]
-    """(rows,) which items the model has met."""
-    parent: str | None
-    """The version that was live when this one was published."""
-    metrics: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        return f"<Version {self.name}: {self.manifest['agent']}, {len(self.catalog):,} items>"
-
-
-@dataclass(frozen=True)
-class _Pointer:
-    """What `current.json` says."""
-
-    current: str | None = None
-    before: tuple[str, ...] = ()
-    """The versions that were live before, oldest first: where `rollback` goes."""
-    newest: int = 0
-    """The highest number a removed version may have had: none is given twice."""
-
 
 class Registry:
-    """A folder of versions, of which one is live."""
+    """A folder of versions, of which at most one is live.
+
+    Args:
+        path: The registry's folder. `publish` creates it if absent.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -100,52 +45,48 @@ class Registry:
         return f"<Registry {str(self.path)!r}: {len(self.versions())} versions, live {self.current() or 'none'}>"
 
     def versions(self) -> list[str]:
-        """All whole versions, oldest first."""
+        """Return the names of all complete versions, oldest first."""
         try:
-            names = [entry.name for entry in self._versions.iterdir() if _NAME.fullmatch(entry.name)]
+            names = [entry.name for entry in self._versions.iterdir() if is_version_name(entry.name)]
         except OSError:
             return []
-        return sorted((name for name in names if (self._versions / name / "manifest.json").is_file()), key=_number)
+        return sorted((name for name in names if (self._versions / name / "manifest.json").is_file()), key=version_number)
 
     def current(self) -> str | None:
-        """The live version; None as long as there is none."""
-        return self._pointer().current
+        """Return the name of the live version; None if there is none."""
+        return read_pointer(self.path).current
 
     def previous_versions(self) -> list[str]:
-        """The versions that were live before the current one, oldest first."""
-        return list(self._pointer().before)
+        """Return the versions that were live before the current one, oldest first."""
+        return list(read_pointer(self.path).before)
 
     def manifest(self, name: str | None = None) -> dict[str, Any]:
-        """What a version (the live one if not named) says of itself; its files are not read."""
-        path = self._folder(name)
-        said = VERSION_KIND.open(path)
-        schema = said["version"].get("schema") if isinstance(said.get("version"), dict) else None
-        if schema != VERSION_SCHEMA:
-            problem = "a model, not a version" if schema is None else f"a version of schema {schema}, not {VERSION_SCHEMA}"
-            raise ModelError(f"{path}: {problem}; {VERSION_KIND.remedy}")
-        return said
+        """Read the manifest of a version. Its other files are not read.
+
+        Args:
+            name: The version; by default the live one.
+
+        Raises:
+            ModelError: If there is no such version, or its manifest is damaged.
+        """
+        return read_version_manifest(self._version_path(name))
 
     def open(self, name: str | None = None) -> Version:
-        """A version (the live one if not named), verified: hashes, shapes, finite numbers, and the golden scores."""
-        wanted = self.current() if name is None else name
+        """Open a version and verify it: hashes, shapes, finite numbers, and the scores of the verification cases.
+
+        Args:
+            name: The version; by default the live one.
+
+        Raises:
+            ModelError: If there is no such version, or anything in it is damaged.
+        """
+        requested = self.current() if name is None else name
         try:
-            return self._open(wanted)
+            return open_version(self._version_path(requested))
         except ModelError:
-            if name is None and self.current() != wanted:  # replaced and removed while it was read
+            if name is None and self.current() != requested:  # it was replaced and removed while it was read
                 return self.open()
             raise
-
-    def _open(self, name: str | None) -> Version:
-        path = self._folder(name)
-        opened = Artifact(path, VERSION_KIND, self.manifest(path.name))
-        try:
-            return _verified(opened)
-        except ModelError as error:
-            if str(path) in str(error):
-                raise
-            raise opened.damage_error(str(error)) from error
-        except (LookupError, TypeError, ValueError, AttributeError, OSError, MbcalError) as error:  # another program's
-            raise opened.damage_error(f"{type(error).__name__}: {error}") from error
 
     def publish(
         self,
@@ -156,152 +97,133 @@ class Registry:
     ) -> str:
         """Make a model the next version.
 
-        The scorer without torch must score the verification cases as the agent itself does, or nothing is written.
+        Nothing is written unless the model scores the verification cases without torch as the agent itself does.
 
         Args:
-            model: A model folder, or a fitted agent. An agent of one's own class is published as an object.
+            model: A model folder, or a fitted agent. An agent of your own class must be given as an object.
             metrics: Plain values kept with the version.
-            activate: Make it the live version at once.
+            activate: Whether to make it the live version.
 
         Returns:
             The version's name, such as `v000003`.
 
         Raises:
             ModelError: If the model is damaged, or ranks differently without torch.
-            OutputError: If the registry cannot be written.
+            OptionError: If metrics are not plain values.
+            OutputError: If the registry cannot be written, or the folder holds something else.
         """
-        from mbcal.agents import Agent
-
-        checked_metrics = _checked_metrics(metrics or {})
+        metrics = checked_metrics(metrics or {})
         self._refuse_other_folders()
-        if not isinstance(model, Agent):
-            return self._publish(Artifact.open(model, MODEL_KIND), None, checked_metrics, activate)
-        with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:
-            saved = Artifact.open(model.save(Path(folder) / "model"), MODEL_KIND)
-            return self._publish(saved, type(model), checked_metrics, activate)
-
-    def _publish(self, source: Artifact, kind: type[Agent] | None, metrics: dict[str, Any], activate: bool) -> str:
-        scorer, scorer_arrays, verification = _prepare_version(source, kind)
-        manifest = {key: value for key, value in source.manifest.items() if key not in _REWRITTEN}
-        model_files = {name: MODEL_KIND.read(source.path, source.manifest, name) for name in _MODEL_FILES}
-        with self._turn():
-            name = f"v{self._highest() + 1:06d}"
-            manifest["version"] = {
-                "schema": VERSION_SCHEMA,
-                "scorer": scorer,
-                "parent": self._pointer().current,
-                "metrics": metrics,
-                "published": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            files = {"scorer": scorer_arrays, "verification": verification}
-            write_artifact(self._versions / name, VERSION_KIND, manifest, files, extra=model_files)
+        content = prepare_version(model)
+        with self._locked():
+            name = f"v{self._highest_number() + 1:06d}"
+            content.write(self._versions / name, self.current(), metrics)
             self.open(name)
             if activate:
                 self._go_live(name)
         return name
 
     def activate(self, name: str) -> None:
-        """Make a version live; one that does not verify is refused."""
-        with self._turn():
+        """Make a version live.
+
+        Raises:
+            ModelError: If there is no such version, or it is damaged; the live version stays.
+            OutputError: If the registry cannot be written.
+        """
+        with self._locked():
             self.open(name)
             self._go_live(name)
 
     def rollback(self) -> str:
-        """Make the version live that was before the current one; its name."""
-        with self._turn():
-            pointer = self._pointer()
+        """Make the version live that was live before the current one.
+
+        Returns:
+            Its name.
+
+        Raises:
+            ModelError: If there is none, or it is damaged; the live version stays.
+            OutputError: If the registry cannot be written.
+        """
+        with self._locked():
+            pointer = read_pointer(self.path)
             if not pointer.before:
-                rule = (
-                    f"{self.path}: no version was live before {pointer.current or 'now'}, so there is none to roll back to"
-                )
-                raise ModelError(f"{rule}; choose one with 'mbcal registry activate'")
+                problem = f"{self.path}: no version was live before {pointer.current or 'now'}"
+                raise ModelError(f"{problem}; choose one with 'mbcal registry activate'")
             *before, name = pointer.before
             self.open(name)
-            self._point(_Pointer(name, tuple(before), pointer.newest))
+            write_pointer(self.path, Pointer(name, tuple(before), pointer.newest))
         return name
 
     def gc(self, keep: int) -> list[str]:
-        """Remove versions older than the live one, but for the last `keep` that were live before it; those removed.
+        """Remove versions older than the live one, and what killed processes left.
 
-        Versions newer than the live one stay: they may be about to go live. What killed publishers left goes too.
+        Versions newer than the live one stay, since they may be activated later.
+
+        Args:
+            keep: How many of the versions that were live before to keep, for `rollback`.
+
+        Returns:
+            The names of the removed versions.
+
+        Raises:
+            OptionError: If keep is negative.
+            OutputError: If the registry cannot be written.
         """
         if keep < 0:
             raise OptionError(f"keep: must be 0 or more, got {keep}")
         if not self._versions.is_dir():
             return []
-        with self._turn():
-            pointer = self._pointer()
+        with self._locked():
+            pointer = read_pointer(self.path)
             before = pointer.before[len(pointer.before) - min(keep, len(pointer.before)) :]
+            live_number = version_number(pointer.current)
             needed = {pointer.current, *before}
-            removed = [name for name in self.versions() if name not in needed and _number(name) < _number(pointer.current)]
-            if removed or before != pointer.before:
-                self._point(_Pointer(pointer.current, before, self._highest()))  # first: it never names what is gone
-            with _writing(self.path):
-                for name in removed:  # gone whole: a reader sees all of it or nothing
-                    os.rename(self._versions / name, self._versions / f".{name}.partial-removed")
-                for left in self._versions.glob(".v*.partial-*"):
-                    shutil.rmtree(left)
-                for left in self.path.glob(".current.json.partial-*"):
-                    left.unlink()
+            removed = [name for name in self.versions() if name not in needed and version_number(name) < live_number]
+            if removed or before != pointer.before:  # the pointer first, so that it never names a removed version
+                write_pointer(self.path, Pointer(pointer.current, before, self._highest_number()))
+            for name in removed:  # renamed first: a reader sees a complete version or none
+                os.rename(self._versions / name, self._versions / f".{name}.partial-removed")
+            for leftover in self._versions.glob(".v*.partial-*"):
+                shutil.rmtree(leftover)
+            for leftover in self.path.glob(f".{POINTER_NAME}.partial-*"):
+                leftover.unlink()
         return removed
 
     @property
     def _versions(self) -> Path:
         return self.path / "versions"
 
-    def _folder(self, name: str | None) -> Path:
-        """Where a version lies, or in one sentence why it is not there."""
+    def _version_path(self, name: str | None) -> Path:
+        """Return the folder of a version (by default the live one); raises ModelError if there is none."""
         name = self.current() if name is None else name
         if name is None:
-            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.make}")
-        if not _NAME.fullmatch(name) or not (self._versions / name).is_dir():
+            raise ModelError(f"{self.path}: no version is live; {VERSION_KIND.how_to_create}")
+        if not is_version_name(name) or not (self._versions / name).is_dir():
             known = self.versions()
             listed = f"known are {', '.join(known[-5:])}" if known else "there are none"
             raise ModelError(f"{self.path}: has no version {name!r}; {listed}.{nearest(name, known)}")
         return self._versions / name
 
     def _refuse_other_folders(self) -> None:
-        taken = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
-        if taken and not self._versions.is_dir():
-            raise OutputError(f"{self.path}: already exists and is no registry; choose another folder")
+        is_taken = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
+        if is_taken and not self._versions.is_dir():
+            raise OutputError(f"{self.path}: already exists and is not a registry; choose another folder")
 
-    def _highest(self) -> int:
-        names = [entry.name for entry in self._versions.iterdir() if _NAME.fullmatch(entry.name)]
-        return max([self._pointer().newest, *map(_number, names)])
-
-    def _pointer(self) -> _Pointer:
-        file = self.path / "current.json"
-        try:
-            said = json.loads(file.read_bytes())
-            pointer = _Pointer(said["current"], tuple(said["before"]), said["newest"])
-            if not all(_NAME.fullmatch(name) for name in (*pointer.before, pointer.current or "v000000")):
-                raise ValueError("it names no versions")
-            if not isinstance(pointer.newest, int):
-                raise TypeError("newest must be a number")
-        except (FileNotFoundError, NotADirectoryError):
-            return _Pointer()
-        except OSError as error:
-            raise ModelError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ModelError(
-                f"{file}: damaged ({error}); remove it and run 'mbcal registry activate' to choose one"
-            ) from error
-        return pointer
+    def _highest_number(self) -> int:
+        """Highest number of any version, complete or not, existing or removed."""
+        names = [entry.name for entry in self._versions.iterdir() if is_version_name(entry.name)]
+        return max([read_pointer(self.path).newest, *map(version_number, names)])
 
     def _go_live(self, name: str) -> None:
-        pointer = self._pointer()
-        if pointer.current != name:
-            before = pointer.before if pointer.current is None else (*pointer.before, pointer.current)
-            self._point(_Pointer(name, before, pointer.newest))
-
-    def _point(self, pointer: _Pointer) -> None:
-        said = {"current": pointer.current, "before": pointer.before, "newest": pointer.newest}
-        write_atomic(self.path / "current.json", (json.dumps(said, indent=2) + "\n").encode())
+        pointer = read_pointer(self.path)
+        activated = pointer.activated(name)
+        if activated != pointer:
+            write_pointer(self.path, activated)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One writer at a time; the lock goes with its process, however that ends."""
-        with _writing(self.path):
+    def _locked(self) -> Iterator[None]:
+        """Exclude other writers; the lock ends with its process. An OSError becomes an OutputError."""
+        try:
             self._versions.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -309,82 +231,5 @@ class Registry:
                 yield
             finally:
                 os.close(descriptor)
-
-
-_REWRITTEN = ("kind", "schema", "mbcal", "files", "content_hash", "version")
-"""What a manifest says anew of every folder."""
-
-
-def _prepare_version(source: Artifact, kind: type[Agent] | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A model's scorer as JSON and arrays, and verification cases with the scores of the agent itself."""
-    import torch
-
-    from mbcal.agents import load
-
-    agent = load(source.path, "cpu") if kind is None else kind.load(source.path, "cpu")
-    rows, behaviours = agent.domain.catalog.n_rows, len(agent.domain.behaviours)
-    scorer, files = scorer_to_arrays(to_numpy(agent.fitted_scorer))
-    cases = verification_cases(rows, behaviours, agent.domain.n_users, agent.domain.history)
-    with torch.no_grad():
-        answers = verification_scores(agent.fitted_scorer, cases, torch.from_numpy)
-    try:
-        plain = scorer_from_arrays(scorer, files, rows, behaviours)
-    except ModelError as error:
-        raise ModelError(f"{source.path}: {error}; fit the model again") from error
-    difference = score_difference(answers, verification_scores(plain, cases))
-    if difference:
-        raise ModelError(f"{source.path}: ranks otherwise without torch ({difference}), so it is not published")
-    return scorer, {**files, "seen": agent.seen()}, {**cases, **{f"answers/{name}": said for name, said in answers.items()}}
-
-
-def _verified(opened: Artifact) -> Version:
-    """The version in a folder; ModelError for what does not fit."""
-    said, about = opened.manifest, opened.manifest["version"]
-    for name in _MODEL_FILES:
-        VERSION_KIND.read(opened.path, said, name)
-    catalog, behaviours = opened.names, opened.behaviours
-    files, golden = opened.arrays("scorer"), opened.arrays("verification")
-    seen = files.pop("seen", None)
-    if seen is None or seen.dtype != bool or seen.shape != (catalog.n_rows,):
-        raise ModelError(f"scorer: 'seen' must hold {catalog.n_rows} truths, one an item row")
-    scorer = scorer_from_arrays(about["scorer"], files, catalog.n_rows, len(behaviours))
-    problem = case_problem(golden, catalog.n_rows, len(behaviours))
-    if not problem:
-        wanted = {name.removeprefix("answers/"): array for name, array in golden.items() if name.startswith("answers/")}
-        problem = score_difference(wanted, verification_scores(scorer, golden))
-    if problem:
-        raise ModelError(f"its golden cases do not come out: {problem}")
-    return Version(
-        name=opened.path.name,
-        path=opened.path,
-        manifest=said,
-        scorer=scorer,
-        catalog=catalog,
-        behaviours=behaviours,
-        horizon=int(said["horizon"]),
-        history=int(said["history"]),
-        seen=seen,
-        parent=about["parent"],
-        metrics=dict(about["metrics"]),
-    )
-
-
-def _checked_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise OptionError(f"metrics: must be names with finite numbers, texts or lists of them ({error})") from error
-    return kept
-
-
-def _number(name: str | None) -> int:
-    return int(name[1:]) if name else 0
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """A disk's refusal in our words."""
-    try:
-        yield
-    except OSError as error:
-        raise to_output_error(str(path), error) from error
+        except OSError as error:
+            raise to_output_error(str(self.path), error) from error

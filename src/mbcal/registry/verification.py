@@ -1,4 +1,4 @@
-"""Golden cases: a few sessions whose scores travel with a model, so that whoever opens it can see it ranks the same."""
+"""Verification cases: sessions stored with a version together with their scores, to check that it still ranks the same."""
 
 from __future__ import annotations
 
@@ -14,81 +14,113 @@ from mbcal.types import MASK_ROW, UNKNOWN_ROW
 Arrays = dict[str, NDArray[Any]]
 
 SESSIONS, CANDIDATES, STEPS = 8, 24, 3
-"""How many; enough candidates that the compiled scores are taken where there are any."""
+"""Size of the cases. 24 candidates are enough for the compiled scorer to be used where it is available."""
 TOLERANCE = 1e-5
-"""How far scores may lie apart, as a share of the largest of their kind or of 1."""
+"""Largest difference of two scores, relative to the largest score of the array or to 1, whichever is larger."""
+SCORES_PREFIX = "answers/"
+"""Before the names of stored scores, which share a file with the cases."""
 
-_INPUTS = {"user": 1, "history_items": 2, "history_behaviours": 2, "history_length": 1, "items": 2, "behaviours": 2}
+_AXES = {
+    "user": 1,
+    "history_items": 2,
+    "history_behaviours": 2,
+    "history_length": 1,
+    "items": 2,
+    "behaviours": 2,
+    "candidates": 2,
+}
+"""Number of axes of every array of the cases."""
 
 
 def verification_cases(rows: int, behaviours: int, users: int, history: int) -> Arrays:
-    """Sessions over a catalogue: histories from none to full, users known and unknown, items in and out of the catalogue."""
-    draw = np.random.default_rng(0)
+    """Generate sessions over a catalogue: empty to full histories, known and unknown users, known and unknown items.
+
+    Args:
+        rows: Catalogue rows.
+        behaviours: Number of behaviours.
+        users: Number of users the model knows.
+        history: Steps of history, H.
+
+    Returns:
+        With B = SESSIONS: `user` (B,), `history_items` and `history_behaviours` (B, H), `history_length` (B,), `items` and
+        `behaviours` (B, STEPS), `candidates` (B, CANDIDATES). The same for the same arguments.
+    """
+    rng = np.random.default_rng(0)
     length = np.linspace(0, history, SESSIONS).astype(np.int32)
-    counts = np.arange(history) < length[:, None]
-    user = np.where(np.arange(SESSIONS) % 2, draw.integers(0, max(users, 1), SESSIONS), UNKNOWN_USER)
-    candidates = draw.integers(UNKNOWN_ROW, rows, (SESSIONS, CANDIDATES))
+    is_step = np.arange(history) < length[:, None]
+    user = np.where(np.arange(SESSIONS) % 2, rng.integers(0, max(users, 1), SESSIONS), UNKNOWN_USER)
+    candidates = rng.integers(UNKNOWN_ROW, rows, (SESSIONS, CANDIDATES))
     candidates[:, 0] = UNKNOWN_ROW
     return {
         "user": user.astype(np.int32),
-        "history_items": np.where(counts, draw.integers(UNKNOWN_ROW, rows, counts.shape), MASK_ROW).astype(np.int32),
-        "history_behaviours": np.where(counts, draw.integers(0, behaviours, counts.shape), 0).astype(np.uint8),
+        "history_items": np.where(is_step, rng.integers(UNKNOWN_ROW, rows, is_step.shape), MASK_ROW).astype(np.int32),
+        "history_behaviours": np.where(is_step, rng.integers(0, behaviours, is_step.shape), 0).astype(np.uint8),
         "history_length": length,
-        "items": draw.integers(UNKNOWN_ROW, rows, (SESSIONS, STEPS)).astype(np.int32),
-        "behaviours": draw.integers(0, behaviours, (SESSIONS, STEPS)).astype(np.uint8),
+        "items": rng.integers(UNKNOWN_ROW, rows, (SESSIONS, STEPS)).astype(np.int32),
+        "behaviours": rng.integers(0, behaviours, (SESSIONS, STEPS)).astype(np.uint8),
         "candidates": candidates.astype(np.int32),
     }
 
 
 def verification_scores(
-    scorer: Scorer, cases: Mapping[str, NDArray[Any]], given: Callable[[Any], Any] = np.asarray
+    scorer: Scorer, cases: Mapping[str, NDArray[Any]], convert: Callable[[Any], Any] = np.asarray
 ) -> Arrays:
-    """`score` and `parts/NAME` (B, steps + 1, C) of cases, before every step and after the last.
+    """Score the candidates of the cases before every step and after the last.
 
-    `given` makes of an array what the scorer takes; what comes back is numpy.
+    Args:
+        scorer: The scorer.
+        cases: The cases.
+        convert: Converts a numpy array to the scorer's type, e.g. `torch.from_numpy`.
+
+    Returns:
+        `score` and one `parts/NAME` per part of the score, each (B, STEPS + 1, CANDIDATES).
     """
-    state = scorer.begin(*(given(cases[name]) for name in ("user", "history_items", "history_behaviours", "history_length")))
-    candidates, steps = given(cases["candidates"]), cases["items"].shape[1]
-    said: dict[str, list[NDArray[Any]]] = {}
+    state = scorer.begin(
+        *(convert(cases[name]) for name in ("user", "history_items", "history_behaviours", "history_length"))
+    )
+    candidates, steps = convert(cases["candidates"]), cases["items"].shape[1]
+    scores: dict[str, list[NDArray[Any]]] = {}
     for step in range(steps + 1):
         parts = {f"parts/{name}": part for name, part in scorer.score_parts(state, candidates).items()}
         for name, values in {"score": scorer.score(state, candidates), **parts}.items():
-            said.setdefault(name, []).append(np.asarray(values))
+            scores.setdefault(name, []).append(np.asarray(values))
         if step < steps:
-            items, behaviours = (given(np.ascontiguousarray(cases[name][:, step])) for name in ("items", "behaviours"))
+            items, behaviours = (convert(np.ascontiguousarray(cases[name][:, step])) for name in ("items", "behaviours"))
             state = scorer.observe(state, items, behaviours)
-    return {name: np.stack(values, 1) for name, values in said.items()}
+    return {name: np.stack(values, 1) for name, values in scores.items()}
 
 
-def score_difference(wanted: Mapping[str, NDArray[Any]], got: Mapping[str, NDArray[Any]]) -> str:
-    """Where two sets of answers differ, in words; empty where they do not."""
-    if set(wanted) != set(got):
-        return f"parts are {', '.join(sorted(got))} instead of {', '.join(sorted(wanted))}"
-    for name, values in wanted.items():
-        if values.shape != got[name].shape:
-            return f"{name} has shape {got[name].shape} instead of {values.shape}"
-        if not (np.isfinite(values).all() and np.isfinite(got[name]).all()):
-            return f"{name} is not finite everywhere"
-        apart = float(np.abs(values.astype(np.float64) - got[name]).max(initial=0.0))
-        if apart > TOLERANCE * max(1.0, float(np.abs(values).max(initial=0.0))):
-            return f"{name} is off by {apart:.2g}"
+def score_difference(expected: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArray[Any]]) -> str:
+    """Describe the first difference between two sets of scores; an empty string if they agree within TOLERANCE."""
+    if set(expected) != set(actual):
+        return f"parts are {', '.join(sorted(actual))} instead of {', '.join(sorted(expected))}"
+    for name, values in expected.items():
+        if values.shape != actual[name].shape:
+            return f"{name} has shape {actual[name].shape} instead of {values.shape}"
+        if not (np.isfinite(values).all() and np.isfinite(actual[name]).all()):
+            return f"{name} holds NaN or infinity"
+        difference = float(np.abs(values.astype(np.float64) - actual[name]).max(initial=0.0))
+        if difference > TOLERANCE * max(1.0, float(np.abs(values).max(initial=0.0))):
+            return f"{name} is off by {difference:.2g}"
     return ""
 
 
 def case_problem(cases: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> str:
-    """What makes these no cases for a catalogue of this many rows, in words; empty if nothing does."""
-    for name, axes in {**_INPUTS, "candidates": 2}.items():
+    """Describe why these are not cases for a catalogue of this size; an empty string if they are."""
+    for name, axes in _AXES.items():
         array = cases.get(name)
         if array is None:
             return f"{name} is missing"
         if array.ndim != axes or array.dtype.kind not in "iu" or len(array) != len(cases["user"]) or not len(array):
             return f"{name} has shape {array.shape} of {array.dtype}"
-        top = (
-            rows if name.endswith("items") or name == "candidates" else behaviours if name.endswith("behaviours") else 2**31
-        )
-        if array.size and not 0 <= int(array.min()) <= int(array.max()) < top:
-            return f"{name} must lie in 0..{top - 1}"
-    for one, other in (("history_items", "history_behaviours"), ("items", "behaviours")):
-        if cases[one].shape != cases[other].shape:
-            return f"{one} and {other} have different shapes"
+        limit = 2**31
+        if name.endswith("items") or name == "candidates":
+            limit = rows
+        elif name.endswith("behaviours"):
+            limit = behaviours
+        if array.size and not 0 <= int(array.min()) <= int(array.max()) < limit:
+            return f"{name} must be in 0..{limit - 1}"
+    for first, second in (("history_items", "history_behaviours"), ("items", "behaviours")):
+        if cases[first].shape != cases[second].shape:
+            return f"{first} and {second} have different shapes"
     return ""

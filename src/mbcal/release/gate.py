@@ -1,4 +1,4 @@
-"""Whether a candidate may replace the live version: checks on logged and simulated sessions of users who did not teach it."""
+"""Whether a candidate may replace the live version: checks on sessions of users who did not teach it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
-from mbcal.data.cutting import stable_hash
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.join import JoinCounts
 from mbcal.environments.rollout import rollout
 from mbcal.environments.simulator import Simulator
@@ -125,7 +125,7 @@ def check_by_log(
         epsilon: Exploration with which either is served.
         seed: Names resamples.
         has_simulator: Whether a simulator is asked, too.
-        progress: Is told about sessions.
+        progress: Notified of sessions.
 
     Returns:
         The checks `overlap` and, with enough overlap, `off-policy`; and all estimates.

@@ -6,8 +6,8 @@
                                          └─▶ users who judge ──▶ off-policy estimates ───┼─▶ published, or refused
                                              simulator (if any) ──▶ both served, paired ─┘
 
-No user who taught a candidate judges it, in this update or a later one. The candidate goes live only if every check says that
-it is no worse than the version it would replace, up to a small tolerance. A crash anywhere leaves the old version live.
+No user who taught a candidate judges it, in this update or a later one. The candidate goes live only if every check says
+that it is no worse than the version it would replace, up to a small tolerance. A crash anywhere leaves the old version live.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ class UpdateConfig:
     """Passes over their sessions."""
     epsilon: float = 0.1
     """Exploration with which the candidate would be served."""
-    gate: GateConfig = GateConfig()
+    gate: GateConfig = field(default_factory=GateConfig)
+    """Conditions of the gate."""
     seed: int = 0
     """Names resamples and simulated noise. Who judges does not depend on it."""
 
@@ -88,7 +89,7 @@ def update(
         device: Where to learn and judge.
         engine: Whose workers learn; by default this process.
         resources: What each worker takes of a machine.
-        progress: Is told about epochs and sessions.
+        progress: Notified of epochs and sessions.
         **settings: Single settings of the config, or of its gate, by name: `epochs=5`, `tolerance=0.02`.
 
     Returns:

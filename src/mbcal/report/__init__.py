@@ -1,1 +1,1 @@
-"""Results to look at: figures and pages."""
+"""Reports: tables, figures and pages."""

@@ -1,4 +1,4 @@
-"""`RUN/report.html`, tables and figures from what a run has so far."""
+"""Write `RUN/report.html`, tables and figures of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -11,60 +11,71 @@ from typing import Any
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.figures import colour, draw_figures
-from mbcal.report.tables import RunSummary, Table, shown
+from mbcal.report.summary import RunSummary
+from mbcal.report.tables import Table, format_value, run_tables
 from mbcal.storage.atomic import write_atomic
 from mbcal.types import Behaviours
 
 
-def write_report(run: Run) -> Path:
-    """Write everything and return the page's path."""
-    findings = RunSummary(run)
-    tables = findings.tables()
+def write_report(run: Run, summary: RunSummary | None = None) -> Path:
+    """Write the page, all tables (CSV, and one Markdown file) and all figures (SVG, PNG) into the run's folder.
+
+    Args:
+        run: The run, finished or not.
+        summary: Its summary; made if None.
+
+    Returns:
+        The path of the page.
+    """
+    summary = summary or RunSummary(run)
+    tables = run_tables(summary)
     for table in tables:
         write_atomic(run.folder / "tables" / f"{table.name}.csv", table.csv().encode())
     write_atomic(run.folder / "tables" / "tables.md", "\n".join(table.markdown() for table in tables).encode())
-    for name, content in draw_figures(findings).items():
+    for name, content in draw_figures(summary).items():
         write_atomic(run.folder / "figures" / name, content)
     page = run.folder / "report.html"
-    write_atomic(page, render(findings, tables).encode())
+    write_atomic(page, render_page(summary, tables).encode())
     return page
 
 
-def render(findings: RunSummary, tables: list[Table]) -> str:
-    """One self-contained page: style, script and data inside, nothing from elsewhere."""
-    run = findings.run
+def render_page(summary: RunSummary, tables: list[Table]) -> str:
+    """Return the page as HTML: one self-contained file with style, script and data inside."""
+    run = summary.run
     parts = {
         name: files("mbcal.report").joinpath("page", name).read_text("utf-8")
         for name in ("page.html", "page.css", "page.js")
     }
-    # a script element ends at the first "</", wherever it stands; JSON may write it as "<\/"
-    data = json.dumps(_data(findings), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
-    filled = {
+    # a script element ends at the first "</", even inside a string; JSON may write it as "<\/"
+    data = json.dumps(_page_data(summary), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+    contents = {
         "STYLE": parts["page.css"],
-        "HEADLINE": escape(findings.headline()),
-        "WARNINGS": "".join(f"<p class=warning>{escape(warning)}</p>" for warning in findings.warnings()),
+        "HEADLINE": escape(summary.headline()),
+        "WARNINGS": "".join(f"<p class=warning>{escape(warning)}</p>" for warning in summary.warnings()),
         "SOURCE": escape(run.settings.data),
-        "TABLES": "".join(_table(table) for table in tables),
+        "TABLES": "".join(table_html(table) for table in tables),
         "SETTINGS": escape(json.dumps(to_dict(run.settings), indent=2)),
         "VERSIONS": escape((run.folder / "run.json").read_text("utf-8")),
         "DATA": data,
         "SCRIPT": parts["page.js"],
     }
     page = parts["page.html"]
-    for name, text in filled.items():
+    for name, text in contents.items():
         page = page.replace("{{" + name + "}}", text)
     return page
 
 
-def _table(table: Table) -> str:
-    numeric = [all(isinstance(row[k], int | float | None) for row in table.rows) for k in range(len(table.columns))]
-    kept = [k for k in range(len(table.columns)) if any(row[k] is not None for row in table.rows)]
+def table_html(table: Table) -> str:
+    """Return a section of the page with the table; columns without any value are left out."""
+    count = len(table.columns)
+    is_number = [all(isinstance(row[k], int | float | None) for row in table.rows) for k in range(count)]
+    used = [k for k in range(count) if any(row[k] is not None for row in table.rows)]
 
     def cell(tag: str, k: int, text: str) -> str:
-        return f"<{tag}{' class=number' if numeric[k] else ''}>{escape(text)}</{tag}>"
+        return f"<{tag}{' class=number' if is_number[k] else ''}>{escape(text)}</{tag}>"
 
-    head = "".join(cell("th", k, table.columns[k]) for k in kept)
-    body = "".join(f"<tr>{''.join(cell('td', k, shown(row[k])) for k in kept)}</tr>" for row in table.rows)
+    head = "".join(cell("th", k, table.columns[k]) for k in used)
+    body = "".join(f"<tr>{''.join(cell('td', k, format_value(row[k])) for k in used)}</tr>" for row in table.rows)
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
     return (
         f'<section id="table-{table.name}"><h2>{escape(table.title)}</h2><div class=scroll><table>'
@@ -72,24 +83,24 @@ def _table(table: Table) -> str:
     )
 
 
-def _data(findings: RunSummary) -> dict[str, Any]:
-    """What the page draws."""
-    run, curves = findings.run, findings.curves()
-    agents = list(dict.fromkeys(result.cell.agent for result in findings.results))
-    seen = next((one.record["xray"] for one in findings.of("batch").get("mbcal", []) if one.record.get("xray")), None)
+def _page_data(summary: RunSummary) -> dict[str, Any]:
+    """The values that page.js draws."""
+    run = summary.run
+    agents = list(dict.fromkeys(result.cell.agent for result in summary.results))
+    mbcal_records = [result.record for result in summary.by_agent("batch").get("mbcal", [])]
     behaviours: Behaviours = run.store().behaviours
     return {
-        "colours": {agent: colour(place) for place, agent in enumerate(agents)},
-        "curves": curves,
+        "colours": {agent: colour(index) for index, agent in enumerate(agents)},
+        "curves": summary.curves(),
         "rewards": {
             judge: [
                 {"agent": agent, "mean": mean.mean, "low": mean.low, "high": mean.high}
-                for agent, mean, _ in findings.ranked("batch", judge)
+                for agent, mean, _ in summary.ranked("batch", judge)
             ]
-            for judge in findings.judges
+            for judge in summary.judges
         },
-        "judge": findings.judges[0],
+        "judge": summary.judges[0],
         "gamma": run.settings.gamma,
         "most": max(behaviours.rewards),
-        "xray": seen or [],
+        "xray": next((record["xray"] for record in mbcal_records if record.get("xray")), []),
     }

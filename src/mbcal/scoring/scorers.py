@@ -82,6 +82,9 @@ class ScorerState:
     previous: Array
     """(B,) the last behaviour, or the start symbol."""
 
+    def __repr__(self) -> str:
+        return f"<ScorerState: {len(self.previous)} sessions>"
+
 
 @dataclass(frozen=True)
 class NetScorer:
@@ -114,6 +117,9 @@ class NetScorer:
             for term, hidden in zip(self.terms.values(), state.hidden, strict=True)
         )
         return ScorerState(hidden, as_index(behaviour))
+
+    def __repr__(self) -> str:
+        return f"<NetScorer: {' + '.join(self.terms)}>"
 
 
 @dataclass(frozen=True)

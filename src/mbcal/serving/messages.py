@@ -1,154 +1,202 @@
-"""What clients say and what the service answers, as types; limits of texts and lists are part of them."""
+"""Requests and answers of the service as types, with the limits on lengths and values.
+
+Names of items, behaviours, users, sessions and decisions are text or whole numbers; a number stands for its text. Request
+types hold names as they were sent; the service converts them with `steps_as_text` and `mbcal.types.to_name`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from mbcal.types import Name, to_steps
+
 Text = Annotated[str, Meta(min_length=1, max_length=256)]
-"""A name: of an item, a user, a session, a decision."""
-Pair = tuple[Text, Text]
+WholeNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+RequestName = Text | WholeNumber
+"""A name in a request: 1 to 256 characters of text, or a 64-bit integer."""
+RequestStep = tuple[RequestName, RequestName]
 """(item, behaviour)."""
-PAST = 1000
-"""Steps of history, and of a session, that may be sent."""
+MAX_STEPS = 1000
+"""Maximum number of steps of a history, and of a session, in a request."""
 
 
-class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One user's request.
+class RankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One user's request, with the arguments of `Agent.rank` in their order.
 
-    With `session` the service remembers what was shown and what came of it; the history is taken from the first request.
-    Without, the client sends history and session whole, every time.
+    With `session`, the service remembers what was shown and the feedback on it; history and user are taken from the
+    session's first request. Without it, the client sends history and shown in every request.
     """
 
-    candidates: Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
+    history: Annotated[list[RequestStep], Meta(max_length=MAX_STEPS)] = []
+    """What the user did before the session, oldest first."""
+    candidates: Annotated[list[RequestName], Meta(min_length=1, max_length=10_000)]
+    """Items to rank, each once."""
+    shown: Annotated[list[RequestStep], Meta(max_length=MAX_STEPS)] | None = None
+    """What was shown in the session so far, oldest first; null for what the service remembers of the session."""
     k: Annotated[int, Meta(ge=1, le=1000)] = 10
-    session: Text | None = None
-    user: Text | None = None
-    history: Annotated[list[Pair], Meta(max_length=PAST)] = []
-    shown: Annotated[list[Pair], Meta(max_length=PAST)] | None = None
-    id: Text | None = None
-    """Chosen by the client: a repetition with the same id gets the same answer and is not logged again."""
+    """Maximum number of items in the answer."""
+    session: RequestName | None = None
+    user: RequestName | None = None
+    """Recorded in the decision log; ranking does not depend on it."""
+    id: RequestName | None = None
+    """Chosen by the client: a repeated request with the same id gets the same answer and is logged once."""
 
 
-class QuickRankRequest(RankRequest):
-    """The same with the candidates as they stand in the body, to be read by whoever knows the items."""
+class UndecodedRankRequest(RankRequest, kw_only=True):
+    """A `RankRequest` whose candidates are left as JSON, for `candidates.CandidateReader`."""
 
     candidates: msgspec.Raw  # type: ignore[assignment]
 
 
 class RankBatch(msgspec.Struct, forbid_unknown_fields=True):
-    """Several users in one call."""
+    """Requests of several users in one call."""
 
     batch: Annotated[list[RankRequest], Meta(min_length=1, max_length=256)]
 
 
 class RankedItem(msgspec.Struct):
-    """One item of an answer; `parts` add up to `score`."""
+    """One item of an answer."""
 
     item: str
     score: float
     parts: dict[str, float]
+    """Terms that add up to the score, such as instant and future."""
     propensity: float
+    """Probability of this item at this rank, given the items before it."""
     known: bool
+    """Whether the item occurred in training."""
 
 
 class RankAnswer(msgspec.Struct):
-    """The items in order; whoever shows them tells by `decision` what came of it."""
+    """The ranked items of one request."""
 
     decision: str
+    """Id of the decision, to be sent with feedback."""
     version: str
     epsilon: float
     items: list[RankedItem]
+    """At most k items, in the order in which they are to be shown."""
+
+
+class RankAnswers(msgspec.Struct):
+    """Answers to a `RankBatch`, in its order."""
+
+    answers: list[RankAnswer]
 
 
 class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What came of an item shown: the first of the decision unless named."""
+    """The behaviour of a user towards an item that was shown."""
 
-    decision: Text
-    behaviour: Text
-    item: Text | None = None
+    decision: RequestName
+    behaviour: RequestName
+    item: RequestName | None = None
+    """An item of the decision; null for its first."""
 
 
 class FeedbackBatch(msgspec.Struct, forbid_unknown_fields=True):
-    """Several in one call."""
+    """Feedback on several items in one call."""
 
     batch: Annotated[list[FeedbackRequest], Meta(min_length=1, max_length=1024)]
 
 
 class FeedbackAnswer(msgspec.Struct):
-    """`applied` is false where the session is no longer remembered; the feedback is in the log all the same."""
+    """Confirms that feedback was logged."""
 
     decision: str
     applied: bool
+    """Whether the session was updated; false if the decision or its session has expired."""
 
 
-class Problem(msgspec.Struct):
-    """Why there is no answer."""
+class FeedbackAnswers(msgspec.Struct):
+    """Answers to a `FeedbackBatch`, in its order."""
 
-    error: str
+    answers: list[FeedbackAnswer]
 
 
 class EpsilonRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """How often to explore from now on."""
+    """The exploration rate from now on."""
 
     epsilon: Annotated[float, Meta(ge=0, le=1)]
 
 
-def openapi(version: str) -> dict[str, Any]:
-    """The OpenAPI document of the service."""
-    kinds = (RankRequest, RankBatch, RankAnswer, FeedbackRequest, FeedbackBatch, FeedbackAnswer, Problem, EpsilonRequest)
-    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+class EpsilonAnswer(msgspec.Struct):
+    """The exploration rate in force."""
 
-    def body(*names: str) -> dict[str, Any]:
-        refs = [{"$ref": f"#/components/schemas/{name}"} for name in names]
-        schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
-        return {"content": {"application/json": {"schema": schema}}}
-
-    def answers(said: dict[str, Any], *problems: str) -> dict[str, Any]:
-        known = {"200": {"description": "done", **said}}
-        return known | {code: {"description": "no answer", **body("Problem")} for code in problems}
-
-    refused = ("400", "408", "413", "415", "422", "429", "503")
-    answer_rank = {"oneOf": [{"$ref": "#/components/schemas/RankAnswer"}, _many("answers", "RankAnswer")]}
-    answer_feedback = {"oneOf": [{"$ref": "#/components/schemas/FeedbackAnswer"}, _many("answers", "FeedbackAnswer")]}
-    paths: dict[str, Any] = {
-        "/v1/rank": {
-            "post": {
-                "operationId": "rank",
-                "summary": "Rank candidates for one user, or several.",
-                "requestBody": {"required": True, **body("RankRequest", "RankBatch")},
-                "responses": answers({"content": {"application/json": {"schema": answer_rank}}}, *refused),
-            }
-        },
-        "/v1/feedback": {
-            "post": {
-                "operationId": "feedback",
-                "summary": "Tell what came of items shown; twice is as good as once.",
-                "requestBody": {"required": True, **body("FeedbackRequest", "FeedbackBatch")},
-                "responses": answers({"content": {"application/json": {"schema": answer_feedback}}}, *refused),
-            }
-        },
-        "/v1/model": {"get": _plain("model", "The live version.", "503")},
-        "/v1/stats": {"get": _plain("stats", "Traffic and reward per session, by version.", "503")},
-        "/healthz": {"get": _plain("healthz", "Whether the process lives.")},
-        "/readyz": {"get": _plain("readyz", "Whether it ranks.", "503")},
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "mbcal", "version": version},
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
+    epsilon: float
 
 
-def _many(name: str, of: str) -> dict[str, Any]:
-    items = {"type": "array", "items": {"$ref": f"#/components/schemas/{of}"}}
-    return {"type": "object", "properties": {name: items}, "required": [name]}
+class ModelAnswer(msgspec.Struct):
+    """The live version."""
+
+    version: str
+    agent: str
+    items: int
+    """Number of items in the catalogue."""
+    behaviours: list[str]
+    rewards: list[float]
+    """Reward of every behaviour."""
+    metrics: dict[str, Any]
+    """Metrics given when the version was published."""
+    parent: str | None
+    """The version that was live when this one was published."""
+    epsilon: float
+    refused: dict[str, str]
+    """Versions that could not be opened, with the reason."""
 
 
-def _plain(name: str, summary: str, *problems: str) -> dict[str, Any]:
-    said = {"200": {"description": "done", "content": {"application/json": {"schema": {"type": "object"}}}}}
-    said |= {code: {"description": "not now"} for code in problems}
-    return {"operationId": name, "summary": summary, "responses": said}
+class VersionStats(msgspec.Struct):
+    """Traffic of one version since the server started."""
+
+    decisions: int
+    sessions: int
+    feedback: int
+    reward_per_session: float | None
+    """Null before the first session."""
+
+
+class StatsAnswer(msgspec.Struct):
+    """Traffic since the server started."""
+
+    seconds: float
+    """Since the server started."""
+    live: str | None
+    """The live version; null if none is published."""
+    epsilon: float
+    versions: dict[str, VersionStats]
+
+
+class AliveAnswer(msgspec.Struct):
+    """The process answers requests."""
+
+    alive: bool = True
+
+
+class ReadyAnswer(msgspec.Struct):
+    """The service ranks with this version."""
+
+    version: str
+
+
+class Problem(msgspec.Struct):
+    """Why a request was refused, in one sentence."""
+
+    error: str
+
+
+def steps_as_text(steps: Sequence[tuple[Name, Name]], what: str) -> tuple[tuple[str, str], ...]:
+    """Return (item, behaviour) pairs with numbers as their text.
+
+    Args:
+        steps: Pairs, as in a request.
+        what: The field they are from, for the error.
+
+    Raises:
+        InputError: If a name is neither text nor a whole number.
+    """
+    if all(type(item) is str and type(behaviour) is str for item, behaviour in steps):  # the usual case, and fast
+        return tuple(steps)  # type: ignore[arg-type]
+    return tuple(to_steps(steps, what))  # type: ignore[arg-type]

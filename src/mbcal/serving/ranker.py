@@ -1,8 +1,9 @@
-"""Candidates of a session to a ranked list with scores, parts and propensities: the service's arithmetic, without HTTP.
+"""Ranking for one session at a time: from names to items with scores, parts and propensities, without HTTP.
 
-The same scorers and choices as the laboratory's (`scorers.py`, `scoring.py`), on numpy arrays, one session at a time. Where
-a session stands is a function of its history and of what was shown; it is remembered between requests and made anew where
-it is not (another version, another worker, a client that sends everything itself), with the same answer.
+The scorers and the choice rule are those of the experiments (`scoring.scorers`, `scoring.choice`), on numpy arrays. The
+scorer state of a session is a function of its history and of what was shown. The states of recent sessions are cached;
+where one is not (another version, another server, a client that sends everything itself) it is computed from the start,
+with the same answer.
 """
 
 from __future__ import annotations
@@ -16,20 +17,17 @@ from numpy.typing import NDArray
 
 from mbcal.errors import InputError
 from mbcal.kernels.native.session import MOST, ChosenCandidates, TermArrays, session_ranker
-from mbcal.scoring.scorers import NetScorer, Scorer, ScorerState
-from mbcal.serving.candidates import Candidates, JsonReader, NameList
+from mbcal.scoring.scorers import UNKNOWN_USER, NetScorer, Scorer, ScorerState
+from mbcal.serving.candidates import CandidateReader, Candidates, NameList
 from mbcal.serving.messages import RankedItem
 from mbcal.types import UNKNOWN_ROW, Behaviours, Catalog
 
-UNKNOWN_USER = 2**31 - 1
-"""The service knows users by what they did, not by number."""
-
-Pairs = Sequence[tuple[str, str]]
-"""(item, behaviour), oldest first."""
+TextSteps = Sequence[tuple[str, str]]
+"""(item, behaviour) pairs, oldest first."""
 
 
 class RankableVersion(Protocol):
-    """What a version of a model must tell; `registry.Version` does."""
+    """What the ranker needs of a version of a model; `registry.Version` has it."""
 
     @property
     def name(self) -> str: ...
@@ -50,8 +48,8 @@ class RankableVersion(Protocol):
     def seen(self) -> NDArray[np.bool_]: ...
 
 
-class _Standing(NamedTuple):
-    """Where a session stands: the scorer's state after these steps."""
+class _CachedState(NamedTuple):
+    """The scorer's state of a session after these steps."""
 
     history: tuple[tuple[str, str], ...]
     shown: tuple[tuple[str, str], ...]
@@ -59,147 +57,208 @@ class _Standing(NamedTuple):
 
 
 class Ranker:
-    """One version, ready to rank. Safe to use from one thread; keeps where the latest sessions stand."""
+    """One version, ready to rank. Not thread-safe."""
 
-    def __init__(self, version: RankableVersion, remembered: int = 50_000) -> None:
-        self.version, self._remembered = version, remembered
-        self._standing: OrderedDict[str, _Standing] = OrderedDict()
-        names = version.behaviours.names
-        self._label = {name: place for place, name in enumerate(names)}
+    def __init__(self, version: RankableVersion, cache_size: int = 50_000) -> None:
+        """Prepare a version.
+
+        Args:
+            version: The version to rank with.
+            cache_size: Number of sessions whose scorer state is kept; the least recently used are dropped.
+        """
+        self.version, self._cache_size = version, cache_size
+        self._states: OrderedDict[str, _CachedState] = OrderedDict()
+        self._behaviour_index = {name: index for index, name in enumerate(version.behaviours.names)}
         self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)).tobytes()
         self._all = np.ones(MOST, np.bool_)
-        self._gone = np.zeros(version.catalog.n_rows, np.bool_)  # all false but while it is looked at
+        self._is_shown = np.zeros(version.catalog.n_rows, np.bool_)  # scratch of `_available`, false between calls
         self._parts = tuple(version.scorer.score_parts(self._begin(()), np.full((1, 1), UNKNOWN_ROW, np.int32)))
         self._native = session_ranker(_terms(version.scorer))
-        self.reader = JsonReader(version.catalog, None if self._native is None else self._native.rows)
+        self.reader = CandidateReader(version.catalog, None if self._native is None else self._native.rows)
+
+    @property
+    def uses_c(self) -> bool:
+        """Whether the C kernel ranks; otherwise numpy does."""
+        return self._native is not None
+
+    def is_cached(self, session: str) -> bool:
+        """Whether the scorer's state of this session is in the cache."""
+        return session in self._states
 
     def rank(
         self,
-        history: Pairs,
-        shown: Pairs,
+        history: TextSteps,
         candidates: Candidates | Sequence[str],
+        shown: TextSteps,
+        *,
         k: int,
         epsilon: float,
         uniform: NDArray[np.float64],
         session: str | None = None,
     ) -> list[RankedItem]:
-        """The best k in order, now and then (epsilon) another in their place, by uniform numbers (k, 2).
+        """Rank candidates for one session, epsilon-greedily at every rank.
 
-        What was shown in this session is not shown again before every candidate has been.
+        Args:
+            history: What the user did before the session; the version's latest `history` steps of it are used.
+            candidates: Items to rank, C of them. Those already shown are ranked only if every candidate was.
+            shown: What was shown in the session so far.
+            k: Maximum number of items to return.
+            epsilon: Probability, at each rank, of a uniformly random item among those left.
+            uniform: (k, 2) uniform random numbers in [0, 1): whether to explore, and which item.
+            session: Name under which the scorer's state is cached; None to compute it from the start.
+
+        Returns:
+            At most k items in order.
+
+        Raises:
+            InputError: If a behaviour is unknown to the version.
         """
-        asked = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
-        state, free = self.state_after(history, shown, session), self._free(asked, shown)
-        k = min(k, int(np.count_nonzero(free)))
-        given = (state, asked.rows, free, k, epsilon, uniform[:k])
-        places, chances, scores, parts = self._in_c(*given) or self._in_numpy(*given)
-        rows = asked.rows.data
-        known = [self._known[rows[place]] == 1 for place in places]
+        listed = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
+        state, available = self.state_after(history, shown, session), self._available(listed, shown)
+        k = min(k, int(np.count_nonzero(available)))
+        arguments = (state, listed.rows, available, k, epsilon, uniform[:k])
+        positions, propensities, scores, parts = self._rank_in_c(*arguments) or self._rank_in_numpy(*arguments)
+        rows = listed.rows.data
+        known = [self._known[rows[position]] == 1 for position in positions]
         return [
-            RankedItem(item, score, dict(zip(self._parts, its_parts, strict=True)), chance, is_known)
-            for item, score, its_parts, chance, is_known in zip(asked.at(places), scores, parts, chances, known, strict=True)
+            RankedItem(item, score, dict(zip(self._parts, values, strict=True)), propensity, is_known)
+            for item, score, values, propensity, is_known in zip(
+                listed.at(positions), scores, parts, propensities, known, strict=True
+            )
         ]
 
-    def _free(self, asked: Candidates, shown: Pairs) -> NDArray[np.bool_]:
-        """Which candidates may be chosen: those not shown yet, or all of them where none is left."""
-        if not shown and len(asked.rows) <= MOST:
-            return self._all[: len(asked.rows)]
-        gone = {item for item, _ in shown}
-        rows = self.version.catalog.rows_of(gone)
-        if UNKNOWN_ROW in rows:  # items that share the row of the unknown are told apart by name
-            free = np.fromiter((name not in gone for name in asked.at(range(len(asked.rows)))), np.bool_, len(asked.rows))
+    def _available(self, candidates: Candidates, shown: TextSteps) -> NDArray[np.bool_]:
+        """Which candidates may be chosen, (C,): those not shown yet, or all if all were shown."""
+        if not shown and len(candidates.rows) <= MOST:
+            return self._all[: len(candidates.rows)]
+        shown_items = {item for item, _ in shown}
+        rows = self.version.catalog.rows_of(shown_items)
+        if UNKNOWN_ROW in rows:  # unknown items share one row, so they are compared by name
+            names = candidates.at(range(len(candidates.rows)))
+            available = np.fromiter((name not in shown_items for name in names), np.bool_, len(names))
         else:
-            self._gone[rows] = True
-            free = ~self._gone[asked.rows]
-            self._gone[rows] = False
-        return free if free.any() else ~free
+            self._is_shown[rows] = True
+            available = ~self._is_shown[candidates.rows]
+            self._is_shown[rows] = False
+        return available if available.any() else ~available
 
-    def _in_c(
-        self, state: Any, rows: NDArray[np.int32], free: NDArray[np.bool_], k: int, epsilon: float, uniform: NDArray[Any]
+    def _rank_in_c(
+        self,
+        state: Any,
+        rows: NDArray[np.int32],
+        available: NDArray[np.bool_],
+        k: int,
+        epsilon: float,
+        uniform: NDArray[np.float64],
     ) -> ChosenCandidates | None:
         if self._native is None or not isinstance(state, ScorerState):
             return None
-        return self._native.rank(state.hidden, state.previous, rows, free, k, epsilon, uniform)
+        return self._native.rank(state.hidden, state.previous, rows, available, k, epsilon, uniform)
 
-    def _in_numpy(
-        self, state: Any, rows: NDArray[np.int32], free: NDArray[np.bool_], k: int, epsilon: float, uniform: NDArray[Any]
+    def _rank_in_numpy(
+        self,
+        state: Any,
+        rows: NDArray[np.int32],
+        available: NDArray[np.bool_],
+        k: int,
+        epsilon: float,
+        uniform: NDArray[np.float64],
     ) -> ChosenCandidates:
-        """The twin."""
-        said = self.version.scorer.score_parts(state, rows[None])
-        parts = np.stack([said[name][0] for name in self._parts])  # (parts, C)
+        """The reference implementation of `_rank_in_c`."""
+        parts_by_name = self.version.scorer.score_parts(state, rows[None])
+        parts = np.stack([parts_by_name[name][0] for name in self._parts])  # (parts, C)
         scores = np.add.reduce(parts)
-        places, chances = choose(scores, np.flatnonzero(free).tolist(), k, epsilon, uniform.tolist())
-        return ChosenCandidates(places, chances, scores[places].tolist(), parts[:, places].T.tolist())
+        positions, propensities = choose(scores, np.flatnonzero(available).tolist(), k, epsilon, uniform.tolist())
+        return ChosenCandidates(positions, propensities, scores[positions].tolist(), parts[:, positions].T.tolist())
 
-    def state_after(self, history: Pairs, shown: Pairs, session: str | None = None) -> Any:
-        """The scorer's state after the history and what was shown; from memory where the session is known there."""
+    def state_after(self, history: TextSteps, shown: TextSteps, session: str | None = None) -> Any:
+        """Return the scorer's state after the history and what was shown.
+
+        Args:
+            history: What the user did before the session.
+            shown: What was shown in the session so far.
+            session: Name under which the state is cached; None to compute it from the start.
+        """
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
-        known = self._standing.get(session) if session is not None else None
-        if known is not None and known.history == history and known.shown == shown[: len(known.shown)]:
-            state, begin = known.state, len(known.shown)
+        cached = self._states.get(session) if session is not None else None
+        if cached is not None and cached.history == history and cached.shown == shown[: len(cached.shown)]:
+            state, begin = cached.state, len(cached.shown)
         else:
             state, begin = self._begin(history), 0
         if begin < len(shown):
-            state = self._after(state, *self._rows(shown[begin:]))
+            state = self._observe(state, *self._encode(shown[begin:]))
         if session is not None:
-            self._standing[session] = _Standing(history, shown, state)
-            self._standing.move_to_end(session)
-            if len(self._standing) > self._remembered:
-                self._standing.popitem(last=False)
+            self._states[session] = _CachedState(history, shown, state)
+            self._states.move_to_end(session)
+            if len(self._states) > self._cache_size:
+                self._states.popitem(last=False)
         return state
 
-    def _after(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]) -> Any:
+    def _observe(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]) -> Any:
         """The scorer's state after more steps (T,)."""
         if self._native is not None and isinstance(state, ScorerState):
             hidden = self._native.after(state.hidden, state.previous, items, behaviours)
             if hidden is not None:
                 return ScorerState(hidden, behaviours[-1:].astype(np.int64))
-        for item, behaviour in zip(items, behaviours, strict=True):  # the twin
+        for item, behaviour in zip(items, behaviours, strict=True):  # the reference implementation
             state = self.version.scorer.observe(state, item[None], behaviour[None])
         return state
 
-    def _begin(self, history: Pairs) -> Any:
-        items, behaviours = self._rows(history)
+    def _begin(self, history: TextSteps) -> Any:
+        items, behaviours = self._encode(history)
         user, length = np.array([UNKNOWN_USER], np.int32), np.array([len(items)], np.int32)
         return self.version.scorer.begin(user, items[None], behaviours[None], length)
 
-    def _rows(self, steps: Pairs) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Catalogue rows and behaviours of named steps."""
-        for _, label in steps:
-            if label not in self._label:
-                known = ", ".join(self._label)
-                raise InputError(f"behaviour: {label!r} is unknown to version {self.version.name}; known are {known}")
+    def _encode(self, steps: TextSteps) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Catalogue rows (T,) and behaviours (T,) of steps."""
+        for _, behaviour in steps:
+            if behaviour not in self._behaviour_index:
+                names = ", ".join(self._behaviour_index)
+                raise InputError(
+                    f"behaviour: {behaviour!r} is unknown to version {self.version.name}; its behaviours are {names}"
+                )
         items = self.version.catalog.rows_of(item for item, _ in steps)
-        return items, np.fromiter((self._label[label] for _, label in steps), np.uint8, len(steps))
+        return items, np.fromiter((self._behaviour_index[behaviour] for _, behaviour in steps), np.uint8, len(steps))
 
 
 def choose(
-    scores: NDArray[Any], left: Sequence[int], k: int, epsilon: float, uniform: Sequence[Sequence[float]]
+    scores: NDArray[Any], available: Sequence[int], k: int, epsilon: float, uniform: Sequence[Sequence[float]]
 ) -> tuple[list[int], list[float]]:
-    """The places of k candidates out of those left, and the probability of each given those before it.
+    """Choose k candidates epsilon-greedily, one after another, each among those not chosen yet.
 
-    `scoring.epsilon_greedy` k times, each among those the ones before have left over; sorting once is faster.
+    Equal to k calls of `scoring.choice.epsilon_greedy`; sorting once is faster.
+
+    Args:
+        scores: (C,) scores.
+        available: Positions that may be chosen.
+        k: Number of candidates to choose; fewer if fewer are available.
+        epsilon: Probability of a uniformly random candidate.
+        uniform: k pairs of uniform random numbers in [0, 1): whether to explore, and which candidate.
+
+    Returns:
+        Positions in order, and the propensity of each given those before it.
     """
-    free = list(left)
-    order = np.argsort(-scores[free], kind="stable").tolist()  # among equals the first
-    best_first = iter([free[place] for place in order])
-    places: list[int] = []
-    chances: list[float] = []
-    taken: set[int] = set()
+    remaining = list(available)
+    order = np.argsort(-scores[remaining], kind="stable").tolist()  # the first of equal scores comes first
+    best_first = iter([remaining[index] for index in order])
+    positions: list[int] = []
+    propensities: list[float] = []
+    chosen: set[int] = set()
     best = next(best_first)
-    for lottery, which in uniform[: min(k, len(free))]:
-        while best in taken:
+    for explore, which in uniform[: min(k, len(remaining))]:
+        while best in chosen:
             best = next(best_first)
-        count = len(free)
-        place = free[min(int(which * count), count - 1)] if lottery < epsilon else best
-        places.append(place)
-        chances.append(epsilon / count + (1 - epsilon) * (place == best))
-        taken.add(place)
-        free.remove(place)
-    return places, chances
+        count = len(remaining)
+        position = remaining[min(int(which * count), count - 1)] if explore < epsilon else best
+        positions.append(position)
+        propensities.append(epsilon / count + (1 - epsilon) * (position == best))
+        chosen.add(position)
+        remaining.remove(position)
+    return positions, propensities
 
 
 def _terms(scorer: Scorer) -> list[TermArrays]:
-    """What C can rank by; nothing where the scorer is no sum of networks."""
+    """The terms the C kernel can rank by; none if the scorer is not a sum of networks."""
     if not isinstance(scorer, NetScorer):
         return []
     return [TermArrays(term.tables.cell.arrays, term.tables.head, term.rewards) for term in scorer.terms.values()]

@@ -1,10 +1,10 @@
-"""What the server does, without HTTP: rank, take feedback, follow the registry, count.
+"""The service without HTTP: rank, take feedback, follow the registry, count.
 
 ::
 
-    request ──▶ session remembered ──▶ Ranker (one version) ──▶ decision logged, on disk ──▶ answer
-    feedback ──▶ logged, on disk ──▶ session remembered
-    registry ──▶ watched twice a second ──▶ a new version is opened and checked aside, then takes over between two requests
+    request  ──▶ session recalled ──▶ Ranker (one version) ──▶ decision written to the log, fsynced ──▶ answer
+    feedback ──▶ written to the log, fsynced ──▶ session updated
+    registry ──▶ polled ──▶ a new version is opened and verified in a thread, then replaces the old one between two requests
 """
 
 from __future__ import annotations
@@ -23,43 +23,53 @@ import numpy as np
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
-from mbcal.registry.registry import Registry, Version
+from mbcal.registry.registry import Registry
+from mbcal.registry.version import Version
 from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,
+    ModelAnswer,
     RankAnswer,
     RankRequest,
+    StatsAnswer,
+    VersionStats,
+    steps_as_text,
 )
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.state import DecisionRef, Session, SessionStore, Step
+from mbcal.types import Name, to_name
 
-WATCH_EVERY = 0.4
-"""Seconds between looks at the registry's pointer."""
-ANSWERED = 50_000
-"""Decisions whose answers are kept, for clients that ask again and for feedback."""
+POLL_SECONDS = 0.4
+"""Seconds between two reads of the registry's pointer to the live version."""
+REMEMBERED_ANSWERS = 50_000
+"""Number of answers kept for repeated requests, and for repeated feedback."""
 
 OnEvent = Callable[..., None]
 T = TypeVar("T")
 
 
+class NotReadyError(MbcalError):
+    """No version is live yet."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask for."""
+    """Limits on requests."""
 
-    candidates: int = 1000
-    body: int = 512 * 1024
-    """Bytes."""
-    seconds: float = 5.0
-    """To send a body in."""
-    at_once: int = 64
-    """Requests in work; more are told to come again."""
+    max_candidates: int = 1000
+    max_body: int = 512 * 1024
+    """Bytes of a request's body."""
+    body_seconds: float = 5.0
+    """Seconds in which a body must arrive."""
+    max_in_progress: int = 64
+    """Requests in progress; further ones are refused with status 503."""
     rate: float = 0.0
-    """Requests a second and client; 0 is no limit."""
+    """Requests per second of one client; further ones are refused with status 429. 0 is no limit."""
 
 
 @dataclass
 class VersionCounts:
-    """What a version has done since the server began."""
+    """Traffic of one version since the server started."""
 
     decisions: int = 0
     sessions: int = 0
@@ -69,42 +79,51 @@ class VersionCounts:
 
 @dataclass
 class Service:
-    """One process that ranks. All of it runs in one event loop; only opening versions and syncing the log happen aside."""
+    """The ranking service of one process.
+
+    Everything runs in one event loop, except opening versions and fsyncing the log, which run in threads.
+    """
 
     registry: Registry
     sessions: SessionStore
     log: DecisionLog | None
+    """None to log nothing."""
     epsilon: float
+    """Probability of a uniformly random item at each rank."""
     limits: Limits = field(default_factory=Limits)
     on_event: OnEvent = lambda *_, **__: None
-    """Where events go: tell("swapped", version=…)."""
+    """Called with the name of an event and its values, such as `on_event("swapped", version="v000002")`."""
+    generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(secrets.randbits(128)))
+    """Source of exploration."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None
         self.refused: dict[str, str] = {}
-        self.tallies: dict[str, VersionCounts] = {}
-        self.began = time.time()
-        self._new_id = _Ids()
-        self._random = np.random.default_rng(secrets.randbits(128))
+        self.counts: dict[str, VersionCounts] = {}
+        self._started = time.time()
+        self._new_id = _IdSource()
         self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
-        self._told: OrderedDict[tuple[str, str], asyncio.Future[FeedbackAnswer]] = OrderedDict()
+        self._feedback_answers: OrderedDict[tuple[str, str], asyncio.Future[FeedbackAnswer]] = OrderedDict()
 
     # ---- versions
 
     async def follow_registry(self) -> None:
-        """Look at the registry for ever; what is wrong with a new version is told, and the old one serves on."""
+        """Poll the registry until cancelled and switch to its live version."""
         while True:
             await self.refresh_version()
-            await asyncio.sleep(WATCH_EVERY)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def refresh_version(self) -> None:
-        """Take the registry's current version unless it is the one at work."""
+        """Switch to the registry's live version.
+
+        A version that cannot be opened is listed in `refused`, and the previous one goes on serving.
+        """
         try:
             name = self.registry.current()
             if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
                 return
             self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name)))
-            self.tallies.setdefault(name, VersionCounts())
+            self.counts.setdefault(name, VersionCounts())
             self.on_event("swapped", version=name)
         except MbcalError as error:
             self.refused[str(name)] = str(error)
@@ -112,7 +131,7 @@ class Service:
 
     @property
     def live(self) -> Ranker:
-        """The version at work."""
+        """The ranker of the live version; raises NotReadyError if there is none."""
         if self.ranker is None:
             raise NotReadyError("no version is published yet; publish one with 'mbcal registry publish'")
         return self.ranker
@@ -120,151 +139,185 @@ class Service:
     # ---- ranking
 
     async def rank(self, request: RankRequest) -> RankAnswer:
-        """Rank for one user. Asked twice with one id, the first answer is given twice."""
+        """Rank the candidates of one user and log the decision.
+
+        Args:
+            request: The request. If its id was answered before, that answer is returned and nothing is logged.
+
+        Returns:
+            At most k items, all ranked by one version.
+
+        Raises:
+            InputError: If candidates repeat or are too many, or a behaviour is unknown.
+            NotReadyError: If no version is live.
+            LogFullError: If the log cannot keep up.
+        """
         if request.id is None:
             return await self._rank(request, self._new_id())
-        return await _once(self._answers, request.id, lambda: self._rank(request, str(request.id)))
+        decision = to_name(request.id, "id")
+        return await _once(self._answers, decision, lambda: self._rank(request, decision))
 
     async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
-        known = await self._session(request)
-        ranker, epsilon = self.live, self.epsilon  # one version for the whole answer, whatever happens meanwhile
-        candidates = ranker.reader.read(request.candidates, request.k, self.limits.candidates)
-        shown = known.shown if request.shown is None else tuple(request.shown)
-        uniform = self._random.random((min(request.k, len(candidates.rows)), 2))
-        items = ranker.rank(known.history, shown, candidates, request.k, epsilon, uniform, request.session)
+        session_name = _text_or_none(request.session, "session")
+        session = Session(_text_or_none(request.user, "user") or "", steps_as_text(request.history, "history"))
+        if session_name is not None:
+            session = await self.sessions.begin(session_name, session)
+        shown = session.shown if request.shown is None else steps_as_text(request.shown, "shown")
+        ranker, epsilon = self.live, self.epsilon  # both may be replaced while the decision is being logged
+        candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
+        uniform = self.generator.random((min(request.k, len(candidates.rows)), 2))
+        items = ranker.rank(
+            session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
+        )
         names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
         if self.log is not None:
             await self.log.append_async(
                 Decision(
                     id=decision,
                     time=now,
-                    session=request.session or "",
-                    user=known.user,
+                    session=session_name or "",
+                    user=session.user,
                     step=len(shown),
                     version=version,
                     epsilon=epsilon,
-                    history=list(known.history),
+                    history=list(session.history),
                     shown=list(shown),
                     candidates=candidates.logged(),
                     items=names,
                     propensities=[entry.propensity for entry in items],
                 )
             )
-        await self.sessions.remember_decision(decision, DecisionRef(request.session, now, names, version))
-        tally = self.tallies[version]
-        tally.decisions += 1
-        tally.sessions += not shown
+        await self.sessions.remember_decision(decision, DecisionRef(session_name, now, names, version))
+        counts = self.counts[version]
+        counts.decisions += 1
+        counts.sessions += not shown
         return RankAnswer(decision, version, epsilon, items)
-
-    async def _session(self, request: RankRequest) -> Session:
-        said = Session(request.user or "", tuple(request.history))
-        return said if request.session is None else await self.sessions.begin(request.session, said)
 
     # ---- feedback
 
     async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
-        """Take what came of an item. The same again changes nothing."""
-        made = await self.sessions.recall_decision(request.decision)
-        if made is None and request.item is None:
-            raise InputError("item: this decision is not remembered any more; name the item the feedback is about")
-        item = request.item if request.item is not None or made is None else made.items[0]
-        if made is not None and item not in made.items:
-            raise InputError(f"item: {item!r} is not among those of decision {request.decision}")
+        """Log the behaviour towards an item and add it to the item's session. Idempotent.
+
+        Args:
+            request: The feedback; without an item it is about the first item of the decision.
+
+        Returns:
+            Whether a session was updated.
+
+        Raises:
+            InputError: If the item is not of the decision, the behaviour is unknown, or the decision has expired and no item
+                is given.
+            NotReadyError: If no version is live.
+            LogFullError: If the log cannot keep up.
+        """
+        decision, behaviour = to_name(request.decision, "decision"), to_name(request.behaviour, "behaviour")
+        reference = await self.sessions.recall_decision(decision)
+        item = _text_or_none(request.item, "item")
+        if item is None:
+            if reference is None:
+                raise InputError(
+                    f"item: decision {decision!r} has expired or is unknown; name the item the feedback is about"
+                )
+            item = reference.items[0]
+        if reference is not None and item not in reference.items:
+            raise InputError(f"item: {item!r} is not among the items of decision {decision!r}")
         behaviours = self.live.version.behaviours
-        reward = behaviours.rewards[behaviours.index(request.behaviour)]
+        reward = behaviours.rewards[behaviours.index(behaviour)]
         return await _once(
-            self._told, (request.decision, str(item)), lambda: self._feedback(request, str(item), made, reward)
+            self._feedback_answers,
+            (decision, item),
+            lambda: self._apply_feedback(
+                Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id()), reference, reward
+            ),
         )
 
-    async def _feedback(
-        self, request: FeedbackRequest, item: str, made: DecisionRef | None, reward: float
-    ) -> FeedbackAnswer:
+    async def _apply_feedback(self, feedback: Feedback, reference: DecisionRef | None, reward: float) -> FeedbackAnswer:
         if self.log is not None:
-            now = time.time_ns() // 1000
-            await self.log.append_async(Feedback(request.decision, item, request.behaviour, now, self._new_id()))
-        if made is None:
-            return FeedbackAnswer(request.decision, False)
-        tally = self.tallies.setdefault(made.version, VersionCounts())
-        tally.feedback += 1
-        tally.reward += reward
-        if made.session is None:
-            return FeedbackAnswer(request.decision, True)
-        step = Step(made.time, made.items.index(item), request.decision, item, request.behaviour)
-        return FeedbackAnswer(request.decision, await self.sessions.add(made.session, step) is not None)
+            await self.log.append_async(feedback)
+        if reference is None:
+            return FeedbackAnswer(feedback.decision, False)
+        counts = self.counts.setdefault(reference.version, VersionCounts())
+        counts.feedback += 1
+        counts.reward += reward
+        if reference.session is None:
+            return FeedbackAnswer(feedback.decision, True)
+        rank = reference.items.index(feedback.item)
+        step = Step(reference.time, rank, feedback.decision, feedback.item, feedback.behaviour)
+        return FeedbackAnswer(feedback.decision, await self.sessions.add(reference.session, step) is not None)
 
-    # ---- what people see
+    # ---- state of the service
 
-    def model(self) -> dict[str, Any]:
-        """The live version in plain values."""
+    def model(self) -> ModelAnswer:
+        """Describe the live version; raises NotReadyError if there is none."""
         version = self.live.version
-        assert isinstance(version, Version)  # noqa: S101 - what `look` put there
-        return {
-            "version": version.name,
-            "agent": version.manifest["agent"],
-            "items": len(version.catalog),
-            "behaviours": list(version.behaviours.names),
-            "rewards": list(version.behaviours.rewards),
-            "metrics": dict(version.metrics),
-            "parent": version.parent,
-            "epsilon": self.epsilon,
-            "refused": dict(self.refused),
-        }
+        assert isinstance(version, Version)  # noqa: S101 - `refresh_version` opens nothing else
+        return ModelAnswer(
+            version=version.name,
+            agent=version.manifest["agent"],
+            items=len(version.catalog),
+            behaviours=list(version.behaviours.names),
+            rewards=list(version.behaviours.rewards),
+            metrics=dict(version.metrics),
+            parent=version.parent,
+            epsilon=self.epsilon,
+            refused=dict(self.refused),
+        )
 
-    def stats(self) -> dict[str, Any]:
-        """Traffic and reward, by version."""
-        return {
-            "seconds": time.time() - self.began,
-            "live": None if self.ranker is None else self.ranker.version.name,
-            "epsilon": self.epsilon,
-            "versions": {
-                name: {
-                    "decisions": tally.decisions,
-                    "sessions": tally.sessions,
-                    "feedback": tally.feedback,
-                    "reward per session": tally.reward / tally.sessions if tally.sessions else None,
-                }
-                for name, tally in self.tallies.items()
+    def stats(self) -> StatsAnswer:
+        """Return traffic and reward per session, by version."""
+        return StatsAnswer(
+            seconds=time.time() - self._started,
+            live=None if self.ranker is None else self.ranker.version.name,
+            epsilon=self.epsilon,
+            versions={
+                name: VersionStats(
+                    decisions=counts.decisions,
+                    sessions=counts.sessions,
+                    feedback=counts.feedback,
+                    reward_per_session=counts.reward / counts.sessions if counts.sessions else None,
+                )
+                for name, counts in self.counts.items()
             },
-        }
+        )
 
     async def close(self) -> None:
-        """Everything acknowledged is on disk; let go of the rest."""
+        """Close the session store and the log."""
         await self.sessions.close()
         if self.log is not None:
             await asyncio.to_thread(self.log.close)
 
 
-class NotReadyError(MbcalError):
-    """There is nothing to rank by yet."""
+def _text_or_none(name: Name | None, what: str) -> str | None:
+    return None if name is None else to_name(name, what)
 
 
-async def _once(kept: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Callable[[], Awaitable[T]]) -> T:
-    """What the work gives, done once a key while it is remembered; work that fails is forgotten."""
-    if key in kept:
-        return await asyncio.shield(kept[key])
+async def _once(results: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Callable[[], Awaitable[T]]) -> T:
+    """Await the work once per key and return its result to every caller; work that fails is done again."""
+    if key in results:
+        return await asyncio.shield(results[key])
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    kept[key] = future
-    if len(kept) > ANSWERED:
-        kept.popitem(last=False)
+    results[key] = future
+    if len(results) > REMEMBERED_ANSWERS:
+        results.popitem(last=False)
     try:
         future.set_result(await work())
     except BaseException as error:
-        kept.pop(key, None)
+        results.pop(key, None)
         future.set_exception(error)
         with contextlib.suppress(BaseException):
-            future.exception()  # seen: nobody else may be waiting
+            future.exception()  # marks it as retrieved: there may be no other caller
         raise
     return future.result()
 
 
-class _Ids:
-    """Unique, and rising with time. Chance is fetched in advance: asking the kernel each time lets other threads in."""
+class _IdSource:
+    """Unique ids that increase with time. Random bytes are read in blocks: a system call lets other threads run."""
 
     def __init__(self) -> None:
-        self._drawn: list[str] = []
+        self._random: list[str] = []
 
     def __call__(self) -> str:
-        if not self._drawn:
-            drawn = secrets.token_hex(8 * 256)
-            self._drawn = [drawn[start : start + 16] for start in range(0, len(drawn), 16)]
-        return f"{time.time_ns() // 1_000_000:012x}{self._drawn.pop()}"
+        if not self._random:
+            block = secrets.token_hex(8 * 256)
+            self._random = [block[start : start + 16] for start in range(0, len(block), 16)]
+        return f"{time.time_ns() // 1_000_000:012x}{self._random.pop()}"

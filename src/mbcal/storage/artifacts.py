@@ -1,11 +1,11 @@
-"""Models on disk: safetensors for numbers, Parquet for the catalogue, JSON for the rest; written whole, no pickle.
+"""Models, simulators and checkpoints on disk: safetensors for arrays, Parquet for the catalogue, JSON for the rest.
 
 ::
 
-    MODEL/manifest.json            kind, schema, what the model says of itself, sha256 of every file
+    MODEL/manifest.json            kind, schema, entries of the model, sha256 of every file
     MODEL/items.parquet            the catalogue it was fitted on, as in a store
     MODEL/weights.safetensors      its networks
-    MODEL/optimiser.safetensors    where Adam stands, so that a warm start goes on exactly as if nothing had happened
+    MODEL/optimiser.safetensors    the state of Adam, so that a warm start continues exactly
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mbcal.types import Behaviours, Catalog
 from mbcal.version import __version__
 
 SCHEMA = 1
+"""Version of the format of models, simulators and checkpoints."""
 
 MODEL_KIND = ArtifactKind("model", SCHEMA, "make a model with 'mbcal fit'", "fit the model again", ModelError)
 SIMULATOR_KIND = ArtifactKind(
@@ -42,62 +43,85 @@ Arrays = Mapping[str, NDArray[Any]]
 def write_artifact(
     out: str | Path,
     kind: ArtifactKind,
-    said: Mapping[str, Any],
+    entries: Mapping[str, Any],
     files: Mapping[str, Arrays],
     catalog: Catalog | None = None,
     overwrite: bool = False,
     extra: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write a folder of this kind; `files` maps names to the arrays within, `extra` to bytes as they are."""
+    """Write an artifact atomically.
+
+    Args:
+        out: The folder.
+        kind: What it is.
+        entries: The artifact's own entries in the manifest, as JSON can hold them.
+        files: Arrays by file, each written as `NAME.safetensors`.
+        catalog: Written as `items.parquet`.
+        overwrite: Replace an artifact of the same kind.
+        extra: Other files by full name, as bytes.
+
+    Returns:
+        The folder's absolute path.
+
+    Raises:
+        OutputError: If the folder exists or cannot be written.
+    """
     from safetensors.numpy import save
 
     with AtomicFolder(Path(out), kind.noun, overwrite) as folder:
         for name, arrays in files.items():
-            (folder.build / f"{name}.safetensors").write_bytes(
-                save({key: np.asarray(array, order="C") for key, array in arrays.items()})
-            )
+            data = save({key: np.asarray(array, order="C") for key, array in arrays.items()})
+            (folder.build / f"{name}.safetensors").write_bytes(data)
         if catalog is not None:
             pq.write_table(catalog_table(catalog), folder.build / "items.parquet", compression="zstd")
         for name, data in (extra or {}).items():
             (folder.build / name).write_bytes(data)
         listed = {file.name: file_entry(file) for file in sorted(folder.build.iterdir())}
-        whole = {"kind": kind.noun, "schema": kind.schema, "mbcal": __version__, **said, "files": listed}
-        write_manifest(folder.build, whole)
+        header = {"kind": kind.noun, "schema": kind.schema, "mbcal": __version__}
+        write_manifest(folder.build, {**header, **entries, "files": listed})
         return folder.publish()
 
 
 class Artifact:
-    """Such a folder opened for reading; every file is checked against its hash when it is read."""
+    """An artifact opened for reading. Every file is checked against its hash when it is read.
+
+    Args:
+        path: The folder.
+        kind: What it is.
+        manifest: Its manifest, as `kind.open` returned it.
+    """
 
     def __init__(self, path: Path, kind: ArtifactKind, manifest: Mapping[str, Any]) -> None:
         self.path, self.kind, self.manifest = path, kind, manifest
 
     @classmethod
     def open(cls, path: str | Path, kind: ArtifactKind) -> Self:
+        """Open a folder; raises ModelError if it is not an artifact of this kind, or is damaged."""
         return cls(Path(path), kind, kind.open(Path(path)))
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays of one safetensors file."""
+        """Return the arrays of `NAME.safetensors`; raises ModelError if it is missing or damaged."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
         try:
-            loaded: dict[str, NDArray[Any]] = load(self.kind.read(self.path, self.manifest, f"{name}.safetensors"))
+            arrays: dict[str, NDArray[Any]] = load(self.kind.read(self.path, self.manifest, f"{name}.safetensors"))
         except (KeyError, SafetensorError) as error:
             raise self.damage_error(f"{name}.safetensors: {error}") from error
-        return loaded
+        return arrays
 
-    def damage_error(self, what: str) -> ModelError:
-        """The error to raise for content that does not fit."""
-        return ModelError(f"{self.path}: damaged ({what}); {self.kind.remedy}")
+    def damage_error(self, problem: str) -> ModelError:
+        """Return the error to raise for content that is not valid."""
+        return ModelError(f"{self.path}: damaged ({problem}); {self.kind.remedy}")
 
     @property
     def catalog(self) -> Catalog:
+        """The catalogue with all features."""
         return table_catalog(self._items)
 
     @property
     def names(self) -> Catalog:
-        """The catalogue without features, which only those need who learn: several times cheaper to make."""
+        """The catalogue without features: enough for scoring, and several times faster to load."""
         return table_catalog(self._items, features=False)
 
     @property
@@ -106,5 +130,5 @@ class Artifact:
 
     @property
     def behaviours(self) -> Behaviours:
-        said = self.manifest["behaviours"]
-        return Behaviours(tuple(said["names"]), tuple(said["rewards"]), tuple(said["cuts"]))
+        entry = self.manifest["behaviours"]
+        return Behaviours(tuple(entry["names"]), tuple(entry["rewards"]), tuple(entry["cuts"]))

@@ -11,13 +11,13 @@ from mbcal.types import FIRST_ITEM_ROW, Catalog, Feature
 
 
 def parquet_table(data: bytes) -> pa.Table:
-    """A Parquet file in memory as a table."""
-    # without Arrow's thread pool: a process that ends soon after it was woken aborts now and then (pyarrow 26)
+    """Return the table in the bytes of a Parquet file."""
+    # without Arrow's thread pool: a process that ends soon after starting it sometimes aborts (pyarrow 26)
     return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
 def catalog_table(catalog: Catalog) -> pa.Table:
-    """Items, titles and features as text, in catalogue order."""
+    """Return a catalogue as a table: item, title (if any) and `feature:NAME` as text or lists of text, in row order."""
     rows = range(FIRST_ITEM_ROW, catalog.n_rows)
     columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
     if catalog.titles:
@@ -31,12 +31,12 @@ def catalog_table(catalog: Catalog) -> pa.Table:
 
 
 def table_catalog(table: pa.Table, features: bool = True) -> Catalog:
-    """The catalogue such a table was made of, with or without what describes its items."""
-    described = {}
+    """Return the catalogue of a table that `catalog_table` made, with or without its features."""
+    loaded = {}
     for column in table.column_names if features else ():
         if column.startswith("feature:"):
             name, values = column.removeprefix("feature:"), table[column].to_pylist()
-            many = pa.types.is_list(table.schema.field(column).type)
-            described[name] = Feature.multi(name, [row or () for row in values]) if many else Feature.single(name, values)
+            is_multi = pa.types.is_list(table.schema.field(column).type)
+            loaded[name] = Feature.multi(name, [row or () for row in values]) if is_multi else Feature.single(name, values)
     titles = table["title"].to_pylist() if "title" in table.column_names else ()
-    return Catalog(tuple(table["item"].to_pylist()), described, tuple(titles))
+    return Catalog(tuple(table["item"].to_pylist()), loaded, tuple(titles))

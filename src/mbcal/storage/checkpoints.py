@@ -100,3 +100,8 @@ class Checkpoints:
                 shutil.rmtree(old, ignore_errors=True)
         for partial in self.folder.glob(f".{'[0-9]' * 6}.partial-*"):
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def checkpoint_folder(out: Path) -> Path:
+    """Where a fit keeps its state until it is done: beside its result, hidden."""
+    return out.resolve().parent / f".{out.name}.checkpoint"

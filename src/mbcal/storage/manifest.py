@@ -1,4 +1,4 @@
-"""The manifest of a folder: what it holds, with the hash of every file."""
+"""The manifest of an artifact: a JSON file that describes the folder and holds the sha256 of every file in it."""
 
 from __future__ import annotations
 
@@ -12,83 +12,100 @@ from typing import Any
 from mbcal.errors import MbcalError
 
 
-def write_manifest(folder: Path, said: Mapping[str, Any]) -> None:
-    """The manifest, last: what is said, and a hash over all of it."""
-    whole = {**said, "content_hash": _content_hash(said)}
-    text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+def write_manifest(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Write `manifest.json`, after all other files: the entries, and a hash over all of them."""
+    manifest = {**entries, "content_hash": _content_hash(entries)}
+    text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
 def file_entry(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file."""
+    """Return the manifest's entry for a file: its size and its sha256."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 @dataclass(frozen=True)
 class ArtifactKind:
-    """One kind of folder: what to call it, what to do about a bad one, and how to open it."""
+    """One kind of artifact: what it is called, and what to tell the user if one is missing or damaged."""
 
     noun: str
+    """The kind, as in its manifest: `store`, `model`."""
     schema: int
-    make: str
-    """How one is made: 'make a store with …'."""
+    """Version of the format that this code reads and writes."""
+    how_to_create: str
+    """Advice for a missing one: `make a store with 'mbcal prepare'`."""
     remedy: str
-    """What to do about a damaged one."""
+    """Advice for a damaged one: `prepare the store again`."""
     error: type[MbcalError]
+    """What is raised."""
 
     def open(self, path: Path) -> dict[str, Any]:
-        """The manifest, checked; the files are checked one by one when they are read."""
-        file = path / "manifest.json"
+        """Read and check a manifest. Files are checked to exist; their hashes are checked when they are read.
+
+        Raises:
+            MbcalError: Of type `error`, if this is not such an artifact, or it is damaged or of another schema.
+        """
+        manifest_path = path / "manifest.json"
         if not path.is_dir():
             problem = f"a file, not a {self.noun}" if path.is_file() else "no such folder"
-            raise self.error(f"{path}: {problem}; {self.make}")
-        if not file.is_file():
-            raise self.error(f"{path}: not a {self.noun} (no manifest.json); {self.make}")
+            raise self.error(f"{path}: {problem}; {self.how_to_create}")
+        if not manifest_path.is_file():
+            raise self.error(f"{path}: not a {self.noun} (no manifest.json); {self.how_to_create}")
         try:
-            manifest = json.loads(file.read_bytes())
+            manifest = json.loads(manifest_path.read_bytes())
         except OSError as error:
-            raise self.error(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+            raise self.error(f"{manifest_path}: cannot be read ({error.strerror}); check its permissions") from error
         except ValueError as error:
-            raise self.error(f"{file}: damaged ({error}); {self.remedy}") from error
+            raise self.error(f"{manifest_path}: damaged ({error}); {self.remedy}") from error
         try:
-            schema, files, said = manifest["schema"], manifest["files"], manifest["content_hash"]
+            schema, files, content_hash = manifest["schema"], manifest["files"], manifest["content_hash"]
             kind = manifest.get("kind", "store")
         except (KeyError, TypeError, AttributeError) as error:
-            raise self.error(f"{file}: damaged ({type(error).__name__}: {error}); {self.remedy}") from error
+            problem = f"damaged ({type(error).__name__}: {error})"
+            raise self.error(f"{manifest_path}: {problem}; {self.remedy}") from error
         if kind != self.noun:
-            raise self.error(f"{path}: a {kind}, not a {self.noun}; {self.make}")
+            raise self.error(f"{path}: a {kind}, not a {self.noun}; {self.how_to_create}")
         if schema != self.schema:
             raise self.error(f"{path}: schema {schema}, this mbcal reads schema {self.schema}; {self.remedy}")
-        if said != _content_hash(manifest):
-            raise self.error(f"{file}: damaged (its content hash does not fit); {self.remedy}")
+        if content_hash != _content_hash(manifest):
+            raise self.error(f"{manifest_path}: damaged (content hash mismatch); {self.remedy}")
         for name in files:
             if not (path / name).is_file():
                 raise self.error(f"{path / name}: missing from the {self.noun}; {self.remedy}")
         return dict(manifest)
 
     def read(self, path: Path, manifest: Mapping[str, Any], name: str) -> bytes:
-        """One file, its hash checked."""
+        """Return the bytes of one file.
+
+        Args:
+            path: The artifact.
+            manifest: Its manifest, as `open` returned it.
+            name: The file.
+
+        Raises:
+            MbcalError: Of type `error`, if the file cannot be read or its hash is wrong.
+        """
         try:
             data = (path / name).read_bytes()
         except OSError as error:
             raise self.error(f"{path / name}: cannot be read ({error.strerror}); check its permissions") from error
         if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
-            raise self.error(f"{path / name}: damaged (its hash does not fit); {self.remedy}")
+            raise self.error(f"{path / name}: damaged (hash mismatch); {self.remedy}")
         return data
 
 
 def listed_files(folder: Path, noun: str) -> set[str] | None:
-    """The files that a folder of this kind says it has; None when it is no such folder."""
+    """Return the names of the files that an artifact of this kind lists; None if the folder is not one."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        ours = "content_hash" in manifest and manifest.get("kind", "store") == noun
-        return {*manifest["files"], "manifest.json"} if ours else None
+        is_kind = "content_hash" in manifest and manifest.get("kind", "store") == noun
+        return {*manifest["files"], "manifest.json"} if is_kind else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _content_hash(manifest: Mapping[str, Any]) -> str:
-    """Over everything the manifest says, the hash of every file included."""
-    said = {key: value for key, value in manifest.items() if key != "content_hash"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    """sha256 of all other entries, which include the hash of every file."""
+    entries = {key: value for key, value in manifest.items() if key != "content_hash"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -61,7 +61,7 @@ class DeviceSessions:
 
         Args:
             function: From B sessions to a tensor (B, …).
-            on_block: Is told the size of every block that is done.
+            on_block: Called with the size of every block that is done.
 
         Returns:
             The results of all blocks, (N, …).

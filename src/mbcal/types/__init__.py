@@ -1,7 +1,7 @@
-"""The nouns everything passes around: Behaviours, Catalog, Sessions.
+"""The data types that all other modules exchange: Behaviours, Catalog, Sessions.
 
-Arrays are numpy here, so that reading logs and serving never import torch; `Sessions.tensors` gives the same memory as
-torch tensors. Padding sits at the end of a row, holds zeros and is told by the length; nothing may depend on it.
+Arrays are numpy here, so that reading logs and serving never import torch; `Sessions.tensors` returns the same memory as
+torch tensors. Padding is at the end of a row and holds zeros. Lengths say where it begins, and no result may depend on it.
 """
 
 from mbcal.types.catalog import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Behaviours, Catalog, Feature
@@ -9,9 +9,9 @@ from mbcal.types.names import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.sessions import LOG_ORIGIN, History, Index, Sessions, SessionTensors
 
 __all__ = [
+    "FIRST_ITEM_ROW",
     "LOG_ORIGIN",
     "MASK_ROW",
-    "FIRST_ITEM_ROW",
     "UNKNOWN_ROW",
     "Behaviours",
     "Catalog",

@@ -1,4 +1,4 @@
-"""What can be shown, and what users can do with it."""
+"""Items with their features (Catalog, Feature), and what users can do with them (Behaviours)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,27 @@ if TYPE_CHECKING:
 MASK_ROW = 0
 """Row of the masking item a_M (and, in every feature, of its masking value). Padding holds it too."""
 UNKNOWN_ROW = 1
-"""Row of the out-of-vocabulary item (and value): what was never seen, or has no value."""
+"""Row of the out-of-vocabulary item (and, in every feature, of an unknown or missing value)."""
 FIRST_ITEM_ROW = 2
-"""How many special rows come before the first real one. They come first so that a growing catalogue never moves them."""
+"""Row of the first real item. Special rows come before it, so that a growing catalogue never moves them."""
 
 
 @dataclass(frozen=True, repr=False)
 class Behaviours:
     """What a user can do with an item (the paper's B), and the reward of each (the paper's R).
 
-    `cuts` is set where behaviours are levels of a number (dwell, say): a value belongs to level k when exactly k of the
-    cuts are at or below it.
+    Raises:
+        OptionError: If there are fewer than 2 or more than 255 behaviours, names repeat, rewards are not finite, or the
+            numbers of names, rewards and cuts disagree.
     """
 
     names: tuple[str, ...]
+    """All behaviours; their positions are the numbers that sessions hold."""
     rewards: tuple[float, ...]
+    """Reward of each behaviour."""
     cuts: tuple[float, ...] = ()
+    """Ascending cut points where behaviours are levels of a number, such as dwell time. A value belongs to level k if
+    exactly k cuts are at or below it."""
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
@@ -57,7 +62,12 @@ class Behaviours:
 
     @classmethod
     def from_cuts(cls, cuts: Sequence[float], rewards: Sequence[float] | None = None) -> Self:
-        """Levels of a number; rewards 1, 2, 3, … unless given."""
+        """Create behaviours that are levels of a number, named `<0.5`, `0.5..3`, `>=3`.
+
+        Args:
+            cuts: Ascending cut points, at least one.
+            rewards: One per level, that is one more than cuts; by default 1, 2, 3, …
+        """
         if not cuts:
             raise OptionError("behaviours: give at least one cut point")
         marks = [f"{cut:.15g}" for cut in cuts]
@@ -78,11 +88,11 @@ class Behaviours:
         return len(self.names)
 
     def reward_table(self, device: str | torch.device) -> torch.Tensor:
-        """(behaviours,) rewards on a device, made once: not to be changed."""
+        """Return (behaviours,) rewards as a tensor on a device. It is cached, so do not modify it."""
         return _reward_table(self.rewards, str(device))
 
     def index(self, name: str) -> int:
-        """Index of a behaviour by name."""
+        """Return the number of a behaviour; raises InputError if there is none of that name."""
         try:
             return self.names.index(name)
         except ValueError:
@@ -90,7 +100,7 @@ class Behaviours:
             raise InputError(f"behaviour {name!r} is unknown; known are {', '.join(self.names)}.{hint}") from None
 
     def level(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Levels of raw numbers; needs `cuts`."""
+        """Return the level of each value, as uint8; raises OptionError if behaviours are labels."""
         if not self.cuts:
             raise OptionError("behaviours: these are labels, not levels of a number")
         return np.searchsorted(np.asarray(self.cuts), values, side="right").astype(np.uint8)
@@ -105,23 +115,29 @@ def _reward_table(rewards: tuple[float, ...], device: str) -> torch.Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Feature:
-    """One property of every item, as codes into a vocabulary (code 0 masked, 1 unknown, 2… the values).
+    """One property of every item, as codes into a vocabulary: 0 is masked, 1 unknown, 2 the first value.
 
-    Single-valued: `codes[row]`. Multi-valued: `codes[offsets[row] : offsets[row + 1]]`, possibly none::
+    Single-valued: `codes[row]`. Multi-valued: `codes[offsets[row] : offsets[row + 1]]`, possibly empty::
 
-        items   MASK_ROW  UNKNOWN_ROW  "Heat"           "Alien"
-        codes  [0,    1,       4, 7,            2, 4, 9]
-        offsets[0,    1,       2,               4,       7]
+        row       0 (mask)  1 (unknown)  2 "Heat"  3 "Alien"
+        codes    [0,        1,           4, 7,     2, 4, 9]
+        offsets  [0,        1,           2,        4,        7]
+
+    Raises:
+        InputError: If codes are outside the vocabulary, or the offsets do not end where the codes do.
     """
 
     name: str
     vocabulary: tuple[str, ...]
+    """Distinct values; the code of the k-th is k + 2."""
     codes: NDArray[np.int32]
+    """(rows,), or (values of all rows,) where multi-valued."""
     offsets: NDArray[np.int64] | None = None
+    """(rows + 1,) where each row's codes begin; None if single-valued."""
 
     @classmethod
     def single(cls, name: str, values: Iterable[str | None]) -> Self:
-        """From one value an item (None: unknown)."""
+        """Create a feature from one value per item; None is unknown."""
         listed = list(values)
         vocabulary, code_of = _vocabulary(value for value in listed if value is not None)
         codes = [MASK_ROW, UNKNOWN_ROW, *(UNKNOWN_ROW if value is None else code_of[value] for value in listed)]
@@ -129,7 +145,7 @@ class Feature:
 
     @classmethod
     def multi(cls, name: str, values: Iterable[Sequence[str]]) -> Self:
-        """From any number of values an item."""
+        """Create a feature from any number of values per item."""
         listed = list(values)
         vocabulary, code_of = _vocabulary(value for row in listed for value in row)
         codes = [MASK_ROW, UNKNOWN_ROW, *(code_of[value] for row in listed for value in row)]
@@ -148,36 +164,40 @@ class Feature:
 
     @property
     def cardinality(self) -> int:
-        """Rows an embedding table of this feature needs."""
+        """Rows that an embedding table of this feature needs."""
         return len(self.vocabulary) + FIRST_ITEM_ROW
 
     @property
     def n_rows(self) -> int:
-        """Item rows described, the special ones included."""
+        """Catalogue rows it describes, including the special ones."""
         return len(self.codes) if self.offsets is None else len(self.offsets) - 1
 
     def values(self, row: int) -> tuple[str, ...]:
-        """The known values of one item row, as text."""
+        """Return the known values of a catalogue row."""
         codes = self.codes[row : row + 1] if self.offsets is None else self.codes[slice(*self.offsets[row : row + 2])]
         return tuple(self.vocabulary[code - FIRST_ITEM_ROW] for code in codes if code >= FIRST_ITEM_ROW)
 
 
 def _vocabulary(values: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Distinct values, shortest first (so numbers come in their order), and the code of each."""
+    """Return the distinct values, shortest first (so that whole numbers are in order), and the code of each."""
     vocabulary = tuple(sorted(set(values), key=lambda value: (len(value), value)))
     return vocabulary, {value: code for code, value in enumerate(vocabulary, FIRST_ITEM_ROW)}
 
 
 @dataclass(frozen=True, repr=False)
 class Catalog:
-    """All items, with the masking row 0 and the out-of-vocabulary row 1 before them; item k sits in row k + 2.
+    """All items. Row 0 is the masking item, row 1 the out-of-vocabulary item, row k + 2 the k-th real item.
 
-    `items` are the names the log knows them by; `titles`, where there are any, are what a person would rather read.
+    Raises:
+        InputError: If names repeat, or titles or features are not of this many items.
     """
 
     items: tuple[str, ...]
+    """Names of the items, as in the log."""
     features: Mapping[str, Feature] = field(default_factory=dict)
+    """Features by name."""
     titles: tuple[str | None, ...] = ()
+    """Readable titles of the items; empty if there are none."""
 
     def __post_init__(self) -> None:
         for name, feature in self.features.items():
@@ -197,7 +217,7 @@ class Catalog:
 
     @property
     def n_rows(self) -> int:
-        """Rows an item embedding table needs."""
+        """Rows that an item embedding table needs: the items and the special rows."""
         return len(self.items) + FIRST_ITEM_ROW
 
     @cached_property
@@ -205,20 +225,23 @@ class Catalog:
         return {name: row for row, name in enumerate(self.items, FIRST_ITEM_ROW)}
 
     def rows_of(self, names: Iterable[Name]) -> NDArray[np.int32]:
-        """Catalogue rows of items by name; `UNKNOWN_ROW` for names that are not in the catalogue.
+        """Look up items by name.
+
+        Returns:
+            (N,) catalogue rows; `UNKNOWN_ROW` for names that are not in the catalogue.
 
         Raises:
             InputError: If a name is neither text nor a whole number.
         """
         row_of = self._row_of
-        # text is looked up as it is; only what is not found is looked at twice
+        # most names are text in the catalogue; only the others are converted
         rows = [row_of[name] if name in row_of else row_of.get(to_name(name), UNKNOWN_ROW) for name in names]  # type: ignore[index]
         return np.asarray(rows, np.int32)
 
     def name_of(self, row: int) -> str:
-        """An item's name; the special rows answer in angle brackets."""
+        """Return the name of a row; `<mask>` and `<unknown>` for the special rows."""
         return ("<mask>", "<unknown>")[row] if row < FIRST_ITEM_ROW else self.items[row - FIRST_ITEM_ROW]
 
     def title_of(self, row: int) -> str:
-        """An item's title, or its name where it has none."""
+        """Return the title of a row, or its name if it has none."""
         return (self.titles[row - FIRST_ITEM_ROW] if self.titles and row >= FIRST_ITEM_ROW else None) or self.name_of(row)

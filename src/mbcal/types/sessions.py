@@ -1,4 +1,4 @@
-"""Sessions: in arrays and, on a device, in tensors."""
+"""Sessions as numpy arrays (Sessions) and as torch tensors on a device (SessionTensors)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 LOG_ORIGIN = "decision-log:"
-"""What the origin of sessions from a decision log begins with; that of a store's sessions is its content hash."""
+"""Prefix of the origin of sessions from a decision log. The origin of a store's sessions is its content hash."""
 
 Index = slice | NDArray[np.integer[Any]] | NDArray[np.bool_] | Sequence[int]
+"""What `sessions[…]` takes."""
 
-# name -> (dtype, what its axes are); the order is that of the dataclass below
-_FIELDS: Mapping[str, tuple[type[np.generic], str]] = {
+_ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "items": (np.int32, "NT"),
     "behaviours": (np.uint8, "NT"),
     "length": (np.int32, "N"),
@@ -34,47 +34,55 @@ _FIELDS: Mapping[str, tuple[type[np.generic], str]] = {
     "propensities": (np.float32, "NT"),
     "timestamps": (np.int64, "NT"),
 }
+"""Array -> (dtype, axes), in the order of the dataclass fields."""
 
 
-class _Rows:
-    """What sessions in arrays and sessions in tensors have in common."""
+class _SessionsBase:
+    """What Sessions and SessionTensors share."""
 
     catalog: Catalog
     behaviour_set: Behaviours
 
     def __repr__(self) -> str:
-        rows: Any = self
-        sizes = (
-            f"{len(rows):,} of up to {rows.horizon} steps, {len(self.catalog):,} items, {len(self.behaviour_set)} behaviours"
-        )
-        return f"<{type(self).__name__}: {sizes}>"
+        sessions: Any = self
+        steps = f"{len(sessions):,} of up to {sessions.horizon} steps"
+        return f"<{type(self).__name__}: {steps}, {len(self.catalog):,} items, {len(self.behaviour_set)} behaviours>"
 
-    def require_compatible(self, catalog: Catalog, behaviours: Behaviours, whose: str) -> None:
-        """Refuse these sessions where their rows would mean something else to a model of this catalogue and behaviours."""
+    def require_compatible(self, catalog: Catalog, behaviours: Behaviours, owner: str) -> None:
+        """Raise ModelError if the items or behaviours of these sessions are not those of a model.
+
+        Args:
+            catalog: The model's items.
+            behaviours: The model's behaviours.
+            owner: The model, for the error: `the simulator`.
+        """
         if self.behaviour_set != behaviours:
-            mine, theirs = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
-            rule = f"{whose} knows the behaviours {mine}, the data has {theirs} (or other rewards)"
-            raise ModelError(f"{rule}; fit one on this data")
+            names, data_names = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
+            problem = f"{owner} knows the behaviours {names}, the data has {data_names} (or other rewards)"
+            raise ModelError(f"{problem}; fit one on this data")
         if self.catalog is not catalog and self.catalog.items != catalog.items:
-            rule = f"{whose} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
-            raise ModelError(f"{rule}; fit one on this data")
+            problem = f"{owner} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
+            raise ModelError(f"{problem}; fit one on this data")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sessions(_Rows):
-    """N sessions of up to T steps (the paper's trajectories o), one a row.
+class Sessions(_SessionsBase):
+    """N sessions of up to T steps (the paper's trajectories o), one per row.
 
     ::
 
-        items       (N, T) int32    a_1 a_2 a_3  0  0     catalogue rows; padding is 0
-        behaviours  (N, T) uint8    b_1 b_2 b_3  0  0     indices into `behaviour_set`
-        length      (N,)   int32    3                     steps that count
-        history_*   (N, H)          h_1 h_2  0            what the user did just before, oldest first
-        candidates  (N, C) int32    the set an item was chosen from; (N, T, C) where each step had its own; padding 0
-        propensities(N, T) float32  probability with which the logging policy chose a_t
-        timestamps  (N, T) int64    microseconds since 1970, UTC
+        items        (N, T) int32    a_1 a_2 a_3  0  0   catalogue rows; padding is 0
+        behaviours   (N, T) uint8    b_1 b_2 b_3  0  0   numbers of behaviours in `behaviour_set`
+        length       (N,)   int32    3                   steps that count
+        history_*    (N, H)          h_1 h_2  0          steps of the user just before the session, oldest first
+        candidates   (N, C) int32                        items to choose from; (N, T, C) if they differ by step; padding is 0
+        propensities (N, T) float32                      probability with which the logging policy chose a_t
+        timestamps   (N, T) int64                        microseconds since 1970, UTC
 
-    Slicing (`sessions[10:20]`) shares memory; an index array or a boolean mask copies the rows it names.
+    A slice (`sessions[10:20]`) shares memory; an index array or a boolean mask copies its rows.
+
+    Raises:
+        InputError: If an array has the wrong dtype, shape or values.
     """
 
     catalog: Catalog
@@ -83,6 +91,7 @@ class Sessions(_Rows):
     behaviours: NDArray[np.uint8]
     length: NDArray[np.int32]
     user: NDArray[np.int32]
+    """(N,) user numbers, 0 or more; comparable only between sessions of one origin."""
     history_items: NDArray[np.int32]
     history_behaviours: NDArray[np.uint8]
     history_length: NDArray[np.int32]
@@ -90,7 +99,7 @@ class Sessions(_Rows):
     propensities: NDArray[np.float32] | None = None
     timestamps: NDArray[np.int64] | None = None
     origin: str = ""
-    """Content hash of the store they come from: user numbers mean the same users only within one."""
+    """Content hash of the store they come from; see `LOG_ORIGIN` for decision logs."""
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -107,16 +116,15 @@ class Sessions(_Rows):
             if not (np.all(chosen > 0) and np.all(chosen <= 1)):
                 raise InputError("sessions: propensities must lie in (0, 1] at every step")
         if self.timestamps is not None:
-            falls = (np.diff(self.timestamps, axis=1) < 0) & self.mask[:, 1:]
-            if falls.any():
-                raise InputError(
-                    f"sessions: timestamps must not fall within a session; row {int(np.argwhere(falls)[0, 0])} does"
-                )
+            decreasing = (np.diff(self.timestamps, axis=1) < 0) & self.mask[:, 1:]
+            if decreasing.any():
+                row = int(np.argwhere(decreasing)[0, 0])
+                raise InputError(f"sessions: timestamps must not decrease within a session; those of row {row} do")
 
     def _check_shapes(self) -> None:
         sizes: dict[str, int] = {}
         for name, array in self.arrays():
-            dtype, axes = _FIELDS[name]
+            dtype, axes = _ARRAYS[name]
             if array.dtype != dtype:
                 raise InputError(f"sessions: {name} must be {np.dtype(dtype)}, got {array.dtype}")
             if name == "candidates" and array.ndim == 3:
@@ -128,19 +136,19 @@ class Sessions(_Rows):
                     raise InputError(f"sessions: {name} has shape {array.shape}, but {axis} is {sizes[axis]} elsewhere")
 
     def _check_steps(self, items: str, behaviours: str, length: NDArray[np.int32], mask: NDArray[np.bool_]) -> None:
-        rows, labels = getattr(self, items), getattr(self, behaviours)
+        rows, numbers = getattr(self, items), getattr(self, behaviours)
         if len(length) and not 0 <= int(length.min()) <= int(length.max()) <= rows.shape[1]:
             raise InputError(f"sessions: lengths of {items} must lie in 0..{rows.shape[1]}")
         _require_range(items, rows, self.catalog.n_rows)
-        _require_range(behaviours, labels, len(self.behaviour_set))
+        _require_range(behaviours, numbers, len(self.behaviour_set))
         if np.any((rows == MASK_ROW) & mask):
             raise InputError(f"sessions: {items} holds the masking item inside a session; use the unknown row {UNKNOWN_ROW}")
-        if np.any(rows[~mask]) or np.any(labels[~mask]):
+        if np.any(rows[~mask]) or np.any(numbers[~mask]):
             raise InputError(f"sessions: {items} and {behaviours} must be 0 after the end of a row")
 
     def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Every array that is present, by name."""
-        for name in _FIELDS:
+        """Yield (name, array) for every array that is present."""
+        for name in _ARRAYS:
             array = getattr(self, name)
             if array is not None:
                 yield name, array
@@ -151,20 +159,23 @@ class Sessions(_Rows):
     def __getitem__(self, index: Index) -> Sessions:
         if isinstance(index, int | np.integer):
             raise TypeError(f"sessions[{index}] would lose the first axis; write sessions[{index}:{index + 1}]")
-        return self._with({name: array[index] for name, array in self.arrays()})
-
-    def _with(self, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
-        """The same catalogue with rows already known to be valid: not checked again."""
-        return _unchecked(self, arrays)
+        return _unchecked(self, {name: array[index] for name, array in self.arrays()})
 
     def like(self, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
-        """Other arrays, checked, over the same catalogue and behaviours and of the same origin."""
-        given: dict[str, Any] = {**arrays, "origin": self.origin}
-        return Sessions(self.catalog, self.behaviour_set, **given)
+        """Return sessions of other arrays, which are checked, with the same catalogue, behaviours and origin."""
+        fields: dict[str, Any] = {**arrays, "origin": self.origin}
+        return Sessions(self.catalog, self.behaviour_set, **fields)
 
     @classmethod
     def concat(cls, parts: Sequence[Sessions]) -> Sessions:
-        """One after another; all must share catalogue, behaviours, horizon and the optional arrays they carry."""
+        """Join sessions along the first axis.
+
+        Args:
+            parts: At least one; all with the same catalogue, behaviours, horizon and optional arrays.
+
+        Raises:
+            InputError: If they differ in any of these.
+        """
         first = parts[0]
         names = [name for name, _ in first.arrays()]
         for other in parts[1:]:
@@ -172,26 +183,26 @@ class Sessions(_Rows):
                 raise InputError("sessions: only sessions over the same catalogue and behaviours can be joined")
             if [name for name, _ in other.arrays()] != names:
                 raise InputError("sessions: only sessions that carry the same arrays can be joined")
-        return first._with({name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        return _unchecked(first, {name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     @property
     def horizon(self) -> int:
-        """T: the most steps a session can have."""
+        """T, the longest possible session."""
         return int(self.items.shape[1])
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """(N, T), true where a step counts."""
+        """(N, T) bool: steps that count."""
         return np.arange(self.items.shape[1]) < self.length[:, None]
 
     @property
     def history_mask(self) -> NDArray[np.bool_]:
-        """(N, H), true where a step of the history counts."""
+        """(N, H) bool: steps of the history that count."""
         return np.arange(self.history_items.shape[1]) < self.history_length[:, None]
 
     @property
     def rewards(self) -> NDArray[np.float32]:
-        """(N, T) reward of each step, 0 in the padding."""
+        """(N, T) float32 rewards, 0 in the padding."""
         table = np.asarray(self.behaviour_set.rewards, np.float32)
         return np.where(self.mask, table[self.behaviours], np.float32(0))
 
@@ -200,29 +211,35 @@ class Sessions(_Rows):
         return History(self.user, self.history_items, self.history_behaviours, self.history_length)
 
     def tensors(self, device: str | torch.device = "cpu", without: Collection[str] = ()) -> SessionTensors:
-        """The same arrays as torch tensors: views of this memory on the CPU, copies on another device.
+        """Return the same sessions as torch tensors: views of this memory on the CPU, copies on another device.
 
-        Optional arrays named in `without` are left out.
+        Args:
+            device: Where to put them.
+            without: Optional arrays to leave out.
         """
         import torch
 
-        taken = {name: array for name, array in self.arrays() if name not in without}
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in taken.items()}
+        selected = {name: array for name, array in self.arrays() if name not in without}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in selected.items()}
         return SessionTensors(self.catalog, self.behaviour_set, **tensors, origin=self.origin)
 
 
 class History(NamedTuple):
-    """What is known of users (B,) when a session begins; arrays or tensors."""
+    """What is known about B users when a session begins, as arrays or tensors."""
 
-    user: Any  # (B,)
-    items: Any  # (B, H)
-    behaviours: Any  # (B, H)
-    length: Any  # (B,)
+    user: Any
+    """(B,) user numbers."""
+    items: Any
+    """(B, H) catalogue rows, oldest first."""
+    behaviours: Any
+    """(B, H) behaviour numbers."""
+    length: Any
+    """(B,) steps that count."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SessionTensors(_Rows):
-    """`Sessions` as tensors on one device; see there for shapes. What is made of valid sessions is taken to be valid."""
+class SessionTensors(_SessionsBase):
+    """`Sessions` as tensors on one device, with the same shapes. They come from valid sessions and are not checked again."""
 
     catalog: Catalog
     behaviour_set: Behaviours
@@ -242,25 +259,25 @@ class SessionTensors(_Rows):
         return len(self.items)
 
     def __getitem__(self, rows: slice | torch.Tensor) -> Self:
-        """Some sessions; a slice shares memory."""
+        """Return some of the sessions; a slice shares memory."""
         return self._map(lambda tensor: tensor[rows])
 
     def to(self, device: str | torch.device) -> Self:
-        """The same sessions on another device."""
+        """Return the same sessions on another device."""
         return self._map(lambda tensor: tensor.to(device))
 
     def without(self, *names: str) -> Self:
-        """The same sessions lacking these optional tensors."""
-        nothing: dict[str, Any] = dict.fromkeys(names)
-        return dataclasses.replace(self, **nothing)
+        """Return the same sessions without these optional tensors."""
+        removed: dict[str, Any] = dict.fromkeys(names)
+        return dataclasses.replace(self, **removed)
 
     def sessions(self) -> Sessions:
-        """The same sessions as arrays."""
+        """Return the same sessions as numpy arrays."""
         return _unchecked(self, {name: tensor.cpu().numpy() for name, tensor in self.tensors()})
 
     @classmethod
     def concat(cls, parts: Sequence[SessionTensors]) -> SessionTensors:
-        """One after another; all over one catalogue, with the same optional tensors."""
+        """Join sessions of one catalogue, with the same optional tensors, along the first axis."""
         import torch
 
         names = [name for name, _ in parts[0].tensors()]
@@ -268,8 +285,8 @@ class SessionTensors(_Rows):
         return dataclasses.replace(parts[0], **joined)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor that is present, by name."""
-        for name in _FIELDS:
+        """Yield (name, tensor) for every tensor that is present."""
+        for name in _ARRAYS:
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
@@ -280,7 +297,7 @@ class SessionTensors(_Rows):
 
     @property
     def horizon(self) -> int:
-        """T: the most steps a session can have."""
+        """T, the longest possible session."""
         return self.items.shape[1]
 
     @property
@@ -292,21 +309,21 @@ class SessionTensors(_Rows):
         return History(self.user, self.history_items, self.history_behaviours, self.history_length)
 
     def require_candidates(self) -> torch.Tensor:
-        """(B, C): the candidates, for whom they cannot be missing."""
+        """Return the candidates (B, C) or (B, T, C); raises InputError if absent."""
         if self.candidates is None:
-            raise InputError("sessions: these have no candidates; draw them first")
+            raise InputError("sessions: these have no candidates; sample them first")
         return self.candidates
 
     @property
     def mask(self) -> torch.Tensor:
-        """(B, T), true where a step counts."""
+        """(B, T) bool: steps that count."""
         import torch
 
         return torch.arange(self.items.shape[1], device=self.items.device) < self.length.unsqueeze(1)
 
     @property
     def rewards(self) -> torch.Tensor:
-        """(B, T) reward of each step, 0 in the padding."""
+        """(B, T) rewards, 0 in the padding."""
         import torch
 
         table = self.behaviour_set.reward_table(self.items.device)
@@ -314,13 +331,13 @@ class SessionTensors(_Rows):
 
 
 def _unchecked(like: Sessions | SessionTensors, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
-    """Sessions of the same origin, of arrays that come from valid ones."""
-    made = object.__new__(Sessions)
+    """Create sessions from arrays that are known to be valid, skipping the checks; the rest is as in `like`."""
+    sessions = object.__new__(Sessions)
     for field in dataclasses.fields(Sessions):
-        object.__setattr__(made, field.name, arrays.get(field.name))
+        object.__setattr__(sessions, field.name, arrays.get(field.name))
     for name in ("catalog", "behaviour_set", "origin"):
-        object.__setattr__(made, name, getattr(like, name))
-    return made
+        object.__setattr__(sessions, name, getattr(like, name))
+    return sessions
 
 
 def _require_range(name: str, array: NDArray[Any], size: int) -> None:

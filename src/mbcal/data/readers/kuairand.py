@@ -1,7 +1,7 @@
 """KuaiRand (Pure, 1K, 27K) in its published layout: impressions of a short-video feed, and basic video features.
 
-A behaviour is a level of dwell (`play_time_ms`), twelve of them with rewards 1..12; the cut points are quantiles over the
-users who do not test, and are stored with the data.
+A behaviour is one of twelve levels of dwell time (`play_time_ms`), with rewards 1..12. The cut points are quantiles over the
+users outside the test part, and are stored in the manifest.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.data import files
+from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.files import Paths
-from mbcal.data.source import ITEM_KEY, LogDescription, LogFile, Quantiles
+from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import csv_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
-KuaiRand is offered by its authors at https://kuairand.com (KuaiRand-Pure, -1K and -27K), licensed CC BY-SA 4.0; cite Gao et
-al. (CIKM 2022).
-Fetch one, then:  mbcal prepare kuairand KuaiRand-Pure.zip --horizon 10 --out DIR"""
+KuaiRand is published by its authors at https://kuairand.com (KuaiRand-Pure, -1K and -27K), licensed CC BY-SA 4.0; cite Gao
+et al. (CIKM 2022).
+Download one, then:  mbcal prepare kuairand KuaiRand-Pure.zip --horizon 10 --out DIR"""
 
 PATTERNS = {"log": ["log_standard_*.csv"], "videos": ["video_features_basic_*.csv"]}
 LEVELS = 12
+"""Levels of dwell time."""
 COLUMNS = ("user_id", "video_id", "time_ms", "play_time_ms")
 VIDEO_COLUMNS = ("tag", "author_id", "video_type", "upload_type", "music_type", "video_duration")
 
 DURATIONS = (7, 15, 30, 60, 120, 300)
-"""Seconds that bound the buckets of a video's own length."""
+"""Boundaries, in seconds, of the buckets of a video's length."""
 FEATURES = {
     "tag": "string_split(tag, ',')",
     "author_id": "author_id",
@@ -41,34 +43,42 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class KuaiRand:
-    """A release: a folder, a zip or single files. Of a folder or zip the standard logs are read; name the log of random
-    exposures beside them to have it too."""
+    """A release of KuaiRand.
+
+    In a folder or zip only the standard logs are read. Give the path of the log of random exposures as well to include it.
+    """
 
     paths: Paths
+    """A folder, a zip or single files."""
 
     def read(self, work: Workspace) -> LogDescription:
-        """Describe it for ingestion."""
+        """Describe the log for ingestion.
+
+        Raises:
+            InputError: If there is no log, or a file cannot be read or lacks a column.
+        """
         paths = files.as_paths(self.paths)
         found = files.find_files(paths, PATTERNS, work.scratch)
-        picked = 'user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour'
+        columns_sql = 'user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour'
         logs = files.require_files(found, "log", paths, PATTERNS)
-        described = [_scan(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
-        columns = ", ".join(f"{sql} AS {sql_identifier(feature)}" for feature, sql in FEATURES.items())
+        videos = [_csv(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
+        feature_columns = ", ".join(f"{sql} AS {sql_identifier(feature)}" for feature, sql in FEATURES.items())
         features = " UNION ALL ".join(
-            f"SELECT video_id AS {sql_identifier(ITEM_KEY)}, {columns} FROM ({scan})" for scan in described
+            f"SELECT video_id AS {sql_identifier(ITEM_KEY)}, {feature_columns} FROM ({video_sql})" for video_sql in videos
         )
         return LogDescription(
             layout="kuairand",
-            pieces=tuple(LogFile(path, picked, f"({_scan(path, COLUMNS, work, 'log')})") for path in logs),
+            files=tuple(LogFile(path, columns_sql, f"({_csv(path, COLUMNS, work, 'log')})") for path in logs),
             rule=Quantiles(LEVELS),
-            features=features or None,
+            features_sql=features or None,
             time_unit="ms",
             options={"features": list(FEATURES) if features else []},
         )
 
 
-def _scan(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
+def _csv(path: Path, columns: Sequence[str], work: Workspace, rejects: str) -> str:
+    """Return a SELECT of some columns of a CSV file; raises InputError if one is missing."""
     text = files.inspect_text(path, work.scratch)
     header = text.header(",")
-    files.require_columns(path, header, needed)
-    return csv_sql(text, header, needed, rejects=rejects)
+    files.require_columns(path, header, columns)
+    return csv_sql(text, header, columns, rejects=rejects)

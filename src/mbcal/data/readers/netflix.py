@@ -1,8 +1,8 @@
 """The Netflix Prize log: `combined_data_*.txt`, the original `mv_*.txt`, or a Parquet of the same columns.
 
-The text layouts name a movie once (`1234:`) above its ratings (`user,rating,date`); they are flattened into lines that
-name it each time, chunk by chunk, and DuckDB reads those. Labels 0..5, reward = label. Time is by day: the order within a
-day is a seeded shuffle (see `SessionConfig.seed`).
+The text layouts name a movie once (`1234:`) above its ratings (`user,rating,date`). They are flattened, chunk by chunk, into
+lines that all name the movie, for DuckDB to read. Labels are 0..5 and the reward is the label. Times are days: the order
+within a day is a seeded shuffle (see `SessionConfig.seed`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mbcal.errors import InputError
 
 WHERE = """\
 The Netflix Prize log was withdrawn by Netflix; copies of its published files (combined_data_1.txt … combined_data_4.txt or
-training_set/mv_*.txt, and movie_titles.csv) are kept at https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data
-and https://archive.org/details/nf_prize_dataset.tar. Terms: research only, not commercial, not to be passed on.
-Fetch it, then:  mbcal prepare netflix FOLDER_OR_ZIP --out DIR"""
+training_set/mv_*.txt, and movie_titles.csv) are available at https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data
+and https://archive.org/details/nf_prize_dataset.tar. Terms: research only, not commercial, no redistribution.
+Download it, then:  mbcal prepare netflix FOLDER_OR_ZIP --out DIR"""
 
 PATTERNS = {
     "ratings": ["combined_data_*.txt", "mv_*.txt", "ratings*.parquet"],
@@ -40,26 +40,29 @@ _HEADER = re.compile(rb"^[ \t]*(\d+)[ \t]*:[ \t]*\r?\n", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Netflix:
-    """The log: a folder, a zip or single files."""
+    """The Netflix Prize log."""
 
     paths: Paths
+    """A folder, a zip or single files."""
 
     def read(self, work: Workspace) -> LogDescription:
-        """Describe it for ingestion."""
+        """Describe the log for ingestion.
+
+        Raises:
+            InputError: If there are no ratings, or a file is in another layout.
+        """
         paths = files.as_paths(self.paths)
         found = files.find_files(paths, PATTERNS, work.scratch)
         ratings = files.require_files(found, "ratings", paths, PATTERNS)
-        tables: list[Path] = []
-        texts: list[Path] = []
-        for path in ratings:
-            (tables if files.is_parquet(path) else texts).append(path)
-        kind = "::VARCHAR" if texts else ""  # numbers stay numbers where every file has them
-        ours = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
-        picked = ", ".join(f"{theirs}{kind} AS {sql_identifier(our)}" for theirs, our in ours)
-        pieces = []
+        is_table = {path: files.is_parquet(path) for path in ratings}
+        tables, texts = ([path for path in ratings if is_table[path] is kind] for kind in (True, False))
+        cast = "::VARCHAR" if texts else ""  # numbers stay numbers if all files are Parquet
+        roles = zip(COLUMNS, ("user", "item", "behaviour", "time"), strict=True)
+        columns_sql = ", ".join(f"{column}{cast} AS {sql_identifier(role)}" for column, role in roles)
+        log_files = []
         for path in tables:
             files.require_columns(path, files.parquet_columns(path), COLUMNS)
-            pieces.append(LogFile(path, picked, parquet_sql(path), parquet=True))
+            log_files.append(LogFile(path, columns_sql, parquet_sql(path), is_parquet=True))
         if texts:
             flat = work.scratch / "netflix.csv"
             with flat.open("wb") as out:
@@ -67,25 +70,42 @@ class Netflix:
                     with path.open("rb") as file:
                         flatten(file, out, path)
             header = ["movie_id", "customer_id", "rating", "date"]
-            scan = csv_sql(files.inspect_text(flat, work.scratch), header, COLUMNS, skip=False, quoted=False)
-            pieces.append(LogFile(flat, picked, f"({scan})"))
+            flat_sql = csv_sql(files.inspect_text(flat, work.scratch), header, COLUMNS, has_header=False, quoted=False)
+            log_files.append(LogFile(flat, columns_sql, f"({flat_sql})"))
         titles = None
         if found["titles"]:
             work.connection.register("movie_titles", read_titles(found["titles"], work.scratch))
             titles = "SELECT * FROM movie_titles"
-        return LogDescription(layout="netflix", pieces=tuple(pieces), rule=RULE, titles=titles)
+        return LogDescription(layout="netflix", files=tuple(log_files), rule=RULE, titles_sql=titles)
 
 
 def read_titles(paths: Iterable[Path], scratch: Path) -> pa.Table:
-    """`id,year,title`, the title unquoted and free to hold commas."""
+    """Read lines `id,year,title`, in which the title is not quoted and may contain commas.
+
+    Args:
+        paths: The files.
+        scratch: For a copy if line ends are mixed.
+
+    Returns:
+        Columns ITEM_KEY and `title`. Malformed lines are skipped.
+    """
     texts = [path.read_text(files.inspect_text(path, scratch).encoding) for path in paths]
-    split = [line.split(",", 2) for text in texts for line in text.split("\n")]  # other line breaks may stand in a title
-    whole = [parts for parts in split if len(parts) == 3]
-    return pa.table({ITEM_KEY: [parts[0].strip() for parts in whole], "title": [parts[2].strip() for parts in whole]})
+    lines = [line.split(",", 2) for text in texts for line in text.split("\n")]  # a title may contain other line breaks
+    valid = [parts for parts in lines if len(parts) == 3]
+    return pa.table({ITEM_KEY: [parts[0].strip() for parts in valid], "title": [parts[2].strip() for parts in valid]})
 
 
 def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:
-    """`7:\\n11,3,2005-01-02\\n` -> `7,11,3,2005-01-02\\n`, a chunk in memory at a time."""
+    r"""Rewrite `7:\n11,3,2005-01-02\n` as `7,11,3,2005-01-02\n`, one chunk in memory at a time.
+
+    Args:
+        file: Text in the Netflix layout.
+        out: Receives the flat lines.
+        path: Name of the file, for messages.
+
+    Raises:
+        InputError: If there is a rating before the first movie.
+    """
     movie: bytes | None = None
     for chunk in _lines(file):
         position = 0
@@ -96,11 +116,11 @@ def flatten(file: BinaryIO, out: BinaryIO, path: Path) -> None:
 
 
 def _lines(file: BinaryIO) -> Iterable[bytes]:
-    """Chunks that end with a line."""
+    """Yield chunks of whole lines."""
     rest = b""
     while chunk := file.read(_CHUNK):
-        whole, newline, rest = (rest + chunk).rpartition(b"\n")
-        yield whole + newline
+        lines, newline, rest = (rest + chunk).rpartition(b"\n")
+        yield lines + newline
     if rest:
         yield rest + b"\n"
 

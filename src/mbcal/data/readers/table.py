@@ -1,4 +1,4 @@
-"""Anybody's log: Parquet or CSV (plain or gzipped), one file or many, with the column names given."""
+"""A log of any origin: Parquet, CSV (plain or gzipped) or a data frame, with the column names given."""
 
 from __future__ import annotations
 
@@ -6,45 +6,54 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from mbcal.data import files
+from mbcal.data.behaviour_rules import Labels, Levels
 from mbcal.data.files import Paths
-from mbcal.data.source import ITEM_KEY, Labels, Levels, LogDescription, LogFile
-from mbcal.data.sql import TimeUnit, csv_sql, entity_name_sql, parquet_sql, sql_identifier, sql_string
+from mbcal.data.frames import Frame
+from mbcal.data.readers.table_files import OpenTable, column_kinds, open_tables
+from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
+from mbcal.data.sql import TimeUnit, entity_name_sql, sql_identifier, sql_string
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 
-PATTERNS = {"log": ["*.parquet", "*.pq", "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.txt"]}
-ITEM_PATTERNS = {"items": PATTERNS["log"]}
 TITLE = "#title"
-"""What the title column is called within: not a name a feature would have."""
-DELIMITERS = (",", "\t", ";", "|")
+"""Name of the title column in DuckDB: not a name a feature would have."""
 
 
 @dataclass(frozen=True)
 class ItemTable:
-    """The item-feature table: where it is, its key (the log's item column unless named) and the columns to take.
+    """A table of item features and titles.
 
-    `title` is the column that names an item to people. A list column of a Parquet is multi-valued, and so is a text column
-    in which any value holds the separator.
+    A list column (Parquet, frames) is multi-valued, and so is a text column in which any value holds the separator.
+
+    Raises:
+        OptionError: If a feature is empty, reserved or named twice.
     """
 
-    paths: Paths
+    source: Paths | Frame
+    """Files, folders or zips; or a data frame."""
     features: Sequence[str]
+    """Columns that become features."""
     key: str | None = None
+    """Column that names the item; None if it is called as in the log."""
     separator: str = "|"
+    """Separates the values of a multi-valued text column; empty if there is none."""
     title: str | None = None
+    """Column with a title for display."""
 
     def __post_init__(self) -> None:
-        lowered = [feature.lower() for feature in self.features]  # names that differ only in case are one to DuckDB
+        lowered = [feature.lower() for feature in self.features]  # DuckDB ignores case in names
         for feature in self.features:
             if feature in ("", ITEM_KEY, TITLE) or lowered.count(feature.lower()) > 1:
                 raise OptionError(f"features: {feature!r} is empty, reserved or named twice; write each column once")
 
 
-def parse_rewards(text: str) -> Labels:
-    """`skip=0,click=1,like=5`."""
+def parse_rewards(text: str) -> dict[str, float]:
+    """Parse `skip=0,click=1,like=5`.
+
+    Raises:
+        OptionError: If an entry is not LABEL=NUMBER, or a label is named twice.
+    """
     rewards: dict[str, float] = {}
     for entry in next(csv.reader([text], skipinitialspace=True)):
         label, equals, reward = entry.rpartition("=")
@@ -54,11 +63,19 @@ def parse_rewards(text: str) -> Labels:
             rewards[label.strip()] = float(reward)
         except ValueError:
             raise OptionError(f"rewards: {entry!r} is not a new LABEL=NUMBER; write skip=0,click=1,like=5") from None
-    return Labels(rewards)
+    return rewards
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """`0.5,3,10`."""
+    """Parse `0.5,3,10`.
+
+    Args:
+        option: Name of the option, for the message.
+        text: The list.
+
+    Raises:
+        OptionError: If an entry is not a number.
+    """
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
@@ -68,148 +85,137 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TableLog:
-    """A log and which of its columns is what."""
+    """A log of any origin, and the names of its columns."""
 
-    paths: Paths
+    source: Paths | Frame
+    """Files, folders or zips; or a data frame."""
     user: str
     item: str
     time: str
     behaviour: str
     rule: Labels | Levels
+    """How the behaviour column becomes behaviours."""
     session: str | None = None
     propensity: str | None = None
     items: ItemTable | None = None
+    """Item features and titles."""
     time_unit: TimeUnit = "auto"
     time_format: str | None = None
+    """strptime format of the time column."""
 
     def read(self, work: Workspace) -> LogDescription:
-        """Describe it for ingestion."""
-        paths, items = files.as_paths(self.paths), self.items
-        named = {our: getattr(self, our) for our in ("user", "item", "time", "behaviour", "session", "propensity")}
-        wanted = {our: theirs for our, theirs in named.items() if theirs is not None}
-        if self.user == self.item:
-            raise OptionError(f"item: {self.item!r} is the user column too; name another")
-        distinct = set(wanted.values())
-        if len({column.lower() for column in distinct}) < len(distinct):
-            raise OptionError(f"columns {', '.join(sorted(distinct))}: two differ only in case; rename one in the log")
+        """Describe the log for ingestion.
+
+        Raises:
+            OptionError: If a column is named for two purposes, or the time format is not valid.
+            InputError: If a file cannot be read or lacks a column.
+        """
+        roles = {role: getattr(self, role) for role in ("user", "item", "time", "behaviour", "session", "propensity")}
+        columns = {role: column for role, column in roles.items() if column is not None}
+        self._require_distinct(columns)
         if self.time_format is not None:
-            _check_format(self.time_format, work)
-        found = files.require_files(files.find_files(paths, PATTERNS, work.scratch), "log", paths, PATTERNS)
-        if items is not None:
-            _load_items(items, self.item, work)
+            _require_valid_format(self.time_format, work)
+        log_files = _log_files(self.source, columns, work)
+        features_sql = titles_sql = None
+        if self.items is not None:
+            _create_item_table(self.items, self.item, work)
+            features_sql = _features_sql(self.items, work) if self.items.features else None
+            if self.items.title:
+                titles_sql = f"SELECT {sql_identifier(ITEM_KEY)}, {sql_identifier(TITLE)} AS title FROM item_table"
         return LogDescription(
             layout="table",
-            pieces=_pieces(found, wanted, work),
+            files=log_files,
             rule=self.rule,
-            features=_features(items, work) if items is not None and items.features else None,
-            titles=f"SELECT {sql_identifier(ITEM_KEY)}, {sql_identifier(TITLE)} AS title FROM item_table"
-            if items is not None and items.title
-            else None,
+            features_sql=features_sql,
+            titles_sql=titles_sql,
             time_unit=self.time_unit,
             time_format=self.time_format,
             options={
-                "columns": wanted,
-                "features": [] if items is None else list(items.features),
+                "columns": columns,
+                "features": [] if self.items is None else list(self.items.features),
                 "time_unit": self.time_unit,
                 "time_format": self.time_format,
             },
         )
 
+    def _require_distinct(self, columns: Mapping[str, str]) -> None:
+        if self.user == self.item:
+            raise OptionError(f"item: {self.item!r} is the user column too; name another")
+        distinct = set(columns.values())
+        if len({column.lower() for column in distinct}) < len(distinct):
+            raise OptionError(f"columns {', '.join(sorted(distinct))}: two differ only in case; rename one in the log")
 
-def _check_format(form: str, work: Workspace) -> None:
+
+def _require_valid_format(time_format: str, work: Workspace) -> None:
     import duckdb
 
     try:
-        work.connection.execute("SELECT try_strptime('', ?)", [form])
+        work.connection.execute("SELECT try_strptime('', ?)", [time_format])
     except duckdb.Error as error:
-        why = str(error).splitlines()[0].rpartition(": ")[2]
-        raise OptionError(f"time-format: {form!r} is no strptime format ({why})") from error
+        problem = str(error).splitlines()[0].rpartition(": ")[2]
+        raise OptionError(f"time-format: {time_format!r} is not a strptime format ({problem})") from error
 
 
-def _pieces(paths: Sequence[Path], wanted: Mapping[str, str], work: Workspace) -> tuple[LogFile, ...]:
-    """Every file. Where their types differ, or Parquet and text meet, all is compared as text."""
-    needed = list(dict.fromkeys(wanted.values()))
-    sources = [_source(path, needed, work, "log") for path in paths]
-    kinds = [_kinds(needed, source, work) for source in sources]
-    for column, kind in ((column, kind[column]) for kind in kinds for column in wanted.values()):
+def _log_files(source: Paths | Frame, columns: Mapping[str, str], work: Workspace) -> tuple[LogFile, ...]:
+    """Open the files of a log. If their types differ, such as for Parquet beside text, all values are read as text."""
+    tables = open_tables(source, "log", list(dict.fromkeys(columns.values())), work)
+    for column, kind in ((column, table.kinds[column]) for table in tables for column in columns.values()):
         if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kind):
             raise InputError(f"column {column!r} holds {kind}; a log's columns must hold one plain value each")
-    alike = all(kind == kinds[0] for kind in kinds)
+    same_types = all(table.kinds == tables[0].kinds for table in tables)
 
-    def picked(kind: Mapping[str, str], our: str, theirs: str) -> str:
-        return f"{sql_identifier(theirs) if alike else f'({entity_name_sql(sql_identifier(theirs), kind[theirs])})::VARCHAR'} AS {sql_identifier(our)}"
+    def selected(table: OpenTable, role: str, column: str) -> str:
+        value = sql_identifier(column)
+        if not same_types:
+            value = f"({entity_name_sql(value, table.kinds[column])})::VARCHAR"
+        return f"{value} AS {sql_identifier(role)}"
 
-    selects = [", ".join(picked(kind, our, theirs) for our, theirs in wanted.items()) for kind in kinds]
     return tuple(
-        LogFile(path, select, source, _is_parquet(path))
-        for path, select, source in zip(paths, selects, sources, strict=True)
+        LogFile(
+            table.path,
+            ", ".join(selected(table, role, column) for role, column in columns.items()),
+            table.from_sql,
+            table.is_parquet,
+        )
+        for table in tables
     )
 
 
-def _kinds(columns: Sequence[str], source: str, work: Workspace) -> dict[str, str]:
-    """Column -> DuckDB's name of its type."""
-    query = f"DESCRIBE SELECT {', '.join(map(sql_identifier, columns))} FROM {source}"
-    return {column: kind for column, kind, *_ in work.connection.execute(query).fetchall()}
-
-
-def _is_parquet(path: Path) -> bool:
-    return files.is_parquet(path) or path.suffix.lower() in (".parquet", ".pq")
-
-
-def _source(path: Path, needed: Sequence[str], work: Workspace, rejects: str) -> str:
-    """One file, with at least the needed columns."""
-    if _is_parquet(path):
-        present = files.parquet_columns(path)
-        files.require_columns(path, present, needed)
-        lowered = [column.lower() for column in present]
-        if twins := [column for column in needed if lowered.count(column.lower()) > 1]:
-            raise InputError(f"{path}: two columns are called {twins[0]!r} but for upper and lower case; rename one")
-        return parquet_sql(path)
-    text = files.inspect_text(path, work.scratch)
-    headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
-    fitting = [delimiter for delimiter in DELIMITERS if set(needed) <= set(headers[delimiter])]
-    delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
-    files.require_columns(path, headers[delimiter], needed)
-    return f"({csv_sql(text, headers[delimiter], needed, delimiter=delimiter, rejects=rejects)})"
-
-
-def _load_items(items: ItemTable, item_column: str, work: Workspace) -> None:
-    """The item table, read once: `item_table` holds ITEM_KEY, the features as text or lists of text, and TITLE."""
-    given, key = files.as_paths(items.paths), items.key or item_column
-    paths = files.require_files(files.find_files(given, ITEM_PATTERNS, work.scratch), "items", given, ITEM_PATTERNS)
+def _create_item_table(items: ItemTable, item_column: str, work: Workspace) -> None:
+    """Create `item_table`: ITEM_KEY, the features as text or lists of text, and TITLE."""
+    key = items.key or item_column
     columns = list(dict.fromkeys([key, *items.features, *([items.title] if items.title else [])]))
     if len({column.lower() for column in columns}) < len(columns):
         raise OptionError(f"items: of the columns {', '.join(columns)} two differ only in case; rename one")
-    sources = [_source(path, columns, work, "item") for path in paths]
-    kinds = [_kinds(columns, source, work) for source in sources]
-    lists = [feature for feature in items.features if any(kind[feature].endswith("[]") for kind in kinds)]
+    tables = open_tables(items.source, "item", columns, work)
+    # a column that is a list in one file becomes one in all
+    lists = [feature for feature in items.features if any(table.kinds[feature].endswith("[]") for table in tables)]
 
-    def picked(kind: Mapping[str, str]) -> str:
-        sql = {column: f"({entity_name_sql(sql_identifier(column), kind[column])})::VARCHAR" for column in columns}
-        for feature in lists:  # what is a list in one file becomes one in all
-            split = f"string_split({sql[feature]}, {sql_string(items.separator)})"
-            sql[feature] = f"{sql_identifier(feature)}::VARCHAR[]" if kind[feature].endswith("[]") else split
-        named = [
-            f"{sql[key]} AS {sql_identifier(ITEM_KEY)}",
-            *(f"{sql[feature]} AS {sql_identifier(feature)}" for feature in items.features),
-        ]
-        return ", ".join([*named, f"{sql[items.title] if items.title else 'NULL::VARCHAR'} AS {sql_identifier(TITLE)}"])
+    def selected(kinds: Mapping[str, str]) -> str:
+        values = {column: f"({entity_name_sql(sql_identifier(column), kinds[column])})::VARCHAR" for column in columns}
+        for feature in lists:
+            split = f"string_split({values[feature]}, {sql_string(items.separator)})"
+            values[feature] = f"{sql_identifier(feature)}::VARCHAR[]" if kinds[feature].endswith("[]") else split
+        features = [f"{values[feature]} AS {sql_identifier(feature)}" for feature in items.features]
+        title = values[items.title] if items.title else "NULL::VARCHAR"
+        return ", ".join([f"{values[key]} AS {sql_identifier(ITEM_KEY)}", *features, f"{title} AS {sql_identifier(TITLE)}"])
 
-    table = " UNION ALL ".join(f"SELECT {picked(kind)} FROM {source}" for source, kind in zip(sources, kinds, strict=True))
-    work.connection.execute(f"CREATE TEMP TABLE item_table AS {table}")
+    rows = " UNION ALL ".join(f"SELECT {selected(table.kinds)} FROM {table.from_sql}" for table in tables)
+    work.connection.execute(f"CREATE TEMP TABLE item_table AS {rows}")
 
 
-def _features(items: ItemTable, work: Workspace) -> str:
-    kinds, columns = _kinds(items.features, "item_table", work), [sql_identifier(ITEM_KEY)]
+def _features_sql(items: ItemTable, work: Workspace) -> str:
+    """Return a SELECT of ITEM_KEY and the features, text with separators split into lists."""
+    kinds, columns = column_kinds(items.features, "item_table", work), [sql_identifier(ITEM_KEY)]
     for feature in items.features:
         column, separator = sql_identifier(feature), sql_string(items.separator)
-        if not kinds[feature].endswith("[]") and items.separator and _holds(work, column, separator):
+        if not kinds[feature].endswith("[]") and items.separator and _contains(column, separator, work):
             columns.append(f"list_transform(string_split({column}, {separator}), lambda v: trim(v)) AS {column}")
         else:
             columns.append(column)
     return f"SELECT {', '.join(columns)} FROM item_table"
 
 
-def _holds(work: Workspace, column: str, separator: str) -> bool:
+def _contains(column: str, separator: str, work: Workspace) -> bool:
     query = f"SELECT count(*) FROM item_table WHERE contains({column}, {separator})"
     return bool(work.connection.execute(query).fetchall()[0][0])

@@ -1,47 +1,55 @@
-"""The newsfeed's log: its users served by the noisy-myopic policy, written as a store like any other log.
+"""The newsfeed's log: its users served by the logging policy, as sessions in memory or as a store.
 
-Users are numbered as in every store (by part, then by key), and a user's number is also the world's, so that the world can
-be asked about any session of the store.
+::
+
+    world ──▶ candidates sampled ──▶ logging policy chooses ──▶ user responds ──▶ four sessions per user ──▶ shards
+
+Users are numbered as in every store (by part, then by hash), and a user has the same number in the store and in the world:
+the world can be asked about every session of the store.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal.data.cutting import SessionConfig, stable_hash
+from mbcal.data.cutting import SessionConfig
 from mbcal.data.shards import ShardPlan
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Shard
 from mbcal.data.store_writer import StoreWriter
+from mbcal.data.user_split import part_of, stable_hash
 from mbcal.data.workspace import Workspace
-from mbcal.environments.newsfeed.world import Newsfeed
+from mbcal.environments.newsfeed.world import Newsfeed, UserState
 from mbcal.errors import OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.types import FIRST_ITEM_ROW, Sessions
 
 SESSIONS_PER_USER = 4
-USERS_AT_A_TIME = 2048
-"""A block small enough for the cache, large enough to keep two cores busy."""
-FIRST_DAY = 1_704_067_200_000_000
-"""2024-01-01, in microseconds."""
+USER_BLOCK = 2048
+"""Users served at a time: few enough for the cache, enough to keep two cores busy."""
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
+FIRST_DAY = 1_704_067_200 * SECOND
+"""2024-01-01 in microseconds. Every user's first session begins within the 30 days that follow."""
 
 
 @dataclass(frozen=True)
 class NewsfeedConfig:
-    """How much of it to generate. Each session chooses from its own candidates, twice as many as it has steps."""
+    """How much to generate; what the world is like is in `NewsfeedConstants`."""
 
     sessions: int = 20_000
+    """Sessions in all; every user has four, the last user may have fewer."""
     items: int = 2_000
+    """Items in the catalogue, at least 100 and at least twice the horizon."""
 
     def __post_init__(self) -> None:
         if self.sessions < 1:
@@ -49,59 +57,183 @@ class NewsfeedConfig:
 
     @property
     def users(self) -> int:
+        """How many users that many sessions take."""
         return -(-self.sessions // SESSIONS_PER_USER)
 
 
 def prepare_newsfeed(
     out: str | Path,
-    log: NewsfeedConfig | None = None,
+    newsfeed: NewsfeedConfig | None = None,
     config: SessionConfig | None = None,
     *,
     overwrite: bool = False,
     progress: Progress = SILENT,
 ) -> Store:
-    """Generate the embedded newsfeed: `prepare_newsfeed("feed", NewsfeedConfig(sessions=100_000))`."""
-    log, config = log or NewsfeedConfig(), config or SessionConfig()
+    """Generate the newsfeed as a store: `prepare_newsfeed("feed", NewsfeedConfig(sessions=100_000))`.
+
+    Every session has 2 * horizon candidates of its own, stored with it as are the propensities of the logging policy.
+
+    Args:
+        out: The store's folder.
+        newsfeed: How much to generate.
+        config: Horizon, history, split and seed. `gap` and `min_length` cannot be set: sessions are generated, not cut.
+        overwrite: Replace a store that is there.
+        progress: Notified of sessions.
+
+    Returns:
+        The store. `Newsfeed.from_options(store.manifest["options"])` is its world.
+
+    Raises:
+        OptionError: If a setting is out of range, or there are fewer items than candidates.
+        OutputError: If the folder exists or cannot be written.
+    """
+    newsfeed, config = newsfeed or NewsfeedConfig(), config or SessionConfig()
     if config.gap is not None or config.min_length > 1:
-        raise OptionError("newsfeed: its sessions are generated whole; --gap and --min-length do not apply")
-    if 2 * config.horizon > log.items:
-        raise OptionError(
-            f"horizon: {config.horizon} steps need {2 * config.horizon} candidates, the feed has {log.items} items"
-        )
-    with Workspace(Path(out), overwrite=overwrite) as work:
-        _write(log, config, StoreWriter(work.build), progress)
-        work.publish()
+        raise OptionError("newsfeed: its sessions are generated, not cut from a log; leave out --gap and --min-length")
+    if 2 * config.horizon > newsfeed.items:
+        problem = f"{config.horizon} steps need {2 * config.horizon} candidates, the feed has {newsfeed.items} items"
+        raise OptionError(f"horizon: {problem}; choose a shorter horizon or more items")
+    with Workspace(Path(out), overwrite=overwrite) as workspace:
+        _write_store(newsfeed, config, StoreWriter(workspace.build), progress)
+        workspace.publish()
     return Store.open(out)
 
 
-def _write(log: NewsfeedConfig, config: SessionConfig, writer: StoreWriter, progress: Progress) -> None:
-    world = Newsfeed(log.users, log.items, config.seed)
-    width = len(str(log.users - 1))
-    keys = {name: stable_hash(name, config.seed, "part") for name in (f"user-{user:0{width}d}" for user in range(log.users))}
-    names = sorted(keys, key=lambda name: (config.part(keys[name]), keys[name], name))
-    part = np.asarray([config.part(keys[name]) for name in names], np.uint8)
-    writer.table("users.parquet", pa.table({"user": names, "part": [PARTS[p] for p in part]}))
+def generate_sessions(world: Newsfeed, config: SessionConfig, seed: int = 0) -> Sessions:
+    """Generate the log of a world in memory: four sessions of every user, under the logging policy.
+
+    Args:
+        world: The world.
+        config: Horizon and history.
+        seed: Names candidates, choices and responses.
+    """
+    users = np.arange(world.users)
+    shard = _generate_shard(world, users, config, torch.Generator().manual_seed(seed + 1))
+    return shard.to_sessions(world.catalog, world.behaviours, config.horizon, config.history)
+
+
+def sample_candidate_sets(popularity: Tensor, size: int, count: int, generator: torch.Generator) -> Tensor:
+    """Sample sets of distinct items by popularity; repeated items are sampled again.
+
+    Args:
+        popularity: Weight of each item, (items,).
+        size: How many sets.
+        count: Items per set.
+        generator: Where the random numbers come from.
+
+    Returns:
+        Catalogue rows, (size, count), each set in rising order.
+    """
+    cumulative = torch.cumsum(popularity.double(), 0)
+    cumulative /= cumulative[-1].clone()
+
+    def sample(number: int) -> Tensor:
+        return torch.searchsorted(cumulative, torch.rand(number, generator=generator, dtype=torch.float64), right=True)
+
+    items = sample(size * count).view(size, count)
+    while True:
+        items = items.sort(1).values
+        repeated = torch.zeros_like(items, dtype=torch.bool)
+        repeated[:, 1:] = items[:, 1:] == items[:, :-1]
+        missing = int(repeated.sum())
+        if missing == 0:
+            return items + FIRST_ITEM_ROW
+        items[repeated] = sample(missing)
+
+
+def _generate_shard(world: Newsfeed, users: NDArray[np.int64], config: SessionConfig, generator: torch.Generator) -> Shard:
+    """All sessions of some users, (users,) in rising order."""
+    blocks = np.array_split(users, -(-len(users) // USER_BLOCK))
+    return _to_shard([_serve_users(world, torch.from_numpy(block), config, generator) for block in blocks], users, config)
+
+
+def _serve_users(world: Newsfeed, users: Tensor, config: SessionConfig, generator: torch.Generator) -> dict[str, Tensor]:
+    """All S sessions of users (B,), one after another: candidates (B, S, C); items, behaviours, … (B, S, T)."""
+    size = len(users)
+    sessions: list[dict[str, Tensor]] = []
+    items, behaviours = torch.zeros(size, 0, dtype=torch.int64), torch.zeros(size, 0, dtype=torch.uint8)
+    clock = FIRST_DAY + torch.randint(30 * DAY, (size,), generator=generator)
+    for _ in range(SESSIONS_PER_USER):
+        first = max(0, items.shape[1] - config.history)
+        length = torch.full((size,), items.shape[1] - first)
+        state = world.begin(users, items[:, first:], behaviours[:, first:], length)
+        candidates = sample_candidate_sets(world.popularity, size, 2 * config.horizon, generator)
+        session = _serve_session(world, state, candidates, config.horizon, generator)
+        dwell = (3 + 8 * session["behaviours"].to(torch.int64)) * SECOND  # three seconds, and eight more per level
+        session["timestamps"] = clock.unsqueeze(1) + torch.cumsum(dwell, 1) - dwell
+        clock = session["timestamps"][:, -1] + DAY // 2 + torch.randint(DAY, (size,), generator=generator)
+        items, behaviours = torch.cat([items, session["items"]], 1), torch.cat([behaviours, session["behaviours"]], 1)
+        sessions.append(session)
+    return {name: torch.stack([session[name] for session in sessions], 1) for name in sessions[0]}
+
+
+def _serve_session(
+    world: Newsfeed, state: UserState, candidates: Tensor, horizon: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """One session of B users under the logging policy, from candidates (B, C): items, behaviours, propensities (B, T)."""
+    available = torch.ones_like(candidates, dtype=torch.bool)
+    items, behaviours, propensities = [], [], []
+    for _ in range(horizon):
+        probabilities = world.logging_probabilities(world.utility(state, candidates), available)
+        cumulative = torch.cumsum(probabilities, 1)
+        # the first candidate whose cumulative probability exceeds a uniform number; never one of probability 0
+        uniform = torch.rand(len(candidates), 1, generator=generator) * cumulative[:, -1:]
+        chosen = (cumulative <= uniform).sum(1, keepdim=True).clamp_(max=candidates.shape[1] - 1)
+        item = candidates.gather(1, chosen).squeeze(1)
+        behaviour, state = world.respond(state, item, torch.rand(len(item), generator=generator))
+        available.scatter_(1, chosen, False)
+        items.append(item)
+        behaviours.append(behaviour)
+        propensities.append(probabilities.gather(1, chosen).squeeze(1))
+    return {
+        "items": torch.stack(items, 1),
+        "behaviours": torch.stack(behaviours, 1),
+        "propensities": torch.stack(propensities, 1),
+        "candidates": candidates,
+    }
+
+
+def _to_shard(blocks: Sequence[dict[str, Tensor]], users: NDArray[np.int64], config: SessionConfig) -> Shard:
+    """Blocks of whole users as flat steps, and the sessions that point into them."""
+    arrays = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+    n_sessions = len(users) * SESSIONS_PER_USER
+    steps_before = np.tile(np.arange(SESSIONS_PER_USER) * config.horizon, len(users))  # of the user, before each session
+    return Shard(
+        items=arrays["items"].to(torch.int32).flatten().numpy(),
+        behaviours=arrays["behaviours"].flatten().numpy(),
+        timestamps=arrays["timestamps"].flatten().numpy(),
+        propensities=arrays["propensities"].flatten().numpy(),
+        user=np.repeat(users, SESSIONS_PER_USER).astype(np.int32),
+        start=np.arange(n_sessions, dtype=np.int64) * config.horizon,
+        length=np.full(n_sessions, config.horizon, np.int32),
+        history_length=np.minimum(steps_before, config.history).astype(np.int32),
+        candidates=arrays["candidates"].to(torch.int32).flatten(0, 1).numpy(),
+    )
+
+
+# ---- as a store
+
+
+def _write_store(newsfeed: NewsfeedConfig, config: SessionConfig, writer: StoreWriter, progress: Progress) -> None:
+    """Write all files of the store: users, items, shards, manifest."""
+    world = Newsfeed(newsfeed.users, newsfeed.items, config.seed)
+    names, part = _order_users(newsfeed.users, config)
+    writer.table("users.parquet", pa.table({"user": names, "part": [PARTS[number] for number in part]}))
     writer.catalog(world.catalog)
-    nothing = pa.schema([(column, pa.string()) for column in ("user", "item", "time", "behaviour", "reason")])
-    writer.table("rejected.parquet", nothing.empty_table())
-    plan = ShardPlan.from_users(part, np.full(log.users, SESSIONS_PER_USER * config.horizon))
-    generator = torch.Generator().manual_seed(config.seed + 1)  # the world itself was drawn from the seed
-    progress.phase("generating sessions", log.sessions)
-    labels = np.zeros(len(world.behaviours), np.int64)
-    parts = {p: {"users": int(np.sum(part == k)), "sessions": 0, "steps": 0} for k, p in enumerate(PARTS)}
-    for (name, number), (begin, end) in zip(plan.locations, pairwise(plan.user_bounds.tolist()), strict=True):
-        users = np.arange(begin, end)
-        blocks = [
-            generate(world, torch.from_numpy(block), config, generator)
-            for block in np.array_split(users, -(-len(users) // USERS_AT_A_TIME))
-        ]
-        shard = _trim(_shard(blocks, users, config), log.sessions - SESSIONS_PER_USER * int(users[0]))
+    rejected = pa.schema([(column, pa.string()) for column in ("user", "item", "time", "behaviour", "reason")])
+    writer.table("rejected.parquet", rejected.empty_table())
+    plan = ShardPlan.from_users(part, np.full(newsfeed.users, SESSIONS_PER_USER * config.horizon))
+    progress.phase("generating sessions", newsfeed.sessions)
+    behaviour_counts = np.zeros(len(world.behaviours), np.int64)
+    parts = {name: {"users": int(np.sum(part == k)), "sessions": 0, "steps": 0} for k, name in enumerate(PARTS)}
+    shards = _generate_shards(world, plan, newsfeed, config)
+    for (name, number), shard in zip(plan.locations, shards, strict=True):
         writer.shard(name, number, shard)
-        labels += np.bincount(shard.behaviours, minlength=len(labels))
+        behaviour_counts += np.bincount(shard.behaviours, minlength=len(behaviour_counts))
         parts[name]["sessions"] += len(shard.start)
         parts[name]["steps"] += len(shard.items)
         progress.advance(len(shard.start))
-    steps = log.sessions * config.horizon
+    steps = newsfeed.sessions * config.horizon
     writer.finish(
         world.behaviours,
         source="newsfeed",
@@ -111,114 +243,39 @@ def _write(log: NewsfeedConfig, config: SessionConfig, writer: StoreWriter, prog
         counts={
             "rows": steps,
             "rows_read": steps,
-            "users": log.users,
-            "items": log.items,
-            "sessions": log.sessions,
-            "full_sessions": log.sessions,
+            "users": newsfeed.users,
+            "items": newsfeed.items,
+            "sessions": newsfeed.sessions,
+            "full_sessions": newsfeed.sessions,
             "short_windows": 0,
             "ties": 0,
-            "labels": labels.tolist(),
+            "labels": behaviour_counts.tolist(),
             "parts": parts,
         },
     )
 
 
-def generate_sessions(world: Newsfeed, config: SessionConfig, seed: int = 0) -> Sessions:
-    """The log of a world in memory, without a store: every user's sessions under the logging policy."""
-    users = np.arange(world.users)
-    generator = torch.Generator().manual_seed(seed + 1)
-    blocks = [
-        generate(world, torch.from_numpy(block), config, generator)
-        for block in np.array_split(users, -(-len(users) // USERS_AT_A_TIME))
-    ]
-    return _shard(blocks, users, config).to_sessions(world.catalog, world.behaviours, config.horizon, config.history)
+def _order_users(count: int, config: SessionConfig) -> tuple[list[str], NDArray[np.uint8]]:
+    """Names of all users in the order of a store (by part, then by hash), and the part of each, (count,)."""
+    width = len(str(count - 1))
+    hashes = {name: stable_hash(name, config.seed, "part") for name in (f"user-{k:0{width}d}" for k in range(count))}
+    names = sorted(hashes, key=lambda name: (part_of(hashes[name], config.split), hashes[name], name))
+    return names, np.asarray([part_of(hashes[name], config.split) for name in names], np.uint8)
 
 
-def generate(world: Newsfeed, users: Tensor, config: SessionConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Every session of some users (B,), one after another: arrays (B, sessions, …)."""
-    made: list[dict[str, Tensor]] = []
-    items, behaviours = torch.zeros(len(users), 0, dtype=torch.int64), torch.zeros(len(users), 0, dtype=torch.uint8)
-    clock = FIRST_DAY + torch.randint(30 * DAY, (len(users),), generator=generator)
-    for _ in range(SESSIONS_PER_USER):
-        recent = max(0, items.shape[1] - config.history)
-        length = torch.full((len(users),), items.shape[1] - recent)
-        state = world.begin(users, items[:, recent:], behaviours[:, recent:], length)
-        candidates = offer(world.weights, len(users), 2 * config.horizon, generator)
-        session = _serve(world, state, candidates, config.horizon, generator)
-        spent = (3 + 8 * session["behaviours"].to(torch.int64)) * SECOND  # a glance, and eight seconds a level
-        session["timestamps"] = clock.unsqueeze(1) + torch.cumsum(spent, 1) - spent
-        clock = session["timestamps"][:, -1] + DAY // 2 + torch.randint(DAY, (len(users),), generator=generator)
-        items, behaviours = torch.cat([items, session["items"]], 1), torch.cat([behaviours, session["behaviours"]], 1)
-        made.append(session)
-    return {name: torch.stack([session[name] for session in made], 1) for name in made[0]}
+def _generate_shards(world: Newsfeed, plan: ShardPlan, newsfeed: NewsfeedConfig, config: SessionConfig) -> Iterator[Shard]:
+    """The shards of a plan, one after another."""
+    generator = torch.Generator().manual_seed(config.seed + 1)  # the seed itself named the world
+    for begin, end in pairwise(plan.user_bounds.tolist()):
+        shard = _generate_shard(world, np.arange(begin, end), config, generator)
+        yield _first_sessions(shard, newsfeed.sessions - SESSIONS_PER_USER * begin)
 
 
-def offer(weights: Tensor, rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """Distinct items (rows, count) as rising catalogue rows, drawn by weight; what is drawn twice is drawn again."""
-    edges = torch.cumsum(weights.double(), 0)
-    edges /= edges[-1].clone()
-
-    def draw(size: int) -> Tensor:
-        return torch.searchsorted(edges, torch.rand(size, generator=generator, dtype=torch.float64), right=True)
-
-    drawn = draw(rows * count).view(rows, count)
-    while True:
-        drawn = drawn.sort(1).values
-        twice = torch.zeros_like(drawn, dtype=torch.bool)
-        twice[:, 1:] = drawn[:, 1:] == drawn[:, :-1]
-        missing = int(twice.sum())
-        if missing == 0:
-            return drawn + FIRST_ITEM_ROW
-        drawn[twice] = draw(missing)
-
-
-def _serve(world: Newsfeed, state: Any, candidates: Tensor, horizon: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """One session of each user under the logging policy."""
-    available = torch.ones_like(candidates, dtype=torch.bool)
-    items, behaviours, propensities = [], [], []
-    for _ in range(horizon):
-        chances = world.logging_probabilities(world.utility(state, candidates), available)
-        reach = torch.cumsum(chances, 1)
-        # the first candidate whose cumulated chance exceeds a uniform draw: never one that is gone, its chance adds nothing
-        uniform = torch.rand(len(candidates), 1, generator=generator) * reach[:, -1:]
-        chosen = (reach <= uniform).sum(1, keepdim=True).clamp_(max=candidates.shape[1] - 1)
-        item = candidates.gather(1, chosen).squeeze(1)
-        behaviour, state = world.respond(state, item, torch.rand(len(item), generator=generator))
-        available.scatter_(1, chosen, False)
-        items.append(item)
-        behaviours.append(behaviour)
-        propensities.append(chances.gather(1, chosen).squeeze(1))
-    return {
-        "items": torch.stack(items, 1),
-        "behaviours": torch.stack(behaviours, 1),
-        "propensities": torch.stack(propensities, 1),
-        "candidates": candidates,
-    }
-
-
-def _shard(blocks: list[dict[str, Tensor]], users: np.ndarray[Any, Any], config: SessionConfig) -> Shard:
-    """Blocks of whole users as steps and the sessions that point into them."""
-    made = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
-    sessions = len(users) * SESSIONS_PER_USER
-    passed = np.tile(np.arange(SESSIONS_PER_USER) * config.horizon, len(users))  # steps of the user before each session
-    return Shard(
-        items=made["items"].to(torch.int32).flatten().numpy(),
-        behaviours=made["behaviours"].flatten().numpy(),
-        timestamps=made["timestamps"].flatten().numpy(),
-        propensities=made["propensities"].flatten().numpy(),
-        user=np.repeat(users, SESSIONS_PER_USER).astype(np.int32),
-        start=np.arange(sessions, dtype=np.int64) * config.horizon,
-        length=np.full(sessions, config.horizon, np.int32),
-        history_length=np.minimum(passed, config.history).astype(np.int32),
-        candidates=made["candidates"].to(torch.int32).flatten(0, 1).numpy(),
-    )
-
-
-def _trim(shard: Shard, sessions: int) -> Shard:
-    """The first so many sessions: the last user may have fewer than the others."""
-    if len(shard.start) <= sessions:
+def _first_sessions(shard: Shard, count: int) -> Shard:
+    """The first `count` sessions of a shard: the last user may have fewer than the others."""
+    if len(shard.start) <= count:
         return shard
-    steps = int(shard.start[sessions])
-    cut = {"items": steps, "behaviours": steps, "timestamps": steps, "propensities": steps}
-    kept = {name: array[: cut.get(name, sessions)] for name, array in vars(shard).items() if array is not None}
-    return replace(shard, **kept)
+    n_steps = int(shard.start[count])
+    lengths = {"items": n_steps, "behaviours": n_steps, "timestamps": n_steps, "propensities": n_steps}
+    arrays = {name: array[: lengths.get(name, count)] for name, array in vars(shard).items() if array is not None}
+    return replace(shard, **arrays)

@@ -1,25 +1,26 @@
-"""A generated newsfeed whose truth is known.
+"""The generated newsfeed: users whose response to every item is known exactly.
 
-The paper's own feed was never published. This one has its traits and nothing hidden: users whose interests drift towards
-what they read, who tire of a topic that repeats, and items that please now and cost later (bait) or the reverse. Every
-constant stands in `NewsfeedConstants`, every draw comes from the seed.
+The feed of the paper was never published. This one has its traits: users whose interests drift towards what they read, who
+tire of a topic that repeats, and items that please now and cost later (bait) or the reverse. The numbers that shape it are
+in `NewsfeedConstants`; everything random comes from the seed.
 
-One step, with z the item's topics (they sum to 1) and K topics in all::
+One step, with z the item's topics (K numbers that sum to 1), w the user's interests and s the user's satiation (K each)::
 
-    utility    u = base + bias + interest <w, z> - satiation <s, z> + appeal + bait_now * bait + mood      (levels of dwell)
-    behaviour  P(level > k) = sigmoid((u - k - 1/2) / noise), k = 0 … 10                                    (12 levels)
+    utility    u = base + bias + interest <w, z> - satiation <s, z> + appeal + bait_now * bait + mood
+    behaviour  P(level > k) = sigmoid((u - k - 1/2) / noise), k = 0 … 10            (12 levels of dwell)
     reward     level + 1
-    then       w += drift * e * (z - w)          e = level / 11: interests move towards what was read
-               s  = forget * s + z               topics shown tire, whether read or not
-               mood = calm * mood - bait_later * bait
+    then       w    <- w + drift * e * (z - w)         e = level / 11: interests move towards what was read
+               s    <- forget * s + z                  a topic shown tires, whether read or not
+               mood <- calm * mood - bait_later * bait
 
-A user's state at the start of a session is that of replaying the session's history from the user's own traits, and then
-resting: satiation and mood shrink, interests stay. So `begin` needs nothing but what `Sessions` holds, and what lies further
-back than the history is forgotten.
+At the start of a session, the session's history is replayed from the user's initial interests; then satiation and mood
+shrink to the share `rest`, and interests stay. So `begin` needs only what `Sessions` holds, and steps before the history
+have no effect.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -31,64 +32,88 @@ from mbcal.errors import OptionError
 from mbcal.types import FIRST_ITEM_ROW, Behaviours, Catalog
 
 LEVELS = 12
+"""Levels of dwell, 0 … 11: the behaviours of the feed."""
 BEHAVIOURS = Behaviours(
     tuple(f"dwell-{level:02d}" for level in range(1, LEVELS + 1)), tuple(map(float, range(1, LEVELS + 1)))
 )
+"""Level k is called `dwell-{k + 1}` and has reward k + 1."""
+MIN_ITEMS = 100
+"""Fewest items a feed can have."""
 
 
 @dataclass(frozen=True)
 class NewsfeedConstants:
-    """Everything that shapes the world, in levels of dwell where not said otherwise."""
+    """What the world is like. In levels of dwell unless stated otherwise."""
 
     topics: int = 16
-    """K: dimensions of interest; two topics make a category."""
+    """K, the number of topics; two topics make a category."""
     interest_spread: float = 0.3
-    """Dirichlet parameter of a user's interests: small means few loved topics."""
+    """Dirichlet parameter of a user's initial interests: the smaller, the fewer topics a user likes."""
     bias_spread: float = 0.5
-    """How much users differ in reading everything."""
+    """Standard deviation of the users' bias, which a user adds to every item."""
     base: float = 3.2
-    """Dwell on an item of no interest, no appeal, no bait, by a fresh user."""
+    """Utility of an item without appeal or bait, of no interest to the user, at the start of a first session."""
     interest: float = 7.0
-    """Gain for an item wholly within a user's only interest."""
+    """Gain from an item whose only topic is the user's only interest."""
     appeal: float = 0.7
-    """Spread of what items are worth to everybody."""
+    """Standard deviation of what items add for every user alike."""
     bait_now: float = 1.8
-    """Gain now from an item of bait 1 (and loss now from one of bait -1)."""
+    """Gain at once from an item of bait 1, and loss from one of bait -1."""
     bait_later: float = 0.3
-    """What bait 1 takes from the user's mood, and so from every later step."""
+    """What an item of bait 1 takes from the user's mood, and so from every later step."""
     calm: float = 0.93
     """Share of mood that remains after a step."""
     satiation: float = 1.2
-    """Loss for an item of one topic when that topic alone was shown one step ago."""
+    """Loss from an item of one topic if an item of that topic alone was shown one step before."""
     forget: float = 0.8
     """Share of satiation that remains after a step."""
     drift: float = 0.1
-    """Share of the way interests move towards an item read to the end."""
+    """Share of the distance to an item's topics that interests move when the item is read to the end."""
     rest: float = 0.25
     """Share of satiation and mood that remains from one session to the next."""
     noise: float = 1.0
     """Scale of the logistic noise in dwell."""
     logging_temperature: float = 1.0
-    """The logging policy is a softmax of utility over this …"""
+    """The logging policy is a softmax of utility / logging_temperature …"""
     logging_epsilon: float = 0.1
-    """… mixed with that much of uniform choice."""
+    """… mixed with this share of uniform choice."""
 
 
 @dataclass(frozen=True)
 class UserState:
-    """What moves within a session, for B users; immutable."""
+    """What changes within a session, for B users. Immutable."""
 
-    interests: Tensor  # (B, K)
-    satiation: Tensor  # (B, K)
-    mood: Tensor  # (B,)
-    bias: Tensor  # (B,)
+    interests: Tensor
+    """w, (B, K)."""
+    satiation: Tensor
+    """s, (B, K)."""
+    mood: Tensor
+    """(B,)."""
+    bias: Tensor
+    """(B,), constant."""
 
-    def __getitem__(self, index: Tensor) -> Self:
-        return type(self)(*(getattr(self, name)[index] for name in ("interests", "satiation", "mood", "bias")))
+    def __getitem__(self, rows: Tensor) -> Self:
+        return type(self)(self.interests[rows], self.satiation[rows], self.mood[rows], self.bias[rows])
+
+    def __repr__(self) -> str:
+        return f"<UserState: {len(self.mood)} sessions>"
 
 
 class Newsfeed:
-    """The world: items, users, and what users do. Item arguments are catalogue rows, user arguments are store indices."""
+    """A world of items and users; an `Environment` whose probabilities can be asked for.
+
+    Items are given as catalogue rows, users as the numbers 0 … users - 1 that a store generated from it has, too.
+
+    Args:
+        users: How many users, at least 1.
+        items: How many items, at least 100.
+        seed: Names everything random about items and users.
+        constants: What the world is like.
+        device: Where states and item tables lie.
+
+    Raises:
+        OptionError: If there are too few users or items.
+    """
 
     def __init__(
         self,
@@ -100,105 +125,99 @@ class Newsfeed:
     ) -> None:
         if users < 1:
             raise OptionError(f"users: must be at least 1, got {users}")
-        if items < 100:
-            raise OptionError(f"items: must be at least 100, got {items}")
+        if items < MIN_ITEMS:
+            raise OptionError(f"items: must be at least {MIN_ITEMS}, got {items}")
         self.users, self.items, self.seed = users, items, seed
         self.constants = constants or NewsfeedConstants()
         self.device = torch.device(device)
-        draw = torch.Generator().manual_seed(seed)
-        articles = generate_articles(items, self.constants.topics, draw)
+        generator = torch.Generator().manual_seed(seed)
+        articles = generate_articles(items, self.constants.topics, generator)
         self.catalog: Catalog = articles.catalog
-        self.weights = articles.weights.to(self.device)  # how often an item is offered
-        self._place(articles)
-        self.traits = _dirichlet(users, self.constants.topics, self.constants.interest_spread, draw).to(self.device)
-        self.bias = (torch.randn(users, generator=draw) * self.constants.bias_spread).to(self.device)
-        self._levels = torch.arange(LEVELS - 1, device=self.device) + 0.5
+        self.popularity = articles.popularity.to(self.device)
+        """(items,) probability with which an item is sampled as a candidate."""
+        self.topics = self._by_row(articles.topics)
+        """z, (rows, K)."""
+        self.bait = self._by_row(articles.bait)
+        """(rows,), in -1 … 1."""
+        self.instant = self._by_row(self._instant_utility(articles))
+        """(rows,) the part of utility that is the same for all users: appeal + bait_now * bait."""
+        self.initial_interests = _sample_dirichlet(
+            users, self.constants.topics, self.constants.interest_spread, generator
+        ).to(self.device)
+        """w before anything was read, (users, K)."""
+        self.bias = (torch.randn(users, generator=generator) * self.constants.bias_spread).to(self.device)
+        """(users,)."""
+        self._thresholds = torch.arange(LEVELS - 1, device=self.device) + 0.5
 
-    def _place(self, articles: Articles) -> None:
-        """Item tables by catalogue row; the masking and the unknown item are the average of all."""
+    def _instant_utility(self, articles: Articles) -> Tensor:
+        return articles.appeal * self.constants.appeal + articles.bait * self.constants.bait_now
 
-        def by_row(values: Tensor) -> Tensor:
-            average = values.mean(0, keepdim=True).expand(FIRST_ITEM_ROW, *values.shape[1:])
-            return torch.cat([average, values]).to(self.device)
-
-        self.topics = by_row(articles.topics)  # (rows, K)
-        self.bait = by_row(articles.bait)  # (rows,)
-        self.instant = by_row(articles.appeal * self.constants.appeal + articles.bait * self.constants.bait_now)
+    def _by_row(self, values: Tensor) -> Tensor:
+        """Values (items, …) by catalogue row, (rows, …). The masking and the unknown item have the mean of all items."""
+        mean = values.mean(0, keepdim=True).expand(FIRST_ITEM_ROW, *values.shape[1:])
+        return torch.cat([mean, values]).to(self.device)
 
     @property
     def behaviours(self) -> Behaviours:
         return BEHAVIOURS
 
     def options(self) -> dict[str, Any]:
-        """Enough to build the same world again: `Newsfeed.from_options(store.manifest["options"])`."""
+        """Return what `from_options` needs to create the same world again; part of a generated store's manifest."""
         return {"users": self.users, "items": self.items, "seed": self.seed, "constants": asdict(self.constants)}
 
     @classmethod
-    def from_options(cls, options: dict[str, Any], device: str | torch.device = "cpu") -> Self:
-        """The world a store was generated by."""
+    def from_options(cls, options: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
+        """Create the world that a store was generated from: `Newsfeed.from_options(store.manifest["options"])`."""
         return cls(options["users"], options["items"], options["seed"], NewsfeedConstants(**options["constants"]), device)
 
+    # ---- as an environment
+
     def fresh_state(self, user: Tensor) -> UserState:
-        """Users as they are by themselves, with nothing read."""
-        traits = self.traits[user]
-        return UserState(traits, torch.zeros_like(traits), torch.zeros_like(self.bias[user]), self.bias[user])
+        """Return the state of users (B,) who have read nothing: initial interests, no satiation, neutral mood."""
+        interests, bias = self.initial_interests[user], self.bias[user]
+        return UserState(interests, torch.zeros_like(interests), torch.zeros_like(bias), bias)
 
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> UserState:
-        """The state in which users (B,) come to a session: the history (B, H) replayed, then a rest."""
+        """Return the state in which users (B,) begin a session: the history (B, H) replayed, then a rest."""
         state = self.fresh_state(user)
         for step in range(history_items.shape[1]):
-            moved = self.observe(state, history_items[:, step], history_behaviours[:, step])
-            state = self.merge(step < history_length, moved, state)
+            next_state = self.observe(state, history_items[:, step], history_behaviours[:, step])
+            state = self.merge(step < history_length, next_state, state)
         return replace(state, satiation=state.satiation * self.constants.rest, mood=state.mood * self.constants.rest)
 
-    def utility(self, state: UserState, items: Tensor) -> Tensor:
-        """u of each (user, item): (B, C) for items (B, C). Expected reward rises with it."""
-        return self._utility(state, self.topics[items], self.instant[items])
-
-    def _utility(self, state: UserState, topics: Tensor, instant: Tensor) -> Tensor:
-        direction = self.constants.interest * state.interests - self.constants.satiation * state.satiation
-        return (
-            torch.bmm(topics, direction.unsqueeze(2)).squeeze(2)
-            + instant
-            + (self.constants.base + state.bias + state.mood)[:, None]
-        )
-
-    def probabilities(self, state: UserState, items: Tensor) -> Tensor:
-        """P(behaviour | user, item): (B, C, 12)."""
-        above = self._above(self.utility(state, items))
-        edges = torch.nn.functional.pad(above, (1, 0), value=1.0), torch.nn.functional.pad(above, (0, 1), value=0.0)
-        return edges[0] - edges[1]
-
-    def expected_reward(self, state: UserState, items: Tensor) -> Tensor:
-        """E[reward | user, item]: (B, C). The truth that every model of this feed is after."""
-        return 1 + self._above(self.utility(state, items)).sum(-1)
-
-    def _above(self, utility: Tensor) -> Tensor:
-        """P(level > k), k = 0 … 10: (…, 11)."""
-        return torch.sigmoid((utility.unsqueeze(-1) - self._levels) / self.constants.noise)
-
-    def observe(self, state: UserState, item: Tensor, behaviour: Tensor) -> UserState:
-        """The state after showing item (B,) and seeing behaviour (B,)."""
-        return self.update_state(state, item, behaviour.to(torch.float32) / (LEVELS - 1))
-
-    def update_state(self, state: UserState, item: Tensor, engagement: Tensor) -> UserState:
-        """The state after an item read with engagement 0 … 1; linear in it, so the mean moves as the mean engagement."""
-        topics, known = self.topics[item], self.constants
-        return replace(
-            state,
-            interests=state.interests + (known.drift * engagement).unsqueeze(1) * (topics - state.interests),
-            satiation=known.forget * state.satiation + topics,
-            mood=known.calm * state.mood - known.bait_later * self.bait[item],
-        )
-
     def respond(self, state: UserState, item: Tensor, uniform: Tensor) -> tuple[Tensor, UserState]:
-        """`respond` with the uniform numbers given."""
-        above = self._above(self.utility(state, item.unsqueeze(1)).squeeze(1))  # (B, 11)
+        """Respond to item (B,) by uniform numbers (B,): the level is the number of k with uniform < P(level > k).
+
+        Under the same uniform number, an item of higher utility never gets a lower level.
+
+        Returns:
+            Levels (B,) uint8, and the state after them.
+        """
+        above = self._probability_above(self.utility(state, item.unsqueeze(1)).squeeze(1))  # (B, 11)
         behaviour = (uniform.unsqueeze(1) < above).sum(1).to(torch.uint8)
         return behaviour, self.observe(state, item, behaviour)
 
+    def observe(self, state: UserState, item: Tensor, behaviour: Tensor) -> UserState:
+        """Return the state after item (B,) met behaviour (B,), a level 0 … 11."""
+        return self.update_state(state, item, behaviour.to(torch.float32) / (LEVELS - 1))
+
+    def update_state(self, state: UserState, item: Tensor, engagement: Tensor) -> UserState:
+        """Return the state after item (B,) was read with engagement e (B,), any number in 0 … 1.
+
+        The update is linear in e, so the mean engagement gives the mean of the next state::
+
+            w <- w + drift e (z - w)      s <- forget s + z      mood <- calm mood - bait_later bait
+        """
+        topics, constants = self.topics[item], self.constants
+        return replace(
+            state,
+            interests=state.interests + (constants.drift * engagement).unsqueeze(1) * (topics - state.interests),
+            satiation=constants.forget * state.satiation + topics,
+            mood=constants.calm * state.mood - constants.bait_later * self.bait[item],
+        )
+
     def merge(self, mask: Tensor, yes: UserState, no: UserState) -> UserState:
-        """User by user (B,) the one state or the other."""
+        """Return, session by session, the state `yes` where mask (B,) is true, else `no`."""
         return UserState(
             interests=torch.where(mask[:, None], yes.interests, no.interests),
             satiation=torch.where(mask[:, None], yes.satiation, no.satiation),
@@ -206,14 +225,52 @@ class Newsfeed:
             bias=torch.where(mask, yes.bias, no.bias),
         )
 
+    # ---- the truth
+
+    def utility(self, state: UserState, items: Tensor) -> Tensor:
+        """Return u, (B, C), of items (B, C): base + bias + <interest w - satiation s, z> + instant + mood."""
+        constants = self.constants
+        direction = constants.interest * state.interests - constants.satiation * state.satiation
+        matched = torch.bmm(self.topics[items], direction.unsqueeze(2)).squeeze(2)
+        return matched + self.instant[items] + (constants.base + state.bias + state.mood)[:, None]
+
+    def probabilities(self, state: UserState, items: Tensor) -> Tensor:
+        """Return P(behaviour | state, item), (B, C, 12), of items (B, C): P(level > k - 1) - P(level > k)."""
+        above = self._probability_above(self.utility(state, items))
+        at_least = torch.nn.functional.pad(above, (1, 0), value=1.0)
+        return at_least - torch.nn.functional.pad(above, (0, 1), value=0.0)
+
+    def expected_reward(self, state: UserState, items: Tensor) -> Tensor:
+        """Return E[reward | state, item], (B, C), of items (B, C): 1 + sum_k P(level > k). Rises with utility."""
+        return 1 + self._probability_above(self.utility(state, items)).sum(-1)
+
+    def _probability_above(self, utility: Tensor) -> Tensor:
+        """P(level > k), k = 0 … 10: (…) -> (…, 11)."""
+        return torch.sigmoid((utility.unsqueeze(-1) - self._thresholds) / self.constants.noise)
+
     def logging_probabilities(self, utility: Tensor, available: Tensor) -> Tensor:
-        """The noisy-myopic logging policy over the candidates still available: (B, C)."""
-        known = self.constants
-        greedy = torch.softmax((utility / known.logging_temperature).masked_fill(~available, -torch.inf), 1)
+        """Return the probabilities with which the logging policy shows each candidate.
+
+        The policy is myopic and noisy: (1 - logging_epsilon) softmax(u / logging_temperature) + logging_epsilon / n over the
+        n available candidates.
+
+        Args:
+            utility: u of the candidates, (B, C).
+            available: Which of them can be shown, (B, C) bool; at least one per session.
+
+        Returns:
+            (B, C), 0 where a candidate is not available; rows sum to 1.
+        """
+        constants = self.constants
+        greedy = torch.softmax((utility / constants.logging_temperature).masked_fill(~available, -torch.inf), 1)
         uniform = available / available.sum(1, keepdim=True)
-        return (1 - known.logging_epsilon) * greedy + known.logging_epsilon * uniform
+        return (1 - constants.logging_epsilon) * greedy + constants.logging_epsilon * uniform
+
+    def __repr__(self) -> str:
+        return f"<Newsfeed: {self.users:,} users, {self.items:,} items, seed {self.seed}, on {self.device}>"
 
 
-def _dirichlet(rows: int, size: int, concentration: float, draw: torch.Generator) -> Tensor:
-    gamma = torch._standard_gamma(torch.full((rows, size), concentration), generator=draw) + 1e-9
+def _sample_dirichlet(rows: int, size: int, concentration: float, generator: torch.Generator) -> Tensor:
+    """(rows, size) samples of a symmetric Dirichlet distribution."""
+    gamma = torch._standard_gamma(torch.full((rows, size), concentration), generator=generator) + 1e-9
     return gamma / gamma.sum(1, keepdim=True)

@@ -1,49 +1,65 @@
-"""Batch-RL: learn from the static log, then be tested by users; no other interaction."""
+"""Batch-RL: fit an agent on the static log, then test it on every judge. No other interaction."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import cast
 
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, summary
+from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, summarise
+from mbcal.evaluation.judges import TRUTH
 from mbcal.evaluation.variance import analyse_variance
 from mbcal.evaluation.xray import xray
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints
 
 TEST_SEED = 1_000_003
-"""Of the luck in every test: the same for all methods, seeds and rounds, so that they can be compared pair by pair."""
+"""Names candidates and noise of every test: the same for all methods, seeds and rounds, so that rewards are paired."""
 
 
 def batch_rl(
     context: ExperimentContext, name: str, seed: int, progress: Progress = SILENT, checkpoints: Checkpoints | None = None
 ) -> CellResult:
-    """One cell."""
-    settings = context.settings
+    """Run one Batch-RL cell.
+
+    Args:
+        context: What the cells share.
+        name: The agent's name (see `agent_config`), or `oracle`.
+        seed: The agent's seed.
+        progress: Notified of epochs and sessions.
+        checkpoints: Where the state of the fit is saved, and resumed from.
+
+    Returns:
+        By judge the rewards; and from the first judge the variance analysis and, for seed 0, the X-ray of some sessions.
+    """
     if name == oracle.NAME:
-        return _oracle(context, progress)
+        return _test_oracle(context, progress)
+    settings = context.settings
     agent = context.agent(name, seed, settings.training(settings.epochs, settings.validation))
     agent.fit(context.train, progress=progress, checkpoints=checkpoints)
     judged, rewards = {}, {}
-    regression: dict[str, float] | None = None
-    for place, (judge, environment) in enumerate(context.judges.items()):
-        outcome = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
-        judged[judge], rewards[judge] = summary(outcome), outcome.rewards
-        if place == 0:
-            found = analyse_variance(agent, environment, outcome.served, settings.futures, settings.future_states, TEST_SEED)
-            regression = None if found is None else {**asdict(found), "explained": found.explained}
-            seen = xray(agent, outcome.served[: settings.xray]) if seed == 0 else None
-    record = {"judges": judged, "regression": regression, "curves": agent.curves, "xray": seen}
+    served = None  # of the first judge
+    for judge, environment in context.judges.items():
+        result = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+        judged[judge], rewards[judge] = summarise(result), result.rewards
+        served = result.served if served is None else served
+    assert served is not None  # noqa: S101 - an experiment has at least one judge
+    regression = analyse_variance(agent, context.users, served, settings.futures, settings.future_states, TEST_SEED)
+    record = {
+        "judges": judged,
+        "regression": None if regression is None else {**asdict(regression), "explained": regression.explained},
+        "curves": agent.curves,
+        "xray": xray(agent, served[: settings.xray]) if seed == 0 else None,
+    }
     return CellResult(record, rewards, agent)
 
 
-def _oracle(context: ExperimentContext, progress: Progress) -> CellResult:
-    """The most that is known to be had, in the world whose truth is known."""
-    world = context.judges["truth"]
+def _test_oracle(context: ExperimentContext, progress: Progress) -> CellResult:
+    """Test the policy that plans with the true world: the upper reference for regret."""
+    world = context.judges[TRUTH]
     policy = oracle.OraclePolicy(cast(Newsfeed, world), context.test.horizon)
-    outcome = evaluate(policy, world, context.test, seed=TEST_SEED, title="the oracle", progress=progress)
-    record = {"judges": {"truth": summary(outcome)}, "regression": None, "curves": {}, "xray": None}
-    return CellResult(record, {"truth": outcome.rewards}, None)
+    result = evaluate(policy, world, context.test, seed=TEST_SEED, title="test of the oracle", progress=progress)
+    record = {"judges": {TRUTH: summarise(result)}, "regression": None, "curves": {}, "xray": None}
+    return CellResult(record, {TRUTH: result.rewards}, None)

@@ -1,58 +1,64 @@
-"""Everything an experiment can be told, as plain typed values, and three presets."""
+"""All settings of an experiment as plain typed values, three presets, and reading them from a TOML file."""
 
 from __future__ import annotations
 
-import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from mbcal.config import dotted_names, from_dict
+from mbcal.config import from_dict
 from mbcal.environments.simulator import SimulatorConfig
-from mbcal.errors import OptionError, nearest
+from mbcal.errors import InputError, OptionError, nearest
+from mbcal.evaluation.experiment.overrides import apply_overrides
 from mbcal.nn.config import NetConfig
 from mbcal.training.config import TrainingConfig
 
-Protocol = Literal["batch", "growing"]
-Judge = Literal["lstm", "transformer", "truth"]
-"""Who can answer: a simulator of either family, or the generated newsfeed itself."""
+ProtocolName = Literal["batch", "growing"]
+"""Batch-RL and Growing Batch-RL."""
+JudgeName = Literal["lstm", "transformer", "truth"]
+"""Environments that can judge: a simulator of either family, or the generated newsfeed itself."""
+NEWSFEED = "newsfeed"
+"""As `data`: the generated newsfeed, in place of a store."""
 
 
 @dataclass(frozen=True)
 class ExperimentConfig:
     """One experiment: data, methods, protocols, sizes."""
 
-    data: str = "newsfeed"
+    data: str = NEWSFEED
     """`newsfeed` (generated), or the folder of a store."""
     agents: tuple[str, ...] = ("all",)
-    """Methods by name, `path.py:Class` for one's own, or `all`; with options of their own after a plus:
+    """Methods by name, `path.py:Class` for one of your own, or `all`; with settings of their own after a plus:
     `mbcal+gamma=0.9+net.hidden=64`."""
     seeds: int = 3
-    """Each method is trained so many times, from seed 0 on."""
-    protocols: tuple[Protocol, ...] = ("batch", "growing")
-    judges: tuple[Judge, ...] = ()
-    """Who tests; the first also answers when growing. By default the truth and an LSTM on the newsfeed, else the LSTM."""
+    """How often each method is trained; seeds count from 0."""
+    protocols: tuple[ProtocolName, ...] = ("batch", "growing")
+    judges: tuple[JudgeName, ...] = ()
+    """Who judges; the first also responds in Growing Batch-RL. By default the truth and an LSTM on the newsfeed, else the
+    LSTM."""
     log_sessions: int = 8_000
     """Sessions of the generated log, all parts together; of a store, the most sessions of its train part (0: all)."""
     items: int = 300
     """Items of the generated newsfeed."""
     test_sessions: int = 1_500
-    """Sessions served in every test; all there are if fewer."""
+    """Most sessions served in every test."""
     epochs: int = 8
-    """Batch-RL: passes over the log, the same for every network of every method; the most, where users are held out."""
+    """Batch-RL: passes over the log, the same for every network of every method; the most, if users are held out."""
     validation: float = 0.0
-    """Batch-RL: share of the train users that are held out, so that each network stops when it no longer gets better on them
-    (those of DQN and its kin, whose targets move, make all passes). With 0 nobody is, and all make all passes."""
+    """Batch-RL: share of the train users held out for early stopping. Networks whose targets move (DQN and its variants)
+    make all passes anyway. With 0 no user is held out, and all networks make all passes."""
     rounds: int = 4
     """Growing Batch-RL: rounds of collect, update, test."""
     round_sessions: int = 1_500
     """Sessions collected in a round."""
     round_epochs: int = 1
-    """Passes over a round's sessions."""
+    """Passes over the sessions of a round."""
     replay: int = 1
-    """Rounds whose sessions are learned from: 1 is the last alone; more than there are rounds keeps all."""
+    """Rounds whose sessions are learned from: 1 is the last alone; as many as there are rounds keeps all."""
     epsilon: float = 0.1
-    """Share of choices made at random when collecting."""
+    """Probability of a random choice when collecting."""
     gamma: float = 0.95
     mask_rate: float = 0.2
     features: tuple[str, ...] | None = None
@@ -65,7 +71,7 @@ class ExperimentConfig:
     futures: int = 64
     """Resampled futures per state in the variance analysis."""
     future_states: int = 64
-    """States it is done for."""
+    """States in the variance analysis."""
     xray: int = 4
     """Test sessions shown step by step in the report."""
 
@@ -78,23 +84,24 @@ class ExperimentConfig:
         if not 0 <= self.epsilon <= 1:
             raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
         for name in ("protocols", "agents", "judges"):
-            given = getattr(self, name)
-            if len(set(given)) != len(given):
-                raise OptionError(f"{name}: something is there twice; name each once, and use seeds to repeat")
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise OptionError(f"{name}: a name is there twice; give each once, and set seeds to repeat a method")
         if not self.protocols or not self.agents:
-            raise OptionError("protocols and agents: name at least one of each")
-        if self.data == "newsfeed" and self.log_sessions < 10:
+            raise OptionError("protocols and agents: give at least one of each")
+        if self.data == NEWSFEED and self.log_sessions < 10:
             raise OptionError(f"log_sessions: the newsfeed needs at least 10, got {self.log_sessions}")
-        NetConfig(hidden=self.hidden, embedding=self.embedding)
+        NetConfig(hidden=self.hidden, embedding=self.embedding)  # checks the sizes
         self.training(1, self.validation)
 
     def training(self, epochs: int, validation: float = 0.0) -> TrainingConfig:
-        """So many passes; nobody held out unless told, so that every method gets the same data and the same budget."""
+        """Training settings of every network. By default no user is held out: all methods get the same data and budget."""
         return TrainingConfig(epochs, self.batch, self.learning_rate, validation=validation)
 
-    def net(self, usual: tuple[str, ...]) -> NetConfig:
-        """The network of every agent."""
-        return NetConfig("gru", self.hidden, self.embedding, usual if self.features is None else self.features)
+    def net(self, default_features: tuple[str, ...]) -> NetConfig:
+        """Network settings of every agent."""
+        features = default_features if self.features is None else self.features
+        return NetConfig("gru", self.hidden, self.embedding, features)
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -122,53 +129,50 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "future_states": 1024,
     },
 }
-"""What differs from the defaults: `quick` for minutes on a CPU, `laptop` for an hour, `paper` for the sizes of the paper."""
+"""Differences to the defaults: `quick` takes minutes on a CPU, `laptop` an hour, `paper` has the sizes of the paper."""
 
 
 def experiment_config(values: Mapping[str, Any], preset: str = "quick") -> ExperimentConfig:
-    """A preset, changed by the values given (a TOML file's, say); unknown names are refused with the nearest."""
+    """Return a preset with some values changed.
+
+    Args:
+        values: Settings by name, nested as in a TOML file.
+        preset: `quick`, `laptop` or `paper`.
+
+    Raises:
+        OptionError: If the preset or a setting is unknown, or a value is out of range.
+    """
     if preset not in PRESETS:
         raise OptionError(f"preset: {preset!r} is unknown; known are {', '.join(PRESETS)}.{nearest(preset, PRESETS)}")
     return from_dict(ExperimentConfig, {**PRESETS[preset], **values})
 
 
-def parse_override(text: str, kind: type = ExperimentConfig, where: str = "set: ") -> tuple[list[str], Any]:
-    """`rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn` -> where and what; the value as TOML, or plain text.
+def load_experiment_config(
+    source: str | Path = NEWSFEED,
+    *,
+    preset: str = "quick",
+    overrides: Sequence[str] = (),
+    **settings: Any,
+) -> ExperimentConfig:
+    """Read the settings of an experiment: a preset, then a TOML file, then single settings, then overrides.
 
-    `kind` is the dataclass whose settings these are, `where` what a complaint begins with.
+    Args:
+        source: A TOML file of settings (a name that ends in .toml), else the data: `newsfeed` or the folder of a store.
+        preset: `quick`, `laptop` or `paper`; a file may name its own.
+        overrides: Settings as text, as the command line takes them: `rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn`.
+        **settings: Settings by name: `seeds=1, agents=["mbcal", "dqn"]`.
+
+    Raises:
+        InputError: If the file cannot be read or is not TOML.
+        OptionError: If a setting is unknown or out of range.
     """
-    import tomllib
-
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise OptionError(f"{where}{text!r} is not NAME=VALUE")
-    path = name.strip().split(".")
-    known = {one.name: one.type for one in fields(kind)}
-    if path[0] not in known:
-        close = nearest(name.strip(), dotted_names(kind))
-        raise OptionError(f"{where}{path[0]!r} is unknown; known are {', '.join(known)}.{close}")
-    try:
-        return path, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        many = "tuple" in str(known[path[0]]) or path[-1] == "features"
-        return path, split_list(value) if many else value.strip()
-
-
-def apply_overrides(
-    values: dict[str, Any], overrides: Sequence[str], kind: type = ExperimentConfig, where: str = "set: "
-) -> dict[str, Any]:
-    """The values with every override put in its place."""
-    for text in overrides:
-        path, value = parse_override(text, kind, where)
-        place = values
-        for depth, part in enumerate(path[:-1]):
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise OptionError(f"{where}{'.'.join(path[: depth + 1])} is a value, not a table that holds {path[-1]!r}")
-        place[path[-1]] = value
-    return values
-
-
-def split_list(text: str) -> list[str]:
-    """`a, b,c` -> its parts; what stands in brackets stays whole."""
-    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
+    values: dict[str, Any] = {"data": str(source)}
+    if str(source).endswith(".toml"):
+        try:
+            values = tomllib.loads(Path(source).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{source}: not TOML ({error})") from error
+        preset = values.pop("preset", preset)
+    return experiment_config(apply_overrides({**values, **settings}, overrides, ExperimentConfig), preset)

@@ -1,4 +1,4 @@
-"""What all cells of an experiment share: the sessions, the judges, and how to make an agent."""
+"""What all cells of an experiment share: sessions, judges and agent settings; and what one cell produces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from mbcal.config import from_dict, to_dict
 from mbcal.environments.base import Environment
 from mbcal.errors import OptionError
 from mbcal.evaluation.evaluator import EvaluationResult
-from mbcal.evaluation.experiment.config import ExperimentConfig, apply_overrides
+from mbcal.evaluation.experiment.config import ExperimentConfig
+from mbcal.evaluation.experiment.overrides import apply_overrides
 from mbcal.metrics import Mean, coverage, gini
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
@@ -23,32 +24,36 @@ from mbcal.types import FIRST_ITEM_ROW, Sessions, SessionTensors
 
 @dataclass(frozen=True)
 class ExperimentContext:
-    """Train users to learn from, test users to serve, and who answers."""
+    """What the cells of one experiment share. Built once per process."""
 
     settings: ExperimentConfig
     train: Sessions
+    """Sessions of train users: Batch-RL learns from them, Growing Batch-RL serves their users to collect."""
     test: Sessions
+    """Sessions of test users, with candidates: the same for every test."""
     judges: dict[str, Environment]
+    """Environments by name, in the order of the report. The first also responds when agents collect."""
     features: tuple[str, ...]
+    """Item features agents see unless the settings name others."""
     device: str
 
     @cached_property
     def train_tensors(self) -> SessionTensors:
-        """The train sessions where the agents are: rounds are drawn from them without leaving the device."""
+        """The train sessions on the device, where rounds are sampled from them."""
         return self.train.tensors(resolve_device(self.device), without=("propensities", "timestamps"))
 
     @cached_property
     def test_tensors(self) -> SessionTensors:
-        """The test sessions, likewise."""
+        """The test sessions on the device."""
         return self.test.tensors(resolve_device(self.device), without=("propensities", "timestamps"))
 
     @cached_property
     def users(self) -> Environment:
-        """Who answers when agents collect: the first judge."""
+        """Who responds when agents collect: the first judge."""
         return next(iter(self.judges.values()))
 
     def agent(self, name: str, seed: int, training: TrainingConfig) -> Agent:
-        """A fresh agent of the experiment's settings, changed by the options in its name."""
+        """Create an agent; see `agent_config` for its name."""
         kind, config = agent_config(name, self.settings, self.features, seed, training)
         return kind(config, self.device)
 
@@ -56,51 +61,62 @@ class ExperimentContext:
 def agent_config(
     name: str, settings: ExperimentConfig, features: tuple[str, ...], seed: int, training: TrainingConfig
 ) -> tuple[type[Agent], AgentConfig]:
-    """A method and its config: of the experiment's settings what the method knows, then the options in its name.
+    """Return a method and its config: the experiment's settings as far as the method has them, then those in its name.
 
-    `mbcal+gamma=0.9+net.hidden=64` is MBCAL with two settings of its own.
+    Args:
+        name: A method, with settings of its own after a plus: `mbcal+gamma=0.9+net.hidden=64`.
+        settings: The experiment's settings.
+        features: Item features the agent sees unless the settings name others.
+        seed: The agent's seed.
+        training: Its training settings.
+
+    Raises:
+        OptionError: If the method or a setting is unknown, a value is out of range, or the name sets `seed`.
     """
-    base, options = split_name(name)
-    kind = agent_class(base)
-    own: dict[str, Any] = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
-    known = {field.name for field in fields(kind.Config)}
+    method, overrides = split_agent_name(name)
+    kind = agent_class(method)
+    shared = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
+    setting_names = {field.name for field in fields(kind.Config)}
     config = kind.Config(
         net=settings.net(features),
         training=training,
         seed=seed,
-        **{key: value for key, value in own.items() if key in known},
+        **{key: value for key, value in shared.items() if key in setting_names},
     )
-    if not options:
+    if not overrides:
         return kind, config
     try:
-        if any(option.partition("=")[0].strip() == "seed" for option in options):
-            raise OptionError("seed: a run has its own; say how many with --seeds")
-        return kind, from_dict(kind.Config, apply_overrides(to_dict(config), options, kind.Config, where=""))
+        if any(override.partition("=")[0].strip() == "seed" for override in overrides):
+            raise OptionError("seed: the experiment sets it; give the number of seeds with --seeds")
+        return kind, from_dict(kind.Config, apply_overrides(to_dict(config), overrides, kind.Config, prefix=""))
     except OptionError as error:
         raise OptionError(f"agent {name}: {error}") from error
 
 
-def split_name(name: str) -> tuple[str, list[str]]:
-    """`mbcal+gamma=0.9` -> the method `mbcal` and its options, `gamma=0.9`."""
-    base, *options = name.split("+")
-    return base, options
+def split_agent_name(name: str) -> tuple[str, list[str]]:
+    """Split `mbcal+gamma=0.9` into the method `mbcal` and its overrides, [`gamma=0.9`]."""
+    method, *overrides = name.split("+")
+    return method, overrides
 
 
 class CellResult(NamedTuple):
-    """What came of a cell: the record, the reward of every test session by judge, and the agent as it was tested."""
+    """What one cell of an experiment produced."""
 
     record: dict[str, Any]
+    """Plain values for the report, as JSON can hold them."""
     rewards: dict[str, NDArray[np.float32]]
+    """By judge: reward of every test session, (N,), after the last fit."""
     agent: Agent | None
+    """The agent as it was tested; None for the oracle."""
 
 
-def summary(outcome: EvaluationResult) -> dict[str, float]:
-    """What a policy earned and how it spread its choices."""
-    served, mean = outcome.served, outcome.mean
+def summarise(result: EvaluationResult) -> dict[str, float]:
+    """Return the mean reward of a policy with its interval, and how its choices spread over items, as plain numbers."""
+    served = result.served
     shown = served.items[served.mask]
     counts = np.bincount(shown, minlength=served.catalog.n_rows)[FIRST_ITEM_ROW:]
     return {
-        **mean_record(mean),
+        **mean_record(result.mean),
         "coverage": coverage(shown, len(served.catalog)),
         "gini": gini(counts),
         **_variety(served),
@@ -108,23 +124,23 @@ def summary(outcome: EvaluationResult) -> dict[str, float]:
 
 
 def mean_record(mean: Mean) -> dict[str, float]:
-    """A mean as plain numbers."""
+    """Return a mean with its interval as plain numbers."""
     return {"mean": mean.mean, "low": mean.low, "high": mean.high, "error": mean.stderr, "sessions": mean.count}
 
 
 def _variety(served: Sessions) -> dict[str, float]:
-    """Within sessions, by the first single-valued feature (by item where there is none).
+    """Variety within sessions, by the first single-valued item feature, or by item where there is none.
 
-    diversity: distinct values a session, as a share of its steps. repetition: share of steps whose value is that of the step
+    diversity: distinct values in a session, as a share of its steps. repetition: share of steps with the value of the step
     before.
     """
-    single = next((one for one in served.catalog.features.values() if one.offsets is None), None)
-    values = served.items if single is None else single.codes[served.items]
+    feature = next((feature for feature in served.catalog.features.values() if feature.offsets is None), None)
+    values = served.items if feature is None else feature.codes[served.items]
     mask = served.mask
-    alike = (values[:, 1:] == values[:, :-1]) & mask[:, 1:]
+    is_repeated = (values[:, 1:] == values[:, :-1]) & mask[:, 1:]
     ordered = np.sort(np.where(mask, values, -1), 1)
-    distinct = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
+    is_distinct = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
     return {
-        "diversity": float((distinct.sum(1) / served.length).mean()),
-        "repetition": float(alike.sum() / max(int(mask[:, 1:].sum()), 1)),
+        "diversity": float((is_distinct.sum(1) / served.length).mean()),
+        "repetition": float(is_repeated.sum() / max(int(mask[:, 1:].sum()), 1)),
     }

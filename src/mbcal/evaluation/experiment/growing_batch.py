@@ -1,8 +1,11 @@
 """Growing Batch-RL: collect with the present policy, update, test, and again.
 
-Round k collects with pi_k (epsilon-greedy where the method explores), updates with one pass over that round's sessions (and
-`replay - 1` rounds before), and tests greedily. Nobody has a policy before the first round, so it is collected by chance.
-What is collected comes from train users, what is tested from test users; no test session is ever learned from.
+::
+
+    round k:  train users ──▶ served by the policy of round k - 1 ──▶ update ──▶ test users, served greedily
+              (epsilon-greedy if the method explores)             (these sessions and those of `replay` - 1 rounds before)
+
+Before the first round there is no policy, so round 1 is collected by a random one. No test session is ever learned from.
 """
 
 from __future__ import annotations
@@ -17,103 +20,130 @@ import torch
 from mbcal.agents import Agent
 from mbcal.agents.persistence import read_agent
 from mbcal.environments.candidates import session_candidates
-from mbcal.environments.rollout import rollout
+from mbcal.environments.rollout import Policy, rollout
 from mbcal.errors import ModelError
 from mbcal.evaluation.evaluator import evaluate, session_rewards
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED
-from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, mean_record, summary
+from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, mean_record, summarise
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import RandomScorer
-from mbcal.storage import artifacts as bundle
+from mbcal.storage.artifacts import CHECKPOINT_KIND, MODEL_KIND, Artifact, write_artifact
 from mbcal.training.random import derive_seed, random_integers
 from mbcal.types import SessionTensors
 
-KEEP_EVERY = 15.0
+CHECKPOINT_EVERY = 15.0
+"""Seconds between checkpoints, at least; they are written between rounds."""
 
 
 def growing_batch(
-    context: ExperimentContext, name: str, seed: int, kept: Path | None = None, progress: Progress = SILENT
+    context: ExperimentContext, name: str, seed: int, checkpoints: Path | None = None, progress: Progress = SILENT
 ) -> CellResult:
-    """One cell: the curve, and the reward of every test session after the last round, by judge.
+    """Run one Growing Batch-RL cell.
 
-    With a folder `kept`, the state is put there after a round, every `KEEP_EVERY` seconds at most; a run that was killed
-    goes on from the last.
+    Args:
+        context: What the cells share.
+        name: The agent's name (see `agent_config`).
+        seed: The agent's seed.
+        checkpoints: An existing folder where the state after a round is saved, and resumed from.
+        progress: Notified of epochs and sessions.
+
+    Returns:
+        The reward of every round, and after the last round the rewards by judge.
     """
     settings = context.settings
     agent = context.agent(name, seed, settings.training(settings.round_epochs))
     rounds: list[dict[str, Any]] = []
     memory: list[SessionTensors] = []
-    if kept is not None:
-        agent, rounds, memory = _resume(kept, context, agent)
-    saved = time.monotonic()
+    if checkpoints is not None:
+        agent, rounds, memory = _resume(checkpoints, context, agent)
+    saved_at = time.monotonic()
     while len(rounds) < settings.rounds:
         number = len(rounds) + 1
-        fresh = collect(context, agent, seed, number, progress)
-        memory = [*memory, fresh.without("propensities")][-settings.replay :]
+        collected = collect(context, agent, seed, number, progress)
+        memory = [*memory, collected.without("propensities")][-settings.replay :]
         agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), progress=progress)
         title, test = f"round {number}: test", context.test_tensors
         served = rollout(agent, context.users, test, seed=TEST_SEED, title=title, progress=progress)
-        earned = mean_interval(session_rewards(served), context.test.user)
-        rounds.append({"round": number, "collected": float(session_rewards(fresh).mean()), **mean_record(earned)})
-        if kept is not None and time.monotonic() - saved >= KEEP_EVERY:
-            _keep(kept, agent, rounds, memory if settings.replay > 1 else [])
-            saved = time.monotonic()
+        reward = mean_interval(session_rewards(served), context.test.user)
+        rounds.append({"round": number, "collected": float(session_rewards(collected).mean()), **mean_record(reward)})
+        if checkpoints is not None and time.monotonic() - saved_at >= CHECKPOINT_EVERY:
+            _save(checkpoints, agent, rounds, memory if settings.replay > 1 else [])
+            saved_at = time.monotonic()
     judged, rewards = {}, {}
     for judge, environment in context.judges.items():
-        outcome = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
-        judged[judge], rewards[judge] = summary(outcome), outcome.rewards
+        result = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+        judged[judge], rewards[judge] = summarise(result), result.rewards
     return CellResult({"judges": judged, "rounds": rounds}, rewards, agent)
 
 
 def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, progress: Progress = SILENT) -> SessionTensors:
-    """The sessions of a round: train users drawn anew, served by the present policy, answered by the first judge."""
+    """Collect the sessions of a round.
+
+    Args:
+        context: What the cells share.
+        agent: The present policy; before its first fit, choices are random.
+        seed: Names the users and the noise of the round.
+        number: The round, counted from 1.
+        progress: Notified of sessions.
+
+    Returns:
+        `round_sessions` sessions of train users, sampled with replacement; the first judge responds.
+    """
     settings, train = context.settings, context.train_tensors
-    places = torch.arange(settings.round_sessions, device=train.device)
-    begin = train[random_integers(derive_seed(seed, "users of round", number), places, len(train))]
-    luck = derive_seed(seed, "luck of round", number)
+    # the purposes given to derive_seed are part of every recorded result: do not reword them
+    users_seed, noise_seed = (derive_seed(seed, purpose, number) for purpose in ("users of round", "luck of round"))
+    indices = torch.arange(settings.round_sessions, device=train.device)
+    starts = train[random_integers(users_seed, indices, len(train))]
     progress.phase(f"round {number}: candidates", None)
-    offered = session_candidates(begin, luck, sample_from=train)
-    known = agent.n_fits > 0
-    policy: Any = agent if known else RandomScorer(derive_seed(seed, agent.name) & 0x7FFFFFFF)
-    epsilon = 1.0 if not known else settings.epsilon if agent.explores else 0.0
-    title = f"round {number}: collect"
+    candidates = session_candidates(starts, noise_seed, sample_from=train)
+    policy: Policy = agent
+    epsilon = settings.epsilon if agent.explores else 0.0
+    if not agent.n_fits:
+        policy, epsilon = RandomScorer(derive_seed(seed, agent.name) & 0x7FFFFFFF), 1.0
     return rollout(
-        policy, context.users, begin, epsilon=epsilon, seed=luck, candidates=offered, title=title, progress=progress
+        policy,
+        context.users,
+        starts,
+        epsilon=epsilon,
+        seed=noise_seed,
+        candidates=candidates,
+        title=f"round {number}: collect",
+        progress=progress,
     )
 
 
-def _keep(kept: Path, agent: Agent, rounds: list[dict[str, Any]], memory: list[SessionTensors]) -> None:
-    """The agent's folder is renamed last: with it a round is done."""
+def _save(checkpoints: Path, agent: Agent, rounds: list[dict[str, Any]], memory: list[SessionTensors]) -> None:
+    """Save the state after a round. The agent's folder is written last: a checkpoint is complete if it has one."""
     number = len(rounds)
     if memory:
         files = {
-            f"round-{place}": {name: tensor.cpu().numpy() for name, tensor in sessions.tensors()}
-            for place, sessions in enumerate(memory)
+            f"round-{index}": {name: tensor.cpu().numpy() for name, tensor in sessions.tensors()}
+            for index, sessions in enumerate(memory)
         }
-        bundle.write_artifact(kept / f"memory-{number:04d}", bundle.CHECKPOINT_KIND, {}, files, overwrite=True)
-    agent.save(kept / f"agent-{number:04d}", overwrite=True, provenance={"rounds": rounds})
-    for old in (*kept.glob("agent-*"), *kept.glob("memory-*")):
-        if not old.name.endswith(f"{number:04d}"):
-            shutil.rmtree(old, ignore_errors=True)
+        write_artifact(checkpoints / f"memory-{number:04d}", CHECKPOINT_KIND, {}, files, overwrite=True)
+    agent.save(checkpoints / f"agent-{number:04d}", overwrite=True, provenance={"rounds": rounds})
+    for folder in (*checkpoints.glob("agent-*"), *checkpoints.glob("memory-*")):
+        if not folder.name.endswith(f"{number:04d}"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _resume(
-    kept: Path, context: ExperimentContext, fresh: Agent
+    checkpoints: Path, context: ExperimentContext, fresh: Agent
 ) -> tuple[Agent, list[dict[str, Any]], list[SessionTensors]]:
-    for path in sorted(kept.glob("agent-*"), reverse=True):
+    """Agent, rounds and memory of the latest complete checkpoint; the fresh agent if there is none."""
+    for path in sorted(checkpoints.glob("agent-*"), reverse=True):
         try:
-            opened = bundle.Artifact.open(path, bundle.MODEL_KIND)
-            agent = read_agent(opened, type(fresh), context.device)
-        except ModelError:  # torn when the machine died; the round before is whole
+            artifact = Artifact.open(path, MODEL_KIND)
+            agent = read_agent(artifact, type(fresh), context.device)
+        except ModelError:  # incomplete, because the machine died; the checkpoint before it is complete
             continue
         agent.share_catalog(context.train.catalog)
         memory: list[SessionTensors] = []
         if context.settings.replay > 1:
             number = path.name.removeprefix("agent-")
-            said = bundle.Artifact.open(kept / f"memory-{number}", bundle.CHECKPOINT_KIND)
-            for name in sorted(said.manifest["files"]):
-                arrays = said.arrays(name.removesuffix(".safetensors"))
-                memory.append(context.train.like(arrays).tensors(agent.device))
-        return agent, list(opened.manifest["provenance"]["rounds"]), memory
+            saved = Artifact.open(checkpoints / f"memory-{number}", CHECKPOINT_KIND)
+            rounds = [saved.arrays(f"round-{index}") for index in range(len(saved.manifest["files"]))]
+            memory = [context.train.like(arrays).tensors(agent.device) for arrays in rounds]
+        return agent, list(artifact.manifest["provenance"]["rounds"]), memory
     return fresh, [], []

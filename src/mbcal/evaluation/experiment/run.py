@@ -1,18 +1,18 @@
-"""A run: a folder that knows what it was told, what is done, and what came of it.
+"""A run: the folder of one experiment, with its settings, finished cells and results.
 
 ::
 
-    RUN/settings.json                     everything it was told, resolved
-    RUN/run.json                          versions, device, the data's hash (other data is refused when resuming)
-    RUN/data, RUN/simulators/FAMILY       what had to be made first
-    RUN/cells/PROTOCOL/MODEL_KIND/seed-S       one result: a manifest with the record, rewards of every test session
-    RUN/models/PROTOCOL/MODEL_KIND/seed-S      its agent as it was tested: for `mbcal rank`, `mbcal evaluate`, a warm start
-    RUN/partial/…                         checkpoints of cells under way
-    RUN/metrics.jsonl                     a line a test: protocol, agent, seed, round, judge, reward
-    RUN/tables, RUN/figures, report.html  made by `mbcal report`
+    RUN/settings.json                        all settings, resolved
+    RUN/run.json                             versions, device, content hash of the data (other data is refused on resuming)
+    RUN/data, RUN/simulators/FAMILY          the generated log and the fitted simulators
+    RUN/cells/PROTOCOL/AGENT/seed-S          one result: a manifest with the record, and the reward of every test session
+    RUN/models/PROTOCOL/AGENT/seed-S         the agent as it was tested, for `mbcal rank`, `mbcal evaluate` or a warm start
+    RUN/partial/…                            checkpoints of unfinished cells
+    RUN/metrics.jsonl                        one line per test: protocol, agent, seed, round, judge, reward
+    RUN/tables, RUN/figures, report.html     written by `mbcal report`
 
-Every cell (protocol, method, seed) depends on the settings alone, so cells may run in any order, in any process, and a run
-that was killed and resumed ends in the same tables.
+Every cell (protocol, agent, seed) depends on the settings alone. So cells may run in any order and in any process, and a run
+that was killed and resumed ends with the same tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,18 +36,19 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
-from mbcal.environments.newsfeed import oracle_policy as oracle
+from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ModelError, OptionError, OutputError, StoreError
 from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
-from mbcal.evaluation.experiment.config import ExperimentConfig, Judge
+from mbcal.evaluation.experiment.config import NEWSFEED, ExperimentConfig, JudgeName
 from mbcal.evaluation.experiment.context import ExperimentContext, agent_config
 from mbcal.evaluation.experiment.growing_batch import growing_batch
+from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.nn.embeddings import require_features
 from mbcal.progress import SILENT, Progress
-from mbcal.storage import artifacts as bundle
+from mbcal.storage.artifacts import Artifact, write_artifact
 from mbcal.storage.atomic import write_atomic
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.storage.manifest import ArtifactKind
@@ -56,13 +57,13 @@ from mbcal.types import Sessions
 from mbcal.version import __version__
 
 SCHEMA = 1
-LONGEST_NAME = 120
-"""Letters of an agent's name that a folder takes from it."""
+MAX_NAME = 120
+"""Most characters of an agent's name that its folder's name takes."""
 CELL_KIND = ArtifactKind("cell", SCHEMA, "an experiment writes cells", "remove it and resume the run", ModelError)
 
 
 class Cell(NamedTuple):
-    """One result to be had."""
+    """One unit of an experiment: an agent trained once under one protocol."""
 
     protocol: str
     agent: str
@@ -74,143 +75,184 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class CellRecord:
-    """What came of a cell."""
+    """The result of a cell, as it is read back from disk."""
 
     cell: Cell
     record: dict[str, Any]
+    """Plain values for the report."""
     rewards: dict[str, NDArray[np.float32]]
-    """By judge, of every test session after the last fit."""
+    """By judge: reward of every test session, (N,), after the last fit."""
 
 
 class Run:
-    """`Run.create(folder, settings)` or `Run.open(folder)`; then `prepare`, `execute` what is `missing`, read `results`."""
+    """The folder of one experiment.
+
+    Create it with `Run.create` or open it with `Run.open`; then `prepare` it, `execute` the cells that are `missing`, and
+    read the `results`. `run_experiment` does all of it.
+
+    Args:
+        folder: The folder; it has been written by `create`.
+        settings: All settings of the experiment.
+        device: Where cells compute: `cpu` or `cuda`.
+    """
 
     def __init__(self, folder: Path, settings: ExperimentConfig, device: str) -> None:
         self.folder, self.settings, self.device = folder, settings, device
 
     @classmethod
     def create(cls, folder: str | Path, settings: ExperimentConfig, device: str = "auto") -> Self:
-        """A new run; the folder must be empty or absent."""
+        """Create a run. Nothing is written if a setting is wrong.
+
+        Args:
+            folder: A folder that is empty or does not exist.
+            settings: All settings.
+            device: Where cells will compute.
+
+        Raises:
+            OptionError: If an agent, a setting of an agent, a feature or the device is unknown, or the truth of the data is.
+            OutputError: If the folder is not empty or cannot be written.
+            StoreError: If the data is not a store.
+        """
         folder = Path(folder)
-        seen = [agent_config(name, settings, (), 0, settings.training(1))[1].net.features for name in _agents(settings)]
-        place = str(resolve_device(device))
-        given = None if settings.data == "newsfeed" else Store.open(settings.data)
-        catalog = Newsfeed(1, 100).catalog if given is None else given.catalog
-        for features in (*seen, settings.features, settings.simulator.features):
+        agent_features = [
+            agent_config(name, settings, (), 0, settings.training(1))[1].net.features for name in _agent_names(settings)
+        ]
+        resolved_device = str(resolve_device(device))
+        store = None if settings.data == NEWSFEED else Store.open(settings.data)
+        catalog = Newsfeed(1, 100).catalog if store is None else store.catalog
+        for features in (*agent_features, settings.features, settings.simulator.features):
             require_features(catalog, features or ())
-        if "truth" in settings.judges and given is not None and given.manifest["source"] != "newsfeed":
-            raise OptionError("judges: only the generated newsfeed knows its truth; name lstm or transformer")
+        if TRUTH in settings.judges and store is not None and store.manifest["source"] != "newsfeed":
+            raise OptionError("judges: only the generated newsfeed knows its truth; give lstm or transformer")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise OutputError(f"{folder}: already exists; resume it with --resume {folder}, or choose another --out")
         _write_json(folder / "settings.json", to_dict(settings))
-        versions = {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors")}
-        said = {"schema": SCHEMA, "mbcal": __version__, "python": platform.python_version(), "device": place}
-        _write_json(folder / "run.json", {**said, "versions": versions, "data": None})
-        return cls(folder, settings, place)
+        _write_json(folder / "run.json", _run_record(resolved_device))
+        return cls(folder, settings, resolved_device)
 
     @classmethod
     def open(cls, folder: str | Path, device: str = "auto") -> Self:
-        """An existing run, finished or not."""
+        """Open an existing run, finished or not.
+
+        Raises:
+            StoreError: If the folder is not a run, is damaged, or has another schema.
+            OptionError: If there is no such device.
+        """
         folder = Path(folder)
         try:
-            said = json.loads((folder / "run.json").read_bytes())
-            told = json.loads((folder / "settings.json").read_bytes())
+            record = json.loads((folder / "run.json").read_bytes())
+            settings = json.loads((folder / "settings.json").read_bytes())
         except OSError:
             raise StoreError(f"{folder}: not a run; make one with 'mbcal experiment … --out {folder}'") from None
         except ValueError as error:
             raise StoreError(f"{folder}: damaged ({error}); start the run again") from error
-        if said.get("schema") != SCHEMA:
-            raise StoreError(f"{folder}: schema {said.get('schema')}, this mbcal reads schema {SCHEMA}; start the run again")
-        return cls(folder, from_dict(ExperimentConfig, told), str(resolve_device(device)))
+        if record.get("schema") != SCHEMA:
+            problem = f"{folder}: schema {record.get('schema')}, this mbcal reads schema {SCHEMA}"
+            raise StoreError(f"{problem}; start the run again")
+        return cls(folder, from_dict(ExperimentConfig, settings), str(resolve_device(device)))
+
+    # ---- cells
 
     @property
     def cells(self) -> list[Cell]:
-        """All of them, in the order of the report."""
+        """All cells, in the order of the report."""
         settings = self.settings
-        known = "truth" in self.judge_names and "batch" in settings.protocols
-        return [Cell("batch", oracle.NAME, 0)] * known + [
+        has_oracle = TRUTH in self.judge_names and "batch" in settings.protocols
+        return [Cell("batch", oracle.NAME, 0)] * has_oracle + [
             Cell(protocol, agent, seed)
             for protocol in settings.protocols
             for seed in range(settings.seeds)
-            for agent in _agents(settings)
+            for agent in _agent_names(settings)
         ]
-
-    def path(self, cell: Cell, what: str = "cells") -> Path:
-        """Where a cell's result lies, or its trained agent (`models`)."""
-        return self.folder / what / cell.protocol / _file_name(cell.agent) / f"seed-{cell.seed}"
 
     @property
     def missing(self) -> list[Cell]:
-        """Cells not done yet."""
-        return [cell for cell in self.cells if not (self.path(cell) / "manifest.json").is_file()]
+        """Cells that are not done yet."""
+        return [cell for cell in self.cells if not self._is_done(cell)]
 
-    def sweep(self) -> None:
-        """Remove what killed processes half wrote. Nobody may be writing."""
-        for torn in list(self.folder.rglob(".*.partial-*")):
-            if torn.is_dir():
-                shutil.rmtree(torn, ignore_errors=True)
-            else:
-                torn.unlink(missing_ok=True)
+    def path(self, cell: Cell, kind: Literal["cells", "models"] = "cells") -> Path:
+        """Return the folder of a cell's result, or of its agent (`models`)."""
+        return self.folder / kind / cell.protocol / _folder_name(cell.agent) / f"seed-{cell.seed}"
+
+    def _is_done(self, cell: Cell) -> bool:
+        return (self.path(cell) / "manifest.json").is_file()
+
+    # ---- data and judges
+
+    @property
+    def judge_names(self) -> tuple[JudgeName, ...]:
+        """Who judges, in the order of the report."""
+        if self.settings.judges:
+            return self.settings.judges
+        return ("truth", "lstm") if self.settings.data == NEWSFEED else ("lstm",)
+
+    def store(self, progress: Progress = SILENT) -> Store:
+        """Open the data. The newsfeed is generated on the first call."""
+        if self.settings.data != NEWSFEED:
+            return Store.open(self.settings.data)
+        path = self.folder / "data"
+        if not (path / "manifest.json").is_file():
+            config = NewsfeedConfig(self.settings.log_sessions, self.settings.items)
+            prepare_newsfeed(path, config, SessionConfig(), progress=progress)
+        return Store.open(path)
+
+    def test_sessions(self, store: Store) -> Sessions:
+        """Return the test sessions, with the same candidates for every cell, however many sessions are served."""
+        test = store.sessions("test")
+        return replace(test, candidates=session_candidates(test, TEST_SEED))[: self.settings.test_sessions]
 
     def prepare(self, progress: Progress = SILENT) -> None:
-        """Make what cells need: the generated log, the simulators."""
+        """Make what cells need: the generated log and the simulators. Idempotent; a fit that was killed is resumed.
+
+        Raises:
+            StoreError: If the data is not the one the run began with.
+        """
         self.sweep()
         store = self.store(progress)
-        self._require_data(store)
+        self._require_same_data(store)
         for judge in self.judge_names:
             path = self.folder / "simulators" / judge
             if judge == "truth" or (path / "manifest.json").is_file():
                 continue
             config = replace(self.settings.simulator, family=judge)
-            about = {"config": to_dict(config), "data": store.manifest["content_hash"]}
-            kept = Checkpoints(self.folder / "partial" / f"simulator-{judge}", about)
-            fitted = Simulator(config, self.device).fit(store, progress=progress, checkpoints=kept)
-            fitted.provenance = {"data": store.manifest["content_hash"]}
-            fitted.save(path, card=fitted.evaluate(self.test_sessions(store), progress=progress))
-            kept.remove()
+            fit_settings = {"config": to_dict(config), "data": store.manifest["content_hash"]}
+            checkpoints = Checkpoints(self.folder / "partial" / f"simulator-{judge}", fit_settings)
+            simulator = Simulator(config, self.device).fit(store, progress=progress, checkpoints=checkpoints)
+            simulator.provenance = {"data": store.manifest["content_hash"]}
+            simulator.save(path, card=simulator.evaluate(self.test_sessions(store), progress=progress))
+            checkpoints.remove()
 
-    def _require_data(self, store: Store) -> None:
-        """Write down which data this is; refuse to go on with other data under the same name."""
-        said, found = json.loads((self.folder / "run.json").read_bytes()), store.manifest["content_hash"]
-        if said["data"] is None:
-            _write_json(self.folder / "run.json", {**said, "data": found})
-        elif said["data"] != found:
-            rule = f"{store.path}: is not the data this run began with"
-            raise StoreError(f"{rule} (content {found[:16]}, then {said['data'][:16]}); restore it, or start a new run")
+    def sweep(self) -> None:
+        """Remove files and folders that killed processes left half-written. No process may be writing to the run."""
+        for partial in list(self.folder.rglob(".*.partial-*")):
+            if partial.is_dir():
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                partial.unlink(missing_ok=True)
 
-    def store(self, progress: Progress = SILENT) -> Store:
-        """The data; the newsfeed is generated when first asked for."""
-        if self.settings.data != "newsfeed":
-            return Store.open(self.settings.data)
-        path = self.folder / "data"
-        if not (path / "manifest.json").is_file():
-            log = NewsfeedConfig(self.settings.log_sessions, self.settings.items)
-            prepare_newsfeed(path, log, SessionConfig(), progress=progress)
-        return Store.open(path)
-
-    @property
-    def judge_names(self) -> tuple[Judge, ...]:
-        if self.settings.judges:
-            return self.settings.judges
-        return ("truth", "lstm") if self.settings.data == "newsfeed" else ("lstm",)
-
-    def test_sessions(self, store: Store) -> Sessions:
-        """The same sessions with the same candidates for every cell, however many are served."""
-        test = store.sessions("test")
-        return replace(test, candidates=session_candidates(test, TEST_SEED))[: self.settings.test_sessions]
+    def _require_same_data(self, store: Store) -> None:
+        """Record which data this is; refuse to go on with other data under the same name."""
+        record, content = json.loads((self.folder / "run.json").read_bytes()), store.manifest["content_hash"]
+        if record["data"] is None:
+            _write_json(self.folder / "run.json", {**record, "data": content})
+        elif record["data"] != content:
+            problem = (
+                f"{store.path}: is not the data this run began with (content {content[:16]}, then {record['data'][:16]})"
+            )
+            raise StoreError(f"{problem}; restore it, or start a new run")
 
     @cached_property
     def context(self) -> ExperimentContext:
-        """Everything cells resources, in memory once a process."""
+        """What the cells share, in memory once per process. The run must be prepared."""
         store = self.store()
         train = store.sessions("train")
-        if self.settings.data != "newsfeed" and self.settings.log_sessions:
+        if self.settings.data != NEWSFEED and self.settings.log_sessions:
             train = train[: self.settings.log_sessions]
         test = self.test_sessions(store)
         judges: dict[str, Environment] = {}
         for name in self.judge_names:
             if name == "truth":
-                judges[name] = Newsfeed.from_options(dict(store.manifest["options"]), self.device)
+                judges[name] = true_environment(store, self.device)
             else:
                 simulator = Simulator.load(self.folder / "simulators" / name, self.device)
                 simulator.require_unseen_users(test)
@@ -218,54 +260,63 @@ class Run:
                 judges[name] = simulator
         return ExperimentContext(self.settings, train, test, judges, store.agent_features, self.device)
 
+    # ---- running and reading cells
+
     def execute(self, cell: Cell, progress: Progress = SILENT) -> None:
-        """Run one cell to its end, going on from where it was left, and put its result on disk."""
-        under_way = self.folder / "partial" / f"{cell.protocol}-{_file_name(cell.agent)}-{cell.seed}"
+        """Run one cell and write its result. A cell that was killed is resumed from its checkpoint."""
+        partial = self.folder / "partial" / f"{cell.protocol}-{_folder_name(cell.agent)}-{cell.seed}"
         if cell.protocol == "batch":
-            kept = Checkpoints(under_way, {"cell": list(cell)})
-            played = batch_rl(self.context, cell.agent, cell.seed, progress, kept)
+            checkpoints = Checkpoints(partial, {"cell": list(cell)})
+            result = batch_rl(self.context, cell.agent, cell.seed, progress, checkpoints)
         else:
-            under_way.mkdir(parents=True, exist_ok=True)
-            played = growing_batch(self.context, cell.agent, cell.seed, under_way, progress)
-        if played.agent is not None:
-            about = {"data": self.context.train.origin, "part": "train", "cell": list(cell)}
-            played.agent.save(self.path(cell, "models"), overwrite=True, provenance=about)
-        said = {"cell": list(cell), "record": played.record}
-        bundle.write_artifact(self.path(cell), CELL_KIND, said, {"rewards": played.rewards}, overwrite=True)
-        shutil.rmtree(under_way, ignore_errors=True)
+            partial.mkdir(parents=True, exist_ok=True)
+            result = growing_batch(self.context, cell.agent, cell.seed, partial, progress)
+        if result.agent is not None:
+            provenance = {"data": self.context.train.origin, "part": "train", "cell": list(cell)}
+            result.agent.save(self.path(cell, "models"), overwrite=True, provenance=provenance)
+        manifest = {"cell": list(cell), "record": result.record}
+        write_artifact(self.path(cell), CELL_KIND, manifest, {"rewards": result.rewards}, overwrite=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
     def results(self) -> Iterator[CellRecord]:
-        """Of the cells that are done, in order."""
-        for cell in self.cells:
-            if (self.path(cell) / "manifest.json").is_file():
-                opened = bundle.Artifact.open(self.path(cell), CELL_KIND)
-                yield CellRecord(cell, opened.manifest["record"], opened.arrays("rewards"))
+        """Read the results of all cells that are done, in the order of `cells`."""
+        for cell in filter(self._is_done, self.cells):
+            artifact = Artifact.open(self.path(cell), CELL_KIND)
+            yield CellRecord(cell, artifact.manifest["record"], artifact.arrays("rewards"))
 
     def write_metrics(self) -> None:
-        """metrics.jsonl, whole, from what is done."""
+        """Write metrics.jsonl anew from all cells that are done."""
         lines = []
         for result in self.results():
-            said = {"protocol": result.cell.protocol, "agent": result.cell.agent, "seed": result.cell.seed}
-            lines += [json.dumps({**said, **entry}) for entry in result.record.get("rounds", [])]
-            lines += [json.dumps({**said, "judge": judge, **values}) for judge, values in result.record["judges"].items()]
+            cell = result.cell._asdict()
+            lines += [json.dumps({**cell, **entry}) for entry in result.record.get("rounds", [])]
+            lines += [json.dumps({**cell, "judge": judge, **values}) for judge, values in result.record["judges"].items()]
         write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
-def _agents(settings: ExperimentConfig) -> list[str]:
-    return [name for given in settings.agents for name in (AGENTS if given == "all" else [given])]
+def _agent_names(settings: ExperimentConfig) -> list[str]:
+    """Names of the agents, `all` resolved."""
+    return [agent for name in settings.agents for agent in (AGENTS if name == "all" else [name])]
 
 
-def _file_name(agent: str) -> str:
-    """The name itself where it can be a folder's; else what is left of it and a hash, so that no two share a folder."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_+=." else "_" for letter in agent)[:LONGEST_NAME]
-    return plain if plain == agent else f"{plain}-{hashlib.sha256(agent.encode()).hexdigest()[:8]}"
+def _folder_name(agent: str) -> str:
+    """The agent's name if a folder can have it; else its usable characters and a hash, so that no two share a folder."""
+    usable = "".join(letter if letter.isalnum() or letter in "-_+=." else "_" for letter in agent)[:MAX_NAME]
+    return usable if usable == agent else f"{usable}-{hashlib.sha256(agent.encode()).hexdigest()[:8]}"
 
 
-def _version(name: str) -> str:
+def _run_record(device: str) -> dict[str, Any]:
+    """Contents of a new run.json."""
+    versions = {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors")}
+    record = {"schema": SCHEMA, "mbcal": __version__, "python": platform.python_version(), "device": device}
+    return {**record, "versions": versions, "data": None}
+
+
+def _version(package: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(name)
+        return version(package)
     except PackageNotFoundError:
         return "unknown"
 

@@ -1,35 +1,47 @@
-"""Results for the tools people look at runs with: TensorBoard always, MLflow and Weights & Biases where asked for."""
+"""Send the numbers of a run to trackers: TensorBoard always, MLflow and Weights & Biases on request."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
+from typing import NamedTuple
 
 from mbcal.config import to_dict
 from mbcal.errors import OptionError
 from mbcal.evaluation.experiment.run import Run
 
-Scalar = tuple[str, str, float, int]
-"""Series (protocol/agent/seed), name, value, step."""
+SERVICES = ("mlflow", "wandb")
+
+
+class Scalar(NamedTuple):
+    """One number of a run."""
+
+    series: str
+    """PROTOCOL/AGENT/seed-S."""
+    name: str
+    value: float
+    step: int
+    """The round or epoch; 0 for final results."""
 
 
 def scalars(run: Run) -> Iterator[Scalar]:
-    """Everything that has a curve or a number."""
+    """Read all rewards and losses of the cells that are done."""
     for result in run.results():
         protocol, agent, seed = result.cell
         series = f"{protocol}/{agent}/seed-{seed}"
         for entry in result.record.get("rounds", []):
-            yield series, "reward per session by round", entry["mean"], entry["round"]
+            yield Scalar(series, "reward per session by round", entry["mean"], entry["round"])
         for judge, values in result.record["judges"].items():
-            yield series, f"reward per session, judged by {judge}", values["mean"], 0
+            yield Scalar(series, f"reward per session, judged by {judge}", values["mean"], 0)
         for net, curve in (result.record.get("curves") or {}).items():
             for step, epoch in enumerate(curve):
                 for name, value in epoch.items():
-                    yield series, f"{net}/{name}", value, step
+                    yield Scalar(series, f"{net}/{name}", value, step)
 
 
 def write_tensorboard(run: Run) -> None:
-    """RUN/tensorboard, made anew."""
+    """Write RUN/tensorboard anew."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     folder = run.folder / "tensorboard"
@@ -44,24 +56,33 @@ def write_tensorboard(run: Run) -> None:
 
 
 def track(run: Run, service: str) -> None:
-    """Send a run's numbers to `mlflow` or `wandb`, one run a series."""
-    if service not in ("mlflow", "wandb"):
-        raise OptionError(f"track: {service!r} is unknown; known are mlflow, wandb")
+    """Send the numbers of a run to a tracking service, each series as a run of its own.
+
+    Args:
+        run: The run.
+        service: `mlflow` or `wandb`.
+
+    Raises:
+        OptionError: If the service is unknown or its package is not installed.
+    """
+    if service not in SERVICES:
+        raise OptionError(f"track: {service!r} is unknown; known are {', '.join(SERVICES)}")
     try:
-        tool = __import__(service)
+        tool = import_module(service)
     except ImportError:
         raise OptionError(f"track: {service} is not installed; run pip install 'mbcal[track]'") from None
+    settings = to_dict(run.settings)
     by_series: dict[str, list[Scalar]] = {}
     for scalar in scalars(run):
-        by_series.setdefault(scalar[0], []).append(scalar)
+        by_series.setdefault(scalar.series, []).append(scalar)
     for series, values in by_series.items():
         if service == "mlflow":
             with tool.start_run(run_name=series):
-                tool.log_params({key: str(value) for key, value in to_dict(run.settings).items()})
-                for _, name, value, step in values:
-                    tool.log_metric(name.replace(",", ""), value, step=step)
+                tool.log_params({key: str(value) for key, value in settings.items()})
+                for scalar in values:
+                    tool.log_metric(scalar.name.replace(",", ""), scalar.value, step=scalar.step)
         else:
-            sent = tool.init(project="mbcal", name=series, config=to_dict(run.settings), dir=str(run.folder))
-            for _, name, value, step in values:
-                sent.log({name: value, "step": step})
-            sent.finish()
+            tracked = tool.init(project="mbcal", name=series, config=settings, dir=str(run.folder))
+            for scalar in values:
+                tracked.log({scalar.name: scalar.value, "step": scalar.step})
+            tracked.finish()

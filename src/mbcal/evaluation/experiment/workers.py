@@ -1,10 +1,14 @@
-"""Cells side by side: on this machine, or wherever an engine takes them.
+"""Run the cells of an experiment side by side: on this machine, or on the workers of an engine.
 
-Here, on a CPU in several processes: each has its own interpreter, one thread, and dies with its parent. On a GPU in several
-threads of one process, each with its own stream: the kernels of a small network leave most of a GPU idle, and those of
-different streams run at the same time, while processes would take turns; sessions and simulators lie there once for all.
+::
 
-On an engine a cell is a task: it finds everything in the run's folder, which all workers resources, and leaves its result there.
+    execute_all    one worker    one after another, in this process
+                   on a CPU      several processes with one thread each; they die with this process
+                   on a GPU      several threads of this process, each with its own CUDA stream
+    execute_on     an engine     one task per cell; tasks find everything in the run's folder, which all workers share
+
+On a GPU, kernels of small networks leave most of the device idle: those of several streams run at the same time, whereas
+several processes would take turns. Sessions and simulators are on the device once, for all threads.
 """
 
 from __future__ import annotations
@@ -29,42 +33,113 @@ import torch
 
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources, emit
 from mbcal.errors import MbcalError, TrainingError
+from mbcal.evaluation.experiment.config import NEWSFEED
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.progress import SILENT, Progress
 
+Event = tuple[Any, ...]
+"""The name of an observer's method and its arguments; or ("failed", exception type, message, traceback or None)."""
+Send = Callable[[Event], None]
+
+MESSAGE_INTERVAL = 0.5
+"""Seconds between two messages about the steps of a task."""
+
 
 class RunObserver(Protocol):
-    """Who is told how cells get on."""
+    """Receives the progress of cells. All methods are called from the thread that runs the experiment."""
+
+    def begin(self, cells: Sequence[Cell]) -> None:
+        """The run is prepared, and these cells will run. Called by `run_experiment` alone."""
 
     def phase(self, cell: Cell, title: str, total: int | None) -> None:
-        """A cell begins something."""
+        """A cell begins a phase; `total` is its size if it is known."""
 
     def advance(self, cell: Cell, amount: int) -> None:
-        """… and gets on with it."""
+        """That much more of the cell's phase is done."""
 
     def done(self, cell: Cell) -> None:
-        """A result is on disk."""
+        """The cell's result is on disk."""
 
 
-class _Told:
-    """Progress of one cell, passed on."""
+class SilentObserver:
+    """An observer that does nothing."""
 
-    def __init__(self, cell: Cell, tell: Callable[[tuple[Any, ...]], None]) -> None:
-        self._cell, self._tell = cell, tell
-
-    def phase(self, title: str, total: int | None = None) -> None:
-        self._tell(("phase", self._cell, title, total))
-
-    def advance(self, amount: int) -> None:
-        self._tell(("advance", self._cell, amount))
+    def begin(self, cells: Sequence[Cell]) -> None: ...
+    def phase(self, cell: Cell, title: str, total: int | None) -> None: ...
+    def advance(self, cell: Cell, amount: int) -> None: ...
+    def done(self, cell: Cell) -> None: ...
 
 
-SAY_EVERY = 0.5
-"""Seconds: how often a cell far away says how far it is."""
+# ---- on an engine
 
 
-class _Said:
-    """Progress of a task, said to whoever listens to its engine; steps are added up in between."""
+def prepare_on(engine: Engine, run: Run, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT) -> None:
+    """Prepare a run as a task of an engine.
+
+    Args:
+        engine: Whose workers compute. All of them must see the run's folder and its data under the same paths.
+        run: The run.
+        resources: What the worker takes of a machine.
+        progress: Notified of epochs and sessions.
+
+    Raises:
+        OptionError: If a worker does not see the run's folder or its data.
+    """
+    engine.require_shared_file(run.folder / "settings.json")
+    if run.settings.data != NEWSFEED:
+        engine.require_shared_file(Path(run.settings.data) / "manifest.json")
+
+    def on_message(_: int, event: Event) -> None:
+        getattr(progress, event[0])(*event[1:])
+
+    list(engine.map_unordered(_prepare_task, [_location(run, resources)], resources, on_message))
+
+
+def execute_on(
+    engine: Engine, run: Run, cells: list[Cell], observer: RunObserver, resources: WorkerResources = ONE_CORE
+) -> None:
+    """Run cells as tasks of an engine. The cell of a worker that is lost is resumed from its checkpoint.
+
+    Args:
+        engine: Whose workers compute.
+        run: A prepared run.
+        cells: The cells to run.
+        observer: Is told about their progress.
+        resources: What each worker takes of a machine; with a share of a GPU it computes there.
+    """
+
+    def on_message(number: int, event: Event) -> None:
+        getattr(observer, event[0])(cells[number], *event[1:])
+
+    tasks = [(_location(run, resources), cell) for cell in cells]
+    for number, _ in engine.map_unordered(_execute_task, tasks, resources, on_message):
+        observer.done(cells[number])
+    run.sweep()
+
+
+def _location(run: Run, resources: WorkerResources) -> tuple[str, str]:
+    """The run's folder, and the device on which a worker with these resources computes."""
+    return str(run.folder.resolve()), "cuda" if resources.gpus else "cpu"
+
+
+def _prepare_task(location: tuple[str, str]) -> None:
+    Run.open(*location).prepare(_TaskProgress())
+
+
+def _execute_task(task: tuple[tuple[str, str], Cell]) -> None:
+    (folder, device), cell = task
+    created_at = (Path(folder) / "settings.json").stat().st_mtime_ns
+    _open_run(folder, device, created_at).execute(cell, _TaskProgress())
+
+
+@lru_cache(maxsize=1)
+def _open_run(folder: str, device: str, _: int) -> Run:
+    """Open a run once per worker, so that its cells share sessions and simulators; a new run of that name is opened anew."""
+    return Run.open(folder, device)
+
+
+class _TaskProgress:
+    """Progress of a task, sent to the engine's listener; steps are accumulated between messages."""
 
     def __init__(self) -> None:
         self._steps, self._last = 0, 0.0
@@ -75,130 +150,113 @@ class _Said:
 
     def advance(self, amount: int) -> None:
         self._steps += amount
-        if time.monotonic() - self._last > SAY_EVERY:
+        if time.monotonic() - self._last > MESSAGE_INTERVAL:
             emit(("advance", self._steps))
             self._steps, self._last = 0, time.monotonic()
 
 
-def prepare_on(engine: Engine, run: Run, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT) -> None:
-    """`run.prepare()` as a task of the engine's; every worker must see the run's folder and its data."""
-    engine.require_shared_file(run.folder / "settings.json")
-    if run.settings.data != "newsfeed":
-        engine.require_shared_file(Path(run.settings.data) / "manifest.json")
-
-    def on_message(_: int, event: tuple[Any, ...]) -> None:
-        getattr(progress, event[0])(*event[1:])
-
-    list(engine.map_unordered(_prepare, [_place(run, resources)], resources, on_message))
+# ---- on this machine
 
 
-def execute_on(
-    engine: Engine, run: Run, cells: list[Cell], watch: RunObserver, resources: WorkerResources = ONE_CORE
-) -> None:
-    """Every cell as a task of the engine's. Where a worker is lost, its cell goes on from its own checkpoint."""
+def execute_all(run: Run, cells: list[Cell], workers: int, observer: RunObserver) -> None:
+    """Run cells on this machine.
 
-    def on_message(number: int, event: tuple[Any, ...]) -> None:
-        getattr(watch, event[0])(cells[number], *event[1:])
+    Args:
+        run: A prepared run.
+        cells: The cells to run.
+        workers: Cells at a time; with 1 they run in this process.
+        observer: Is told about their progress.
 
-    for number, _ in engine.map_unordered(
-        _execute, [(_place(run, resources), cell) for cell in cells], resources, on_message
-    ):
-        watch.done(cells[number])
-    run.sweep()
+    Raises:
+        TrainingError: If a worker process dies. What is done stays; resume the run.
+    """
 
-
-def _place(run: Run, resources: WorkerResources) -> tuple[str, str]:
-    """The run's folder, and the device on which a worker with this share computes."""
-    return str(run.folder.resolve()), "cuda" if resources.gpus else "cpu"
-
-
-def _prepare(place: tuple[str, str]) -> None:
-    Run.open(*place).prepare(_Said())
-
-
-def _execute(task: tuple[tuple[str, str], Cell]) -> None:
-    (folder, device), cell = task
-    _opened(folder, device, (Path(folder) / "settings.json").stat().st_mtime_ns).execute(cell, _Said())
-
-
-@lru_cache(maxsize=1)
-def _opened(folder: str, device: str, _: int) -> Run:
-    """Sessions and simulators are read once by a worker, however many cells it runs of one run, told by when it was made."""
-    return Run.open(folder, device)
-
-
-def execute_all(run: Run, cells: list[Cell], workers: int, watch: RunObserver) -> None:
-    """Every cell; in this process when one worker is asked for."""
-
-    def tell(event: tuple[Any, ...]) -> None:
-        getattr(watch, event[0])(*event[1:])
+    def notify(event: Event) -> None:
+        getattr(observer, event[0])(*event[1:])
 
     if workers <= 1:
         for cell in cells:
-            run.execute(cell, _Told(cell, tell))
-            watch.done(cell)
-        return
-    if run.device.startswith("cuda"):
-        _in_threads(run, cells, workers, tell)
+            run.execute(cell, _CellProgress(cell, notify))
+            observer.done(cell)
+    elif run.device.startswith("cuda"):
+        _run_threads(run, cells, workers, notify)
     else:
-        _in_processes(run, cells, workers, tell)
+        _run_processes(run, cells, workers, notify)
+
+
+class _CellProgress:
+    """Progress of one cell, sent as events."""
+
+    def __init__(self, cell: Cell, send: Send) -> None:
+        self._cell, self._send = cell, send
+
+    def phase(self, title: str, total: int | None = None) -> None:
+        self._send(("phase", self._cell, title, total))
+
+    def advance(self, amount: int) -> None:
+        self._send(("advance", self._cell, amount))
+
+
+def _failure(error: Exception) -> Event:
+    """A user's mistake by its message, a bug by its traceback."""
+    if isinstance(error, MbcalError):
+        return "failed", type(error), str(error), None
+    return "failed", RuntimeError, "", traceback.format_exc()
 
 
 class _StoppedError(Exception):
-    """Another cell failed: this one has no reason to go on."""
+    """Another cell has failed, so this one stops at its next sign of progress."""
 
 
-def _in_threads(run: Run, cells: list[Cell], workers: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
+def _run_threads(run: Run, cells: list[Cell], workers: int, notify: Send) -> None:
     context = run.context
     context.train_tensors, context.test_tensors  # noqa: B018 - made once, before threads share them
     waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    events: queue.Queue[tuple[Any, ...]] = queue.Queue()
+    events: queue.Queue[Event] = queue.Queue()
     stop = threading.Event()
     for cell in cells:
         waiting.put(cell)
 
-    def say(event: tuple[Any, ...]) -> None:
+    def send(event: Event) -> None:
         if stop.is_set():
             raise _StoppedError
         events.put(event)
 
     def work() -> None:
         try:
-            own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(own), contextlib.suppress(queue.Empty):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream), contextlib.suppress(queue.Empty):
                 while True:
                     cell = waiting.get_nowait()
-                    run.execute(cell, _Told(cell, say))
-                    emit(("done", cell))
+                    run.execute(cell, _CellProgress(cell, send))
+                    send(("done", cell))
         except _StoppedError:
             pass
-        except MbcalError as error:
-            events.put(("failed", type(error), str(error), None))
-        except Exception:
-            events.put(("failed", RuntimeError, "", traceback.format_exc()))
+        except Exception as error:
+            events.put(_failure(error))
 
     torch.cuda.synchronize()
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(cells)))]
     for thread in threads:
         thread.start()
     try:
-        _listen([], events, len(cells), tell)
+        _forward_events(events, len(cells), notify)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
 
 
-def _in_processes(run: Run, cells: list[Cell], workers: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
+def _run_processes(run: Run, cells: list[Cell], workers: int, notify: Send) -> None:
     context = multiprocessing.get_context("spawn")
     waiting, events = context.SimpleQueue(), context.Queue()
-    for waits in [*cells, *[None] * workers]:
-        waiting.put(waits)
+    for cell_or_end in [*cells, *[None] * workers]:
+        waiting.put(cell_or_end)
     arguments = (str(run.folder), run.device, waiting, events, os.getpid())
     processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(min(workers, len(cells)))]
-    _start(processes)
+    _start_single_threaded(processes)
     try:
-        _listen(processes, events, len(cells), tell)
+        _forward_events(events, len(cells), notify, processes)
     finally:
         for process in processes:
             process.terminate()
@@ -206,8 +264,8 @@ def _in_processes(run: Run, cells: list[Cell], workers: int, tell: Callable[[tup
             process.join()
 
 
-def _start(processes: Sequence[BaseProcess]) -> None:
-    """With one thread each: cells are many small operations, which threads only hinder."""
+def _start_single_threaded(processes: Sequence[BaseProcess]) -> None:
+    """Start processes with one thread each: cells are many small operations, which more threads only slow down."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -220,7 +278,8 @@ def _start(processes: Sequence[BaseProcess]) -> None:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def _listen(processes: Sequence[BaseProcess], events: Any, cells: int, tell: Callable[[tuple[Any, ...]], None]) -> None:
+def _forward_events(events: Any, cells: int, notify: Send, processes: Sequence[BaseProcess] = ()) -> None:
+    """Pass events on until all cells are done; raise what a worker raised, or if a worker process died."""
     done = 0
     while done < cells:
         try:
@@ -228,22 +287,19 @@ def _listen(processes: Sequence[BaseProcess], events: Any, cells: int, tell: Cal
         except queue.Empty:
             for process in processes:
                 if process.exitcode not in (None, 0):
-                    raise TrainingError(
-                        f"a worker died (exit code {process.exitcode}; out of memory, perhaps); resume the run, "
-                        "with fewer workers if it happens again"
-                    ) from None
+                    problem = f"a worker died (exit code {process.exitcode}; out of memory, perhaps)"
+                    remedy = "resume the run, with fewer workers if it happens again"
+                    raise TrainingError(f"{problem}; {remedy}") from None
             continue
         if event[0] == "failed":
             kind, message, trace = event[1:]
-            if trace is not None:
-                raise RuntimeError(f"a worker failed:\n{trace}")
-            raise kind(message)
+            raise kind(message if trace is None else f"a worker failed:\n{trace}")
         done += event[0] == "done"
-        tell(event)
+        notify(event)
 
 
 def _work(folder: str, device: str, waiting: Any, events: Any, parent: int) -> None:
-    """One worker: cells until there are none."""
+    """One worker process: run cells until there are none left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.SIG_IGN)
     _die_with(parent)
@@ -251,16 +307,14 @@ def _work(folder: str, device: str, waiting: Any, events: Any, parent: int) -> N
         run = Run.open(Path(folder), device)
         while (cell := waiting.get()) is not None:
             cell = Cell(*cell)
-            run.execute(cell, _Told(cell, events.put))
+            run.execute(cell, _CellProgress(cell, events.put))
             events.put(("done", cell))
-    except MbcalError as error:
-        events.put(("failed", type(error), str(error), None))
-    except Exception:
-        events.put(("failed", RuntimeError, "", traceback.format_exc()))
+    except Exception as error:
+        events.put(_failure(error))
 
 
 def _die_with(parent: int) -> None:
-    """On Linux the kernel ends us with our parent, even by kill -9; elsewhere daemon processes end with a tidy parent."""
+    """On Linux the kernel ends this process with its parent, even by kill -9; elsewhere daemon processes end with it."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,10 +1,10 @@
-"""One question, all estimators: what would a policy have earned on logged sessions, and more than what did?"""
+"""Off-policy evaluation with all estimators: the value of a policy on logged sessions, and its difference to another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
 Nuisance = Literal["fitted", "means", "none"]
-"""Where q and v come from: fitted Q evaluation, the mean reward-to-go of each step, or nowhere."""
+"""Source of q and v: fitted Q evaluation, the mean return-to-go of each step, or none."""
 
 
 def estimate_value(
@@ -47,24 +47,45 @@ def estimate_value(
     config: DQNConfig | None = None,
     level: float = 0.95,
     resamples: int = RESAMPLES,
-    choices: tuple[PolicyChoices, PolicyChoices | None] | None = None,
+    choices: tuple[PolicyChoices | None, PolicyChoices | None] = (None, None),
     progress: Progress = SILENT,
 ) -> list[Estimate]:
-    """Values per session of the epsilon-greedy policy, of the baseline served likewise, of the log, and the difference.
+    """Estimate what a policy would have earned per session, from sessions that another policy served.
 
-    The difference is to the baseline, or to the log where there is none, session by session. All have bootstrap intervals;
-    with a `clip`, IPS and PDIS have empirical Bernstein bounds too. The policy must not have learned from these sessions.
-    `choices` are the policy's and the baseline's along these sessions, where somebody has them already.
+    Args:
+        policy: The target policy: anything with begin, score and observe. It must not have learned from these sessions.
+        baseline: A second policy to compare with; the log itself if None.
+        sessions: Logged sessions with propensities and candidates.
+        epsilon: Exploration with which policy and baseline would be served.
+        seed: Names folds, initial weights and resamples.
+        folds: Folds of users for fitted values.
+        gamma: The discount.
+        clip: Largest importance weight; None does not clip.
+        values: Where the values of `dr` and `direct` come from; without values these estimators are left out.
+        config: How fitted values are trained.
+        level: Nominal coverage of the intervals.
+        resamples: Bootstrap resamples.
+        choices: Choices of policy and baseline along these sessions; computed where None.
+        progress: Notified of epochs and sessions.
+
+    Returns:
+        Values of the policy, of the baseline (if any) and of the log, and the difference of the policy to the baseline (else
+        to the log), paired session by session; by every estimator, with bootstrap intervals. With a `clip`, IPS and PDIS
+        also come with empirical Bernstein bounds.
+
+    Raises:
+        InputError: If there are no sessions, or they have no propensities or no candidates.
+        ModelError: If an agent knows other items or behaviours.
+        OptionError: If an option is out of range.
     """
-    _require(policy, baseline, sessions, values)
-    how = _Intervals(sessions, gamma, clip, level, resamples, seed)
-    judged: dict[str, _Judged] = {}
-    known = choices or (None, None)
-    for name, each, chosen in (("policy", policy, known[0]), ("baseline", baseline, known[1])):
-        if each is not None:
-            # one seed for both: the same folds and first weights, so that their luck cancels in the difference
-            evidence = logged_data(
-                each,
+    _require_valid(policy, baseline, sessions, values)
+    intervals = _Intervals(sessions, gamma, clip, level, resamples, seed)
+    valued: dict[str, _Valued] = {}
+    for name, subject, known_choices in (("policy", policy, choices[0]), ("baseline", baseline, choices[1])):
+        if subject is not None:
+            # one seed for both: the same folds and initial weights, so that their noise cancels in the difference
+            data = logged_data(
+                subject,
                 sessions,
                 epsilon=epsilon,
                 values=values,
@@ -72,13 +93,13 @@ def estimate_value(
                 folds=folds,
                 gamma=gamma,
                 config=config,
-                choices=chosen,
+                choices=known_choices,
                 progress=progress,
             )
-            judged[name] = _judge(evidence, gamma, clip, values)
-            judged["log"] = _Judged({"mean": logged_return(evidence, gamma)}, float(len(evidence)))
-    judged["difference"] = judged["policy"].minus(judged["log" if baseline is None else "baseline"])
-    return [estimate for name, each in judged.items() for estimate in how.of(name, each, baseline is None)]
+            valued[name] = _apply_estimators(data, gamma, clip, values)
+            valued["log"] = _Valued({"mean": logged_return(data, gamma)}, float(len(data)))
+    valued["difference"] = valued["policy"].minus(valued["log" if baseline is None else "baseline"])
+    return [estimate for name, part in valued.items() for estimate in intervals.estimates(name, part, baseline is None)]
 
 
 def logged_data(
@@ -94,11 +115,30 @@ def logged_data(
     choices: PolicyChoices | None = None,
     progress: Progress = SILENT,
 ) -> LoggedData:
-    """Logged sessions as a policy sees them: its propensities of what was shown, and a model's values where asked for."""
+    """Return logged sessions with the propensities, and on request the values, of a target policy.
+
+    Args:
+        policy: The target policy.
+        sessions: N logged sessions with propensities and candidates.
+        epsilon: Exploration with which the policy would be served.
+        values: Where q and v come from.
+        seed: Names folds and initial weights.
+        folds: Folds of users for values.
+        gamma: The discount.
+        config: How fitted values are trained.
+        choices: The policy's choices along these sessions; computed if None.
+        progress: Notified of epochs and sessions.
+
+    Returns:
+        Rewards, mask, propensities and values, (N, T) each.
+
+    Raises:
+        InputError: If the sessions have no propensities or no candidates.
+    """
     if sessions.propensities is None:
         raise InputError(
-            "sessions: these have no propensities, so they say nothing about another policy; "
-            "log the probability of every choice, or judge by a simulator"
+            "sessions: these have no propensities, so another policy cannot be estimated from them; "
+            "log the probability of every choice, or evaluate with a simulator"
         )
     choices = choices or policy_choices(policy, sessions, progress=progress)
     q = v = None
@@ -117,44 +157,43 @@ def logged_data(
             progress=progress,
         )
         q, v = fitted.q, fitted.v
-    target = choices.propensities(epsilon)
     rewards, logged = sessions.rewards.astype(np.float64), sessions.propensities.astype(np.float64)
-    evidence = LoggedData(rewards, sessions.mask, logged, target, sessions.user, q, v)
+    data = LoggedData(rewards, sessions.mask, logged, choices.propensities(epsilon), sessions.user, q, v)
     if values != "means":
-        return evidence
-    q, v = step_means(evidence, assign_folds(sessions.user, folds, seed), gamma)
-    return LoggedData(rewards, sessions.mask, logged, target, sessions.user, q, v)
+        return data
+    q, v = step_means(data, assign_folds(sessions.user, folds, seed), gamma)
+    return replace(data, q=q, v=v)
 
 
 @dataclass(frozen=True, eq=False)
-class _Judged:
-    """Contributions by estimator, and how much of the log spoke."""
+class _Valued:
+    """Contributions (N,) by estimator, and the overlap behind them."""
 
     contributions: Mapping[str, Floats]
     ess: float
     weight: float = 1.0
     clipped: float = 0.0
 
-    def minus(self, other: _Judged) -> _Judged:
-        """Session by session; a log has one way of being judged, which stands against each."""
+    def minus(self, other: _Valued) -> _Valued:
+        """Differences session by session. The log has one contribution, which is subtracted from all."""
         paired = {
-            name: mine - other.contributions["mean" if "mean" in other.contributions else name]
-            for name, mine in self.contributions.items()
+            name: contribution - other.contributions["mean" if "mean" in other.contributions else name]
+            for name, contribution in self.contributions.items()
         }
         weight = max(self.weight, other.weight, key=lambda mean: abs(mean - 1))
-        return _Judged(paired, min(self.ess, other.ess), weight, max(self.clipped, other.clipped))
+        return _Valued(paired, min(self.ess, other.ess), weight, max(self.clipped, other.clipped))
 
 
-def _judge(evidence: LoggedData, gamma: float, clip: float | None, values: Nuisance) -> _Judged:
-    without = {"fitted": frozenset[str](), "means": {"direct"}, "none": NEED_VALUES}[values]
-    made = {name: estimator(evidence, gamma, clip) for name, estimator in ESTIMATORS.items() if name not in without}
-    seen = overlap(evidence, clip)
-    return _Judged(made, seen.ess, seen.mean_weight, seen.clipped)
+def _apply_estimators(data: LoggedData, gamma: float, clip: float | None, values: Nuisance) -> _Valued:
+    left_out = {"fitted": frozenset[str](), "means": {"direct"}, "none": NEED_VALUES}[values]
+    contributions = {name: estimator(data, gamma, clip) for name, estimator in ESTIMATORS.items() if name not in left_out}
+    measured = overlap(data, clip)
+    return _Valued(contributions, measured.ess, measured.mean_weight, measured.clipped)
 
 
 @dataclass(frozen=True, eq=False)
 class _Intervals:
-    """How all estimates of one question get their intervals."""
+    """How all estimates of one call get their intervals."""
 
     sessions: Sessions
     gamma: float
@@ -163,38 +202,37 @@ class _Intervals:
     resamples: int
     seed: int
 
-    def of(self, whose: str, judged: _Judged, against_log: bool) -> Iterator[Estimate]:
+    def estimates(self, of: str, valued: _Valued, against_log: bool) -> Iterator[Estimate]:
+        """Estimates of one value, or of the difference (which is to the log if `against_log`)."""
         user = self.sessions.user
-        every = np.stack(list(judged.contributions.values()))
-        drawn = bootstrap_all(every, user, seed=self.seed, level=self.level, resamples=self.resamples)
-        for (name, each), (low, high) in zip(judged.contributions.items(), drawn.tolist(), strict=True):
-            yield self._estimate(whose, name, judged, (low, high), "bca")
+        stacked = np.stack(list(valued.contributions.values()))
+        intervals = bootstrap_all(stacked, user, seed=self.seed, level=self.level, resamples=self.resamples)
+        for (name, contribution), (low, high) in zip(valued.contributions.items(), intervals.tolist(), strict=True):
+            yield self._estimate(of, name, valued, (low, high), "bca")
             if self.clip is not None and name in BOUNDED:
-                bounds = self._bounds(self.clip, whose == "difference", against_log)
-                sure = empirical_bernstein(each, user, *bounds, level=self.level)
-                yield self._estimate(whose, name, judged, sure, "empirical bernstein")
+                bounds = self._bounds(self.clip, of == "difference", against_log)
+                interval = empirical_bernstein(contribution, user, *bounds, level=self.level)
+                yield self._estimate(of, name, valued, interval, "empirical bernstein")
 
     def _bounds(self, clip: float, difference: bool, against_log: bool) -> tuple[float, float]:
+        """Bounds of contributions by IPS or PDIS that are known before the data."""
         least = 0.0 if not difference else -1.0 if against_log else -clip
         most = clip - 1 if difference and against_log else clip
         table = self.sessions.behaviour_set.rewards
         return contribution_range((min(table), max(table)), self.sessions.horizon, self.gamma, (least, most))
 
-    def _estimate(self, whose: str, name: str, judged: _Judged, interval: tuple[float, float], method: Method) -> Estimate:
-        value, weighted = float(judged.contributions[name].mean()), name not in ("mean", "direct")
-        sessions = len(self.sessions)
-        if not weighted:
-            return Estimate(whose, name, value, *interval, method, float(sessions), sessions)
-        return Estimate(
-            whose, name, value, *interval, method, judged.ess, sessions, judged.weight, self.clip, judged.clipped
-        )
+    def _estimate(self, of: str, name: str, valued: _Valued, interval: tuple[float, float], method: Method) -> Estimate:
+        value, count = float(valued.contributions[name].mean()), len(self.sessions)
+        if name in ("mean", "direct"):  # these have no weights
+            return Estimate(of, name, value, *interval, method, float(count), count)
+        return Estimate(of, name, value, *interval, method, valued.ess, count, valued.weight, self.clip, valued.clipped)
 
 
-def _require(policy: Policy, baseline: Policy | None, sessions: Sessions, values: str) -> None:
-    if values not in ("fitted", "means", "none"):
+def _require_valid(policy: Policy, baseline: Policy | None, sessions: Sessions, values: str) -> None:
+    if values not in get_args(Nuisance):
         raise OptionError(f"values: must be fitted, means or none, got {values!r}")
     if not len(sessions):
-        raise InputError("off-policy: there are no sessions to judge by")
-    for each in (policy, baseline):
-        if isinstance(each, Agent):
-            each.domain.require_compatible(sessions, f"the {each.name} agent")
+        raise InputError("off-policy: there are no sessions to estimate from")
+    for subject in (policy, baseline):
+        if isinstance(subject, Agent):
+            subject.domain.require_compatible(sessions, f"the {subject.name} agent")

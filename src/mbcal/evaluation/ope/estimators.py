@@ -1,12 +1,12 @@
-"""What would another policy have earned? Estimators from logged sessions with true propensities. Plain numpy.
+"""Off-policy estimators: the value of a target policy from logged sessions with true propensities. Plain numpy.
 
-Every estimator gives one number a session, its contribution, whose mean is the estimate; intervals and paired differences
-are made of contributions (`intervals.py`). With pi the target policy and mu the logging policy,
+Every estimator returns one contribution per session, (N,), whose mean is the estimate; intervals and paired differences are
+computed from contributions (`intervals.py`). With pi the target policy and mu the logging policy,
 
-    rho_t = pi(a_t | s_t) / mu(a_t | s_t)          w_t = rho_1 rho_2 … rho_t, cut off at `clip` where one is given
+    rho_t = pi(a_t | s_t) / mu(a_t | s_t)          w_t = min(rho_1 rho_2 … rho_t, clip)
 
 and after the end of a session rho = 1 and r = 0. Self-normalised estimators are ratios of means; their contributions are
-linearised, V + (w / mean w) (G - V), so that both their mean and their spread are the estimate's own.
+linearised, V + (w / mean w) (G - V), so that both their mean and their variance are those of the estimate.
 """
 
 from __future__ import annotations
@@ -22,44 +22,58 @@ from mbcal.errors import InputError, OptionError
 
 Floats = NDArray[np.float64]
 Estimator = Callable[..., Floats]
-"""(evidence, gamma, clip) -> contributions (N,)."""
+"""(data, gamma, clip) -> contributions (N,). `data` is a `LoggedData`, `gamma` the discount, `clip` the largest weight."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoggedData:
-    """N logged sessions of up to T steps, as seen by a target policy. Checked; what lies in the padding is forgotten."""
+    """N logged sessions of up to T steps, with the propensities of a target policy.
 
-    rewards: Floats  # (N, T)
-    mask: NDArray[np.bool_]  # (N, T), true where a step counts
-    logged: Floats  # (N, T) mu(a_t | s_t), in (0, 1]
-    target: Floats  # (N, T) pi(a_t | s_t), in [0, 1]
-    user: NDArray[Any]  # (N,)
-    q: Floats | None = None  # (N, T) what a model expects of the logged action and of all that follows under the target
-    v: Floats | None = None  # (N, T) the same of the state: q averaged over the target's choices
+    Values in the padding are replaced by neutral ones (rewards and values by 0, propensities by 1).
+
+    Raises:
+        InputError: If shapes differ, a value is not finite, a propensity is out of range, or a session has gaps.
+    """
+
+    rewards: Floats
+    """(N, T)."""
+    mask: NDArray[np.bool_]
+    """(N, T) true where there is a step."""
+    logged: Floats
+    """(N, T) mu(a_t | s_t): propensity of the logged item under the logging policy, in (0, 1]."""
+    target: Floats
+    """(N, T) pi(a_t | s_t): propensity of the logged item under the target policy, in [0, 1]."""
+    user: NDArray[Any]
+    """(N,) user of each session."""
+    q: Floats | None = None
+    """(N, T) a model's value of the logged item, with the target policy followed afterwards."""
+    v: Floats | None = None
+    """(N, T) a model's value of the state: q averaged over the target policy's choices."""
 
     def __post_init__(self) -> None:
         shape = np.shape(self.rewards)
         if len(shape) != 2 or not shape[0] or np.shape(self.user) != shape[:1]:
-            raise InputError(f"evidence: rewards must be (N, T) with a user (N,) each, got {shape}, {np.shape(self.user)}")
+            shapes = f"{shape} and {np.shape(self.user)}"
+            raise InputError(f"logged data: rewards must be (N, T) and user (N,), with N at least 1, got {shapes}")
         if (self.q is None) != (self.v is None):
-            raise InputError("evidence: q and v come together; give both or neither")
+            raise InputError("logged data: q and v come together; give both or neither")
         mask = np.asarray(self.mask, bool)
         for name, padding in (("rewards", 0.0), ("logged", 1.0), ("target", 1.0), ("q", 0.0), ("v", 0.0)):
-            given = getattr(self, name)
-            if given is None:
+            values = getattr(self, name)
+            if values is None:
                 continue
-            if np.shape(given) != shape or mask.shape != shape:
-                raise InputError(f"evidence: {name} and mask must be {shape}, got {np.shape(given)} and {mask.shape}")
-            array = np.where(mask, np.asarray(given, np.float64), padding)
+            if np.shape(values) != shape or mask.shape != shape:
+                raise InputError(f"logged data: {name} and mask must be {shape}, got {np.shape(values)} and {mask.shape}")
+            array = np.where(mask, np.asarray(values, np.float64), padding)
             if not np.isfinite(array).all():
-                raise InputError(f"evidence: {name} must be finite at every step")
+                raise InputError(f"logged data: {name} must be finite at every step")
             object.__setattr__(self, name, array)
         if not mask[:, 0].all() or (mask[:, 1:] & ~mask[:, :-1]).any():
-            raise InputError("evidence: every session must begin at its first step and have no gaps")
+            raise InputError("logged data: every session must begin at its first step and have no gaps")
         if self.logged.min() <= 0 or self.logged.max() > 1:
-            raise InputError("evidence: logged propensities must lie in (0, 1] at every step")
+            raise InputError("logged data: logged propensities must lie in (0, 1] at every step")
         if self.target.min() < 0 or self.target.max() > 1 + 1e-6:
-            raise InputError("evidence: target propensities must lie in [0, 1] at every step")
+            raise InputError("logged data: target propensities must lie in [0, 1] at every step")
         object.__setattr__(self, "mask", mask)
 
     def __len__(self) -> int:
@@ -67,59 +81,59 @@ class LoggedData:
 
     @property
     def values(self) -> tuple[Floats, Floats]:
-        """q and v, for whom they cannot be missing."""
+        """Values q and v, (N, T) each; raises InputError if absent."""
         if self.q is None or self.v is None:
-            raise InputError("evidence: this estimator needs the values q and v of a model; fit them first")
+            raise InputError("logged data: this estimator needs the values q and v of a model; fit them first")
         return self.q, self.v
 
 
-def weights(evidence: LoggedData, clip: float | None = None) -> Floats:
-    """w_t = min(rho_1 … rho_t, clip), (N, T)."""
+def weights(data: LoggedData, clip: float | None = None) -> Floats:
+    """Return the cumulative importance weights w_t = min(rho_1 … rho_t, clip), (N, T)."""
     if clip is not None and not clip >= 1:
         raise OptionError(f"clip: must be at least 1, got {clip}")
-    unclipped: Floats = np.multiply.accumulate(evidence.target / evidence.logged, 1)
+    unclipped: Floats = np.multiply.accumulate(data.target / data.logged, 1)
     return unclipped if clip is None else np.minimum(unclipped, clip)
 
 
-def logged_return(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - no weights to clip
-    """G = sum_t gamma^t r_t: what the logging policy did earn."""
-    return _discounted(evidence.rewards, gamma)
+def logged_return(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - has no weights
+    """G = sum_t gamma^t r_t: the return under the logging policy."""
+    return _discounted(data.rewards, gamma)
 
 
-def trajectory_ips(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
-    """w_T G. Unbiased; its variance grows with the horizon as no other's."""
-    return weights(evidence, clip)[:, -1] * logged_return(evidence, gamma)
+def trajectory_ips(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
+    """w_T G. Unbiased; of all estimators, its variance grows fastest with the horizon."""
+    return weights(data, clip)[:, -1] * logged_return(data, gamma)
 
 
-def self_normalised_ips(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
-    """V = sum w_T G / sum w_T. Consistent, biased by O(1/N), never outside the returns that were logged."""
-    return _normalised(weights(evidence, clip)[:, -1:], logged_return(evidence, gamma)[:, None])[:, 0]
+def self_normalised_ips(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
+    """V = sum w_T G / sum w_T. Consistent, with a bias of O(1/N); never outside the range of logged returns."""
+    return _normalised(weights(data, clip)[:, -1:], logged_return(data, gamma)[:, None])[:, 0]
 
 
-def per_decision(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
-    """sum_t gamma^t w_t r_t. Unbiased; a reward is weighted by the choices before it alone (Precup et al., 2000)."""
-    return _discounted(weights(evidence, clip) * evidence.rewards, gamma)
+def per_decision(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
+    """sum_t gamma^t w_t r_t. Unbiased; a reward is weighted only by the choices up to its step (Precup et al., 2000)."""
+    return _discounted(weights(data, clip) * data.rewards, gamma)
 
 
-def weighted_per_decision(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
-    """sum_t gamma^t (sum w_t r_t / sum w_t), normalised at every step over all sessions. Consistent."""
-    return _discounted(_normalised(weights(evidence, clip), evidence.rewards), gamma)
+def weighted_per_decision(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
+    """sum_t gamma^t (sum w_t r_t / sum w_t), normalised over all sessions at every step. Consistent."""
+    return _discounted(_normalised(weights(data, clip), data.rewards), gamma)
 
 
-def direct(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - no weights, no sum
-    """v_1: what the model says, as right as the model is."""
-    return evidence.values[1][:, 0]
+def direct(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:  # noqa: ARG001 - has no weights, no sum
+    """v_1: the model's value of the first state, with all of the model's bias."""
+    return data.values[1][:, 0]
 
 
-def doubly_robust(evidence: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
-    """D_t = v_t + rho_t (r_t + gamma D_{t+1} - q_t), the contribution is D_1 (Jiang and Li, 2016).
+def doubly_robust(data: LoggedData, gamma: float = 1.0, clip: float | None = None) -> Floats:
+    """D_t = v_t + rho_t (r_t + gamma D_{t+1} - q_t); the contribution is D_1 (Jiang and Li, 2016).
 
-    Written as the sum it is, v_1 + sum_t gamma^t w_t (r_t + gamma v_{t+1} - q_t), where weights can be clipped.
-    Unbiased if the propensities are right or the model is; the better the model, the smaller the variance.
+    Computed as the equal sum v_1 + sum_t gamma^t w_t (r_t + gamma v_{t+1} - q_t), in which weights can be clipped. Unbiased
+    if the propensities or the model are right; the better the model, the smaller the variance.
     """
-    q, v = evidence.values
-    following = np.pad(v[:, 1:], ((0, 0), (0, 1)))
-    return v[:, 0] + _discounted(weights(evidence, clip) * (evidence.rewards + gamma * following - q), gamma)
+    q, v = data.values
+    next_v = np.pad(v[:, 1:], ((0, 0), (0, 1)))
+    return v[:, 0] + _discounted(weights(data, clip) * (data.rewards + gamma * next_v - q), gamma)
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -131,78 +145,91 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "direct": direct,
 }
 NEED_VALUES = frozenset({"dr", "direct"})
+"""Estimators that need q and v."""
 BOUNDED = frozenset({"ips", "pdis"})
-"""Whose contributions have bounds known before the data: see `contribution_range`."""
+"""Estimators whose contributions have bounds that are known before the data: see `contribution_range`."""
 
 
 def contribution_range(
     rewards: tuple[float, float], horizon: int, gamma: float, factor: tuple[float, float]
 ) -> tuple[float, float]:
-    """The least and the most that sum_t gamma^t f_t r_t can be, r_t and f_t lying between their least and most.
+    """Return the least and the greatest value of sum_t gamma^t f_t r_t.
 
-    `factor` is (0, clip) for a value by IPS or PDIS, (-1, clip - 1) for its difference to the log, (-clip, clip) for that to
-    another such value. A session may end early, so nothing at all is always possible.
+    Args:
+        rewards: Range of r_t.
+        horizon: Most steps in a session. Sessions may end early, so 0 is always possible.
+        gamma: The discount.
+        factor: Range of f_t: (0, clip) for a value by IPS or PDIS, (-1, clip - 1) for its difference to the log,
+            (-clip, clip) for its difference to another such value.
     """
     steps = float((gamma ** np.arange(horizon)).sum())
-    corners = [0.0, *(one * steps * other for one in factor for other in rewards)]
+    corners = [0.0, *(f * steps * r for f in factor for r in rewards)]
     return min(corners), max(corners)
 
 
 @dataclass(frozen=True, eq=False)
 class Overlap:
-    """How much of the log speaks about the target policy."""
+    """How much of the log is informative about the target policy."""
 
     ess: float
-    """Effective sessions by their whole weights w_T (Kish)."""
-    steps: Floats  # (T,) effective sessions by w_t, among those that reach the step
+    """Effective number of sessions by their final weights w_T (Kish)."""
+    steps: Floats
+    """(T,) effective number of sessions by w_t, among those that reach the step."""
     zero: float
-    """Share of steps whose item the target policy never shows: from there on a session says nothing."""
+    """Share of steps whose item the target policy never shows; from there on a session carries no information."""
     mean_weight: float
-    """Mean of w_T before clipping: near 1 where propensities are right and overlap is good."""
+    """Mean of w_T before clipping: near 1 if propensities are right and overlap is good."""
     largest: float
     """The largest w_T before clipping."""
     clipped: float
-    """Share of sessions of which a weight was cut off."""
+    """Share of sessions with a clipped weight."""
 
 
-def overlap(evidence: LoggedData, clip: float | None = None) -> Overlap:
-    """Of all sessions."""
-    plain, used = weights(evidence), weights(evidence, clip)
-    reached = [used[evidence.mask[:, step], step] for step in range(used.shape[1])]
+def overlap(data: LoggedData, clip: float | None = None) -> Overlap:
+    """Measure the overlap of the logging policy and the target policy."""
+    unclipped, clipped = weights(data), weights(data, clip)
+    by_step = [clipped[data.mask[:, step], step] for step in range(clipped.shape[1])]
     return Overlap(
-        ess=effective_size(used[:, -1]),
-        steps=np.array([effective_size(part) for part in reached]),
-        zero=float((evidence.target[evidence.mask] == 0).mean()),
-        mean_weight=float(plain[:, -1].mean()),
-        largest=float(plain[:, -1].max()),
-        clipped=float((used < plain).any(1).mean()),
+        ess=effective_size(clipped[:, -1]),
+        steps=np.array([effective_size(weight) for weight in by_step]),
+        zero=float((data.target[data.mask] == 0).mean()),
+        mean_weight=float(unclipped[:, -1].mean()),
+        largest=float(unclipped[:, -1].max()),
+        clipped=float((clipped < unclipped).any(1).mean()),
     )
 
 
 def effective_size(weight: Floats) -> float:
-    """(sum w)² / sum w² (Kish): how many equally weighted sessions would be as good; 0 where all weights are 0."""
+    """Return (sum w)² / sum w² (Kish): the equivalent number of equally weighted sessions; 0 if all weights are 0."""
     total = float(np.square(weight).sum())
     return float(weight.sum()) ** 2 / total if total else 0.0
 
 
-def step_means(evidence: LoggedData, fold: NDArray[np.int64], gamma: float = 1.0) -> tuple[Floats, Floats]:
-    """q = v = the mean reward-to-go at each step, over the sessions of all other folds: the cheapest model there is.
+def step_means(data: LoggedData, fold: NDArray[np.int64], gamma: float = 1.0) -> tuple[Floats, Floats]:
+    """Return the cheapest model: q = v = the mean return-to-go at each step, over the sessions of all other folds.
 
-    It knows neither items nor the target policy: `doubly_robust` by it loses only the noise that all sessions share, and
-    `direct` by it is the log's mean.
+    It ignores items and the target policy: `doubly_robust` with it removes only the noise that all sessions share, and
+    `direct` with it is the log's mean.
+
+    Args:
+        data: The logged sessions.
+        fold: (N,) fold of each session.
+        gamma: The discount.
+
+    Returns:
+        q and v, (N, T) each, 0 in the padding.
     """
-    following = np.zeros(len(evidence))
-    to_go = np.zeros_like(evidence.rewards)
+    following = np.zeros(len(data))
+    to_go = np.zeros_like(data.rewards)
     for step in range(to_go.shape[1] - 1, -1, -1):
-        following = evidence.rewards[:, step] + gamma * following
+        following = data.rewards[:, step] + gamma * following
         to_go[:, step] = following
-    made = np.zeros_like(to_go)
-    for each in np.unique(fold):
-        others = (fold != each)[:, None] & evidence.mask
-        means = np.where(others, to_go, 0).sum(0) / np.maximum(others.sum(0), 1)
-        made[fold == each] = means
-    made = np.where(evidence.mask, made, 0)
-    return made, made
+    means = np.zeros_like(to_go)
+    for number in np.unique(fold):
+        others = (fold != number)[:, None] & data.mask
+        means[fold == number] = np.where(others, to_go, 0).sum(0) / np.maximum(others.sum(0), 1)
+    means = np.where(data.mask, means, 0)
+    return means, means
 
 
 def _discounted(values: Floats, gamma: float) -> Floats:
@@ -214,7 +241,7 @@ def _discounted(values: Floats, gamma: float) -> Floats:
 
 
 def _normalised(weight: Floats, values: Floats) -> Floats:
-    """V + (w / mean w) (x - V) with V = sum w x / sum w, column by column; no weight at all says nothing about the value."""
+    """V + (w / mean w) (x - V) with V = sum w x / sum w, column by column; raises InputError if all weights are 0."""
     mean = weight.mean(0)
     if not (mean > 0).all():
         raise InputError("off-policy: no logged session could have come from the target policy; raise its epsilon")

@@ -1,4 +1,4 @@
-"""With which probability would a policy have shown what was shown? Logged sessions, walked by the policy's own verbs."""
+"""The propensities of logged items under a policy: logged sessions are replayed through begin, score and observe."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ from mbcal.types import Sessions, SessionTensors
 
 @dataclass(frozen=True, eq=False)
 class PolicyChoices:
-    """Where the policy's best candidate stands at every logged step, where the logged one, and among how many."""
+    """A policy's greedy choice at every logged step, beside the logged one."""
 
-    best: NDArray[np.int64]  # (N, T)
-    logged: NDArray[np.int64]  # (N, T)
-    count: NDArray[np.int64]  # (N, T)
+    best: NDArray[np.int64]
+    """(N, T) index of the policy's best available candidate."""
+    logged: NDArray[np.int64]
+    """(N, T) index of the logged item among the candidates."""
+    count: NDArray[np.int64]
+    """(N, T) number of available candidates."""
 
     def propensities(self, epsilon: float) -> NDArray[np.float64]:
-        """epsilon / n, and 1 - epsilon more where the logged item is the best one  # as scoring.epsilon_greedy."""
+        """Return the propensity of each logged item under the epsilon-greedy policy, (N, T); see `epsilon_greedy`.
+
+        It is epsilon / count, and 1 - epsilon more where the logged item is the best. Raises OptionError if epsilon is
+        outside [0, 1].
+        """
         if not 0 <= epsilon <= 1:
             raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
-        chance: NDArray[np.float64] = epsilon / self.count + (1 - epsilon) * (self.best == self.logged)
-        return chance
+        propensities: NDArray[np.float64] = epsilon / self.count + (1 - epsilon) * (self.best == self.logged)
+        return propensities
 
 
 def target_propensities(
@@ -41,9 +48,19 @@ def target_propensities(
     block: int = CPU_BLOCK,
     progress: Progress = SILENT,
 ) -> NDArray[np.float64]:
-    """(N, T): with which probability the epsilon-greedy policy shows the logged item in the logged state; 1 in the padding.
+    """Return the propensity of each logged item under the epsilon-greedy policy, (N, T); 1 in the padding.
 
-    `in_numpy` is for scorers that hold arrays instead of tensors.
+    Args:
+        policy: Anything with begin, score and observe.
+        sessions: N logged sessions with candidates.
+        epsilon: Probability of a uniformly random candidate.
+        in_numpy: For scorers that hold arrays instead of tensors.
+        block: Sessions at a time.
+        progress: Notified of sessions.
+
+    Raises:
+        InputError: If sessions have no candidates, or show an item that was not available.
+        OptionError: If epsilon is outside [0, 1], or `in_numpy` is given with tensors.
     """
     choices = policy_choices(policy, sessions, in_numpy=in_numpy, block=block, progress=progress)
     return np.where(to_numpy(sessions.mask), choices.propensities(epsilon), 1.0)
@@ -58,41 +75,55 @@ def policy_choices(
     first: int = 0,
     progress: Progress = SILENT,
 ) -> PolicyChoices:
-    """What the policy would have chosen at every step of sessions that went as they were logged, a block at a time.
-    `first` is the number of the first of these sessions, for errors to name them by."""
+    """Find what a policy would have chosen at every step of logged sessions.
+
+    Args:
+        policy: Anything with begin, score and observe.
+        sessions: N logged sessions with candidates.
+        in_numpy: For scorers that hold arrays instead of tensors.
+        block: Sessions at a time.
+        first: Number of the first of these sessions, for error messages.
+        progress: Notified of sessions.
+
+    Returns:
+        The choices, (N, T).
+
+    Raises:
+        InputError: If sessions have no candidates, or show an item that was not available.
+        OptionError: If `in_numpy` is given with tensors.
+    """
     if sessions.candidates is None:
         raise InputError(
-            "sessions: these have no candidates; a policy's choice cannot be told without what it could choose from"
+            "sessions: these have no candidates, so a policy's choices are unknown; log what it could choose from"
         )
     if in_numpy and isinstance(sessions, SessionTensors):
         raise OptionError("in_numpy: these sessions are tensors; give arrays")
     progress.phase("choices along the log", len(sessions))
     parts = []
     for begin in range(0, len(sessions), block):
-        rows = slice(begin, begin + block)
-        taken = sessions[rows]
-        batch = taken if in_numpy or isinstance(taken, SessionTensors) else taken.tensors()
+        logged = sessions[begin : begin + block]
+        batch = logged if in_numpy or isinstance(logged, SessionTensors) else logged.tensors()
         if isinstance(batch, SessionTensors):
             batch = batch.to(getattr(policy, "device", batch.device))
-        parts.append(_walk(policy, batch, first + begin))
-        progress.advance(len(taken))
-    best, logged, count = (np.concatenate(found) for found in zip(*parts, strict=True))
-    return PolicyChoices(best, logged, count)
+        parts.append(_replay(policy, batch, first + begin))
+        progress.advance(len(logged))
+    return PolicyChoices(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
-def _walk(policy: Policy, batch: Sessions | SessionTensors, begin: int) -> tuple[NDArray[np.int64], ...]:
-    """Of one block: best, logged, count, each (B, T)."""
+def _replay(policy: Policy, batch: Sessions | SessionTensors, first: int) -> tuple[NDArray[np.int64], ...]:
+    """Best, logged and count of one block, (B, T) each."""
     state, mask = policy.begin(*batch.history), batch.mask
     steps = []
     for step, available in enumerate(available_by_step(batch.candidates, batch.items)):
         item, candidates = batch.items[:, step], candidates_at(batch.candidates, step)
-        here = (candidates == item[:, None]) & available
-        missing = to_numpy(mask[:, step] & ~here.any(1))
+        is_logged = (candidates == item[:, None]) & available
+        missing = to_numpy(mask[:, step] & ~is_logged.any(1))
         if missing.any():
-            row = f"session {begin + int(missing.argmax())} shows an item at step {step + 1} that was not open to choose"
-            raise InputError(f"sessions: {row}; its candidates must be those the logging policy chose from")
+            problem = f"session {first + int(missing.argmax())} shows an item at step {step + 1} that was not available"
+            raise InputError(f"sessions: {problem}; its candidates must be those the logging policy chose from")
         best = greedy(policy.score(state, candidates), available)
-        steps.append(tuple(to_numpy(as_index(found)) for found in (best, as_float(here).argmax(1), available.sum(1))))
+        indices = (best, as_float(is_logged).argmax(1), available.sum(1))
+        steps.append(tuple(to_numpy(as_index(index)) for index in indices))
         state = policy.observe(state, item, batch.behaviours[:, step])
-    return tuple(np.stack(found, 1) for found in zip(*steps, strict=True))
+    return tuple(np.stack(arrays, 1) for arrays in zip(*steps, strict=True))

@@ -53,7 +53,7 @@ class Task(ctypes.Structure):
 
 def available() -> bool:
     """Whether the library was compiled and is turned on."""
-    return os.environ.get("MBCAL_NATIVE") != "0" and _score_function() is not None
+    return os.environ.get("MBCAL_NATIVE") != "0" and score_function() is not None
 
 
 def threads() -> int:
@@ -238,15 +238,15 @@ def _run(task: Task, shape: Sequence[int], arrays: Sequence[Array]) -> bool:
     bounds = [sessions * part // parts for part in range(parts + 1)]
 
     def work(part: int, _memory: Sequence[Array] = arrays) -> int:  # keeps the arrays alive if the caller is interrupted
-        return int(_score_function()(ctypes.byref(task), bounds[part], bounds[part + 1], INSTRUCTION_LEVEL))
+        return int(score_function()(ctypes.byref(task), bounds[part], bounds[part + 1], INSTRUCTION_LEVEL))
 
     others = [_pool(_threads - 1).submit(work, part) for part in range(1, parts)]
     return not any([work(0), *(other.result() for other in others)])
 
 
 @cache
-def _score_function() -> Any:
-    """The compiled `mbcal_score`, or None."""
+def score_function() -> Any:
+    """The compiled `mbcal_score`; None if there is none."""
     return load_function("mbcal_score_2", ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int))
 
 

@@ -1,14 +1,15 @@
 /* Rows of the catalogue from a JSON list of item names, without decoding it. The reference implementation decodes the list
  * and asks `Catalog.row` (serving/candidates.py).
  *
- * Supported are lists of plain strings: no escapes, ASCII only, 1 to MAX_NAME characters, no name twice, at most MAX_UNKNOWN
- * unknown names. Anything else is NOT_PLAIN; the reference implementation then reads it, or explains what is wrong.
+ * Supported are lists of plain strings (no escapes, ASCII only, 1 to MAX_NAME characters) and of whole numbers of at most
+ * MAX_DIGITS digits, which stand for their text; no name twice, at most MAX_UNKNOWN unknown names. Anything else is NOT_PLAIN;
+ * the reference implementation then reads it, or explains what is wrong.
  */
 #include <stdint.h>
 #include <string.h>
 
 enum { UNKNOWN_ROW = 1, FIRST_ITEM_ROW = 2 }; /* as in types/catalog.py */
-enum { MAX_NAME = 256, MAX_UNKNOWN = 32, NOT_PLAIN = -1 };
+enum { MAX_NAME = 256, MAX_DIGITS = 18, MAX_UNKNOWN = 32, NOT_PLAIN = -1 };
 
 /* The names of a catalogue, one after another, and a hash table of their numbers. Mirrored by `_Names` in names.py. */
 struct names {
@@ -106,6 +107,14 @@ static int64_t string_end(const char *json, int64_t at, int64_t length) {
     return at + size;
 }
 
+/* Where the whole number that begins at `at` ends; NOT_PLAIN if its digits are not its text (-0, 007) or are too many. */
+static int64_t number_end(const char *json, int64_t at, int64_t length) {
+    int64_t first = at + (json[at] == '-'), end = first;
+    while (end < length && end - first <= MAX_DIGITS && json[end] >= '0' && json[end] <= '9') end++;
+    if (end == first || end - first > MAX_DIGITS || (json[first] == '0' && end - at > 1)) return NOT_PLAIN;
+    return end;
+}
+
 /* Append a string as MessagePack; returns where the next one goes. */
 static uint8_t *pack(uint8_t *to, const char *name, int64_t length) {
     if (length < 32) {
@@ -126,8 +135,9 @@ EXPORT int64_t mbcal_find_1(const struct names *names, const char *json, int64_t
     if (at >= length || json[at] != '[') return NOT_PLAIN;
     do {
         at = skip_blank(json, at + 1, length);
-        if (at >= length || json[at] != '"' || count == found->capacity) return NOT_PLAIN;
-        int64_t begin = at + 1, end = string_end(json, begin, length);
+        if (at >= length || count == found->capacity) return NOT_PLAIN;
+        int64_t is_string = json[at] == '"', begin = at + is_string;
+        int64_t end = is_string ? string_end(json, begin, length) : number_end(json, begin, length);
         if (end < 0) return NOT_PLAIN;
         int32_t row = row_of(names, json + begin, end - begin), *span = found->spans + 2 * count;
         span[0] = (int32_t)begin, span[1] = (int32_t)end;
@@ -136,7 +146,7 @@ EXPORT int64_t mbcal_find_1(const struct names *names, const char *json, int64_t
         found->last[row] = (int32_t)count;
         found->rows[count++] = row;
         to = pack(to, json + begin, end - begin);
-        at = skip_blank(json, end + 1, length);
+        at = skip_blank(json, end + is_string, length);
     } while (at < length && json[at] == ',');
     if (at >= length || json[at] != ']' || skip_blank(json, at + 1, length) != length) return NOT_PLAIN;
     found->packed[0] = 0xdc, found->packed[1] = (uint8_t)(count >> 8), found->packed[2] = (uint8_t)count;

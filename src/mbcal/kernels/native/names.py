@@ -45,6 +45,9 @@ class NameFinder:
     Args:
         names: The catalogue's items, in order.
         rows: (capacity,) where `find` puts the rows; also the largest number of names it finds.
+
+    Attributes:
+        slots: int32 hash table with open addressing: the index of a name, -1 where free.
     """
 
     def __init__(self, names: Sequence[str], rows: NDArray[np.int32]) -> None:
@@ -52,9 +55,9 @@ class NameFinder:
         self._text = b"".join(encoded)
         self._ends = np.zeros(len(names) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encoded), np.int64, len(names)), out=self._ends[1:])
-        self._slots = np.full(2 << len(names).bit_length(), -1, np.int32)  # at most half of them are used
+        self.slots = np.full(2 << len(names).bit_length(), -1, np.int32)  # at most half of them are used
         text = ctypes.cast(ctypes.c_char_p(self._text), ctypes.c_void_p)
-        self._names = _Names(text, native.address(self._ends), native.address(self._slots), len(names), len(self._slots))
+        self._names = _Names(text, native.address(self._ends), native.address(self.slots), len(names), len(self.slots))
         _build_function()(ctypes.byref(self._names))
         self._spans, self._packed = np.empty((len(rows), 2), np.int32), np.empty(MAX_JSON + 3, np.uint8)
         self._buffers = (rows, self._spans, self._packed, np.zeros(len(names) + FIRST_ITEM_ROW, np.int32))

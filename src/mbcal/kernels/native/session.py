@@ -51,19 +51,24 @@ class _Choice(ctypes.Structure):
 
 
 class SessionRanker:
-    """Ranks one session at a time by a sum of terms. Created by `session_ranker`. Not safe for two threads at once."""
+    """Ranks one session at a time by a sum of terms. Created by `session_ranker`. Not safe for two threads at once.
+
+    Attributes:
+        rows: (MOST,) int32 buffer of candidates; a caller may fill it and pass a slice of it to `rank`.
+        scores: (MOST,) float32 scores of the candidates of the last call of `rank`.
+    """
 
     def __init__(self, terms: Sequence[TermArrays]) -> None:
         self._terms = tuple(terms)  # they own the memory that the tasks point to
         self.rows, self._available = np.empty(MOST, np.int32), np.empty(MOST, np.bool_)
-        self._outputs, self._scores = np.empty((len(terms), MOST), np.float32), np.empty(MOST, np.float32)
+        self._outputs, self.scores = np.empty((len(terms), MOST), np.float32), np.empty(MOST, np.float32)
         self._previous, self._uniform = np.empty(1, np.int64), np.empty((MOST, 2))
         self._chosen, self._propensities = np.empty(MOST, np.int32), np.empty(MOST)
         self._parts = np.empty((MOST, len(terms)), np.float32)
         self._hidden = [np.empty((1, term.head[0].shape[1]), np.float32) for term in terms]
         self._score_tasks = (native.Task * len(terms))(*map(self._score_task, range(len(terms))))
         self._read_tasks = [self._read_task(number) for number in range(len(terms))]
-        buffers = (self._scores, self._available, self._uniform, self._chosen, self._propensities, self._parts)
+        buffers = (self.scores, self._available, self._uniform, self._chosen, self._propensities, self._parts)
         self._choice = _Choice(*map(native.address, buffers))
         self._function, self._arguments = _rank_function(), (self._score_tasks, len(terms), ctypes.byref(self._choice))
 
@@ -146,7 +151,7 @@ class SessionRanker:
         if self._function(*self._arguments, native.INSTRUCTION_LEVEL):
             return None
         indices: list[int] = self._chosen[:k].tolist()
-        scores = self._scores.data  # a memory view: indexing the array by a list would release the GIL
+        scores = self.scores.data  # a memory view: indexing the array by a list would release the GIL
         chosen_scores: list[float] = [scores[index] for index in indices]
         return ChosenCandidates(indices, self._propensities[:k].tolist(), chosen_scores, self._parts[:k].tolist())
 

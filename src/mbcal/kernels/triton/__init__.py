@@ -11,7 +11,7 @@ function                      reference implementation
 `read`                        `scoring.tables.CellTables.observe`, step by step
 `epsilon_greedy`              `scoring.choice.epsilon_greedy`
 `respond`                     `environments.model.ModelEnvironment.respond`
-`advantage`                   `training.targets.counterfactual_future_advantage`
+`advantage`                   `training.labels.counterfactual_future_advantage`
 `gru`                         `torch.nn.GRU`
 ============================  ==================================================
 

@@ -1,5 +1,7 @@
 "use strict";
-const data = JSON.parse(document.getElementById("findings").textContent);
+const data = JSON.parse(document.getElementById("data").textContent);
+
+// create an HTML or SVG element
 const make = (tag, attributes = {}, text) => {
   const svg = ["svg", "path", "line", "circle", "text", "rect", "g"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -7,8 +9,10 @@ const make = (tag, attributes = {}, text) => {
   if (text !== undefined) element.textContent = text;
   return element;
 };
+
+// show a tooltip while the pointer is over an element
 const tip = document.getElementById("tip");
-const explain = (element, text) => {
+const addTooltip = (element, text) => {
   const show = (event) => {
     tip.textContent = text;
     tip.hidden = false;
@@ -19,24 +23,28 @@ const explain = (element, text) => {
   element.addEventListener("pointerenter", show);
   element.addEventListener("pointerleave", () => { tip.hidden = true; });
 };
+
+// about `count` round numbers between low and high
 const ticks = (low, high, count = 5) => {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= rough);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + 1e-9; value += step) found.push(+value.toFixed(10));
-  return found;
-};
-const button = (text, pressed, colour, act) => {
-  const made = make("button", { type: "button", "aria-pressed": pressed });
-  if (colour) made.append(make("span", { class: "dot", style: "background:" + colour }));
-  made.append(text);
-  made.addEventListener("click", () => act(made));
-  return made;
+  const values = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + 1e-9; value += step) values.push(+value.toFixed(10));
+  return values;
 };
 
+const makeButton = (text, pressed, colour, onClick) => {
+  const button = make("button", { type: "button", "aria-pressed": pressed });
+  if (colour) button.append(make("span", { class: "dot", style: "background:" + colour }));
+  button.append(text);
+  button.addEventListener("click", () => onClick(button));
+  return button;
+};
+
+// reward and interval of every agent
 function drawBars(judge) {
-  const entries = data.rewards[judge] || [], place = document.getElementById("bars");
-  place.replaceChildren();
+  const entries = data.rewards[judge] || [], container = document.getElementById("bars");
+  container.replaceChildren();
   if (!entries.length) return;
   const width = 760, row = 26, left = 120, right = 70, height = entries.length * row + 34;
   const low = Math.min(...entries.map((e) => e.low)), high = Math.max(...entries.map((e) => e.high));
@@ -52,16 +60,17 @@ function drawBars(judge) {
     svg.append(make("line", { x1: x(entry.low), x2: x(entry.high), y1: y, y2: y, stroke: colour, "stroke-width": 6, opacity: 0.35 }));
     svg.append(make("circle", { cx: x(entry.mean), cy: y, r: 5, fill: colour }));
     svg.append(make("text", { x: width - right + 12, y: y + 4 }, entry.mean.toFixed(2)));
-    const over = make("rect", { x: 0, y: y - row / 2, width, height: row, fill: "transparent" });
-    explain(over, `${entry.agent}: ${entry.mean.toFixed(3)} [${entry.low.toFixed(3)}, ${entry.high.toFixed(3)}]`);
-    svg.append(over);
+    const area = make("rect", { x: 0, y: y - row / 2, width, height: row, fill: "transparent" });
+    addTooltip(area, `${entry.agent}: ${entry.mean.toFixed(3)} [${entry.low.toFixed(3)}, ${entry.high.toFixed(3)}]`);
+    svg.append(area);
   });
-  place.append(svg);
+  container.append(svg);
 }
 
+// reward by round, with a band from the lowest to the highest seed
 function drawCurves(hidden) {
-  const place = document.getElementById("curve");
-  place.replaceChildren();
+  const container = document.getElementById("curve");
+  container.replaceChildren();
   const shown = Object.entries(data.curves).filter(([agent]) => !hidden.has(agent));
   if (!shown.length) return;
   const width = 760, height = 380, left = 52, right = 16, top = 10, bottom = 34;
@@ -84,55 +93,57 @@ function drawCurves(hidden) {
     svg.append(make("path", { d: "M" + line(curve.mean).join("L"), fill: "none", stroke: colour, "stroke-width": 2, class: "curve", "data-agent": agent }));
     curve.mean.forEach((value, k) => {
       const dot = make("circle", { cx: x(k), cy: y(value), r: 7, fill: colour, "fill-opacity": 0.02 });
-      explain(dot, `${agent}, round ${k + 1}: ${value.toFixed(3)} [${curve.low[k].toFixed(3)}, ${curve.high[k].toFixed(3)}]`);
+      addTooltip(dot, `${agent}, round ${k + 1}: ${value.toFixed(3)} [${curve.low[k].toFixed(3)}, ${curve.high[k].toFixed(3)}]`);
       svg.append(dot);
     });
   }
-  place.append(svg);
+  container.append(svg);
 }
 
-function bar(value, most, colour, signed) {
-  const made = make("div", { class: "bar" }), share = Math.min(Math.abs(value) / (most || 1), 1);
+// a horizontal bar; signed values start in the middle
+function makeBar(value, most, colour, signed) {
+  const bar = make("div", { class: "bar" }), share = Math.min(Math.abs(value) / (most || 1), 1);
   const from = signed ? (value < 0 ? 50 - 50 * share : 50) : 0;
-  made.append(make("i", { style: `left:${from}%;width:${(signed ? 50 : 100) * share}%;background:${colour};opacity:.55` }));
-  made.append(make("span", {}, (signed && value >= 0 ? "+" : "") + value.toFixed(2)));
-  return made;
+  bar.append(make("i", { style: `left:${from}%;width:${(signed ? 50 : 100) * share}%;background:${colour};opacity:.55` }));
+  bar.append(make("span", {}, (signed && value >= 0 ? "+" : "") + value.toFixed(2)));
+  return bar;
 }
 
+// the steps of one session, each with its details
 function drawSession(number) {
-  const place = document.getElementById("steps"), session = data.xray[number];
-  place.replaceChildren();
+  const container = document.getElementById("steps"), session = data.xray[number];
+  container.replaceChildren();
   if (!session) return;
   const widest = Math.max(...session.steps.flatMap((step) => [step.future, ...step.rivals.map((r) => r.future)].map(Math.abs)), 0.01);
   session.steps.forEach((step, k) => {
     const details = make("details", { class: "step" }), summary = make("summary");
     summary.append(make("span", { class: "number" }, k + 1), make("span", {}, step.item));
-    const now = bar(step.instant, data.most, "var(--now)", false);
-    const later = bar(step.future, widest, step.future < 0 ? "var(--bad)" : "var(--good)", true);
-    explain(now, "expected reward of this step");
-    explain(later, "future advantage: what it is held to change in the rest of the session");
+    const now = makeBar(step.instant, data.most, "var(--now)", false);
+    const later = makeBar(step.future, widest, step.future < 0 ? "var(--bad)" : "var(--good)", true);
+    addTooltip(now, "expected reward of this step");
+    addTooltip(later, "future advantage: the change in later rewards attributed to this item");
     summary.append(now, later, make("span", {}, "→ " + step.behaviour));
     details.append(summary);
     const inside = make("div", { class: "inside" });
     if (step.changed.length) {
-      const most = Math.max(...step.changed.map(Math.abs), 1e-6), width = 360, height = 64, each = width / step.changed.length;
+      const most = Math.max(...step.changed.map(Math.abs), 1e-6), width = 360, height = 64, columnWidth = width / step.changed.length;
       const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, style: "max-width:24rem" });
       svg.append(make("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2, class: "grid" }));
       step.changed.forEach((value, j) => {
         const size = Math.abs(value) / most * (height / 2 - 4);
         const column = make("rect", {
-          x: j * each + 1, width: Math.max(each - 2, 1), y: value < 0 ? height / 2 : height / 2 - size, height: size,
+          x: j * columnWidth + 1, width: Math.max(columnWidth - 2, 1), y: value < 0 ? height / 2 : height / 2 - size, height: size,
           fill: value < 0 ? "var(--bad)" : "var(--good)", opacity: 0.6,
         });
-        explain(column, `step ${k + 2 + j}: ${value >= 0 ? "+" : ""}${value.toFixed(3)} expected reward because of this item`);
+        addTooltip(column, `step ${k + 2 + j}: ${value >= 0 ? "+" : ""}${value.toFixed(3)} expected reward because of this item`);
         svg.append(column);
       });
       const sum = step.changed.reduce((total, value, j) => total + value * data.gamma ** (j + 1), 0);
-      inside.append(make("p", {}, `Masked, the steps that follow would change so (discounted sum ${sum >= 0 ? "+" : ""}${sum.toFixed(3)}):`), svg);
+      inside.append(make("p", {}, `Expected reward of each later step, minus the same with this item masked (discounted sum ${sum >= 0 ? "+" : ""}${sum.toFixed(3)}):`), svg);
     }
     if (step.rivals.length) {
       const table = make("table"), head = make("tr");
-      for (const name of ["would please now", "instant", "future", "total"]) head.append(make("th", {}, name));
+      for (const name of ["item", "instant", "future", "total"]) head.append(make("th", {}, name));
       table.append(head);
       for (const rival of [{ ...step, item: step.item + " (shown)" }, ...step.rivals]) {
         const row = make("tr");
@@ -143,32 +154,32 @@ function drawSession(number) {
       inside.append(table);
     }
     details.append(inside);
-    place.append(details);
+    container.append(details);
   });
 }
 
 const hide = (id) => { document.getElementById(id).hidden = true; };
 const judges = document.getElementById("judges"), hidden = new Set();
 for (const judge of Object.keys(data.rewards).filter((name) => data.rewards[name].length)) {
-  judges.append(button("judged by " + judge, judge === data.judge, null, (made) => {
-    for (const other of judges.children) other.setAttribute("aria-pressed", other === made);
+  judges.append(makeButton("judged by " + judge, judge === data.judge, null, (pressed) => {
+    for (const button of judges.children) button.setAttribute("aria-pressed", button === pressed);
     drawBars(judge);
   }));
 }
 if (judges.children.length) drawBars(data.judge); else hide("rewards");
 const toggles = document.getElementById("toggles");
 for (const agent of Object.keys(data.curves)) {
-  toggles.append(button(agent, true, data.colours[agent], (made) => {
+  toggles.append(makeButton(agent, true, data.colours[agent], (button) => {
     if (hidden.has(agent)) hidden.delete(agent); else hidden.add(agent);
-    made.setAttribute("aria-pressed", !hidden.has(agent));
+    button.setAttribute("aria-pressed", !hidden.has(agent));
     drawCurves(hidden);
   }));
 }
 if (toggles.children.length) drawCurves(hidden); else hide("curves");
 const sessions = document.getElementById("sessions");
 data.xray.forEach((session, number) => {
-  sessions.append(button("session " + (number + 1), number === 0, null, (made) => {
-    for (const other of sessions.children) other.setAttribute("aria-pressed", other === made);
+  sessions.append(makeButton("session " + (number + 1), number === 0, null, (pressed) => {
+    for (const button of sessions.children) button.setAttribute("aria-pressed", button === pressed);
     drawSession(number);
   }));
 });

@@ -1,4 +1,4 @@
-"""Labels against hand-worked arrays, and against slow twins that run every masked copy from the start."""
+"""Labels against arrays worked by hand, and against slow references that run every masked copy from the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet
-from mbcal.training.targets import counterfactual_future_advantage, discounted_returns, simulated_future_reward
+from mbcal.training.labels import counterfactual_future_advantage, discounted_returns, simulated_future_reward
 from mbcal.types import MASK_ROW, SessionTensors
 from tests.support.batches import REWARDS, net, sessions
 
@@ -69,7 +69,7 @@ def test_advantage_equals_masked_copies_run_from_the_start(config: dict[str, obj
     model, batch = net(**config), sessions(count=20, horizon=8).tensors()
     fast, slow = counterfactual_future_advantage(model, REWARDS, batch, GAMMA), slow_advantage(model, batch)
     assert torch.allclose(fast, slow, atol=1e-4)
-    assert float(slow.abs().max()) > 0.1  # there is something to be equal to
+    assert float(slow.abs().max()) > 0.1
 
 
 def test_advantage_is_zero_at_the_last_step_and_in_the_padding() -> None:

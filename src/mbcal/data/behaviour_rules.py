@@ -1,0 +1,147 @@
+"""How a column of the log becomes behaviours: by label, by given cut points, or by quantiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbcal.data.sql import finite_sql, sql_string
+from mbcal.errors import InputError, OptionError
+from mbcal.types import Behaviours
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Behaviours are labels in a column. If all labels are numbers, they match by value: `5`, `5.0` and `05` are the same.
+
+    Raises:
+        OptionError: If there are fewer than two labels, one is empty, or two are the same number.
+    """
+
+    rewards: Mapping[str, float]
+    """Label -> reward, in the order of the behaviours' numbers."""
+
+    def __post_init__(self) -> None:
+        self.behaviours()
+        if "" in self.rewards:
+            raise OptionError("rewards: a label is empty; write skip=0,click=1,like=5")
+        numbers = self._numbers()
+        if numbers is not None and len(set(numbers)) < len(numbers):
+            raise OptionError(f"rewards: two labels are the same number, in {', '.join(self.rewards)}")
+
+    def behaviours(self) -> Behaviours:
+        """Return the behaviours and their rewards."""
+        return Behaviours(tuple(self.rewards), tuple(map(float, self.rewards.values())))
+
+    def _numbers(self) -> list[float] | None:
+        """The labels as numbers; None unless all are finite numbers."""
+        try:
+            numbers = [float(label) for label in self.rewards]
+        except ValueError:
+            return None
+        return numbers if all(map(math.isfinite, numbers)) else None
+
+    def value_sql(self, column: str) -> str:
+        """Return an expression for the number of the label; NULL for unknown ones."""
+        numbers = self._numbers()
+        if numbers is not None:
+            values, column = list(map(repr, numbers)), f"try_cast({column} AS DOUBLE)"
+        else:
+            values, column = list(map(sql_string, self.rewards)), f"trim({column}::VARCHAR)"
+        cases = " ".join(f"WHEN {value} THEN {number}" for number, value in enumerate(values))
+        return f"CASE {column} {cases} END::UTINYINT"
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Behaviours are levels of a number between given cut points.
+
+    Raises:
+        OptionError: If cut points are not ascending, or the number of rewards is not one more.
+    """
+
+    cuts: tuple[float, ...]
+    """Ascending cut points, at least one."""
+    rewards: tuple[float, ...] | None = None
+    """Reward of each level; None for 1, 2, 3, …"""
+
+    def __post_init__(self) -> None:
+        self.behaviours()
+
+    def behaviours(self) -> Behaviours:
+        """Return the levels and their rewards."""
+        return Behaviours.from_cuts(self.cuts, self.rewards)
+
+    def value_sql(self, column: str) -> str:
+        """Return an expression for the number; NULL if it is not finite."""
+        return finite_sql(column)
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Behaviours are levels of a number, about equally common among users outside the test part.
+
+    The cut points are known only after the log has been scanned: `cut` then returns the `Levels`.
+    """
+
+    levels: int
+    """How many levels."""
+
+    def value_sql(self, column: str) -> str:
+        """Return an expression for the number; NULL if it is not finite."""
+        return finite_sql(column)
+
+    def cut(self, values: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> Levels:
+        """Compute the cut points.
+
+        The k-th cut is the first value with at least k/levels of the mass below it. Where a common value would make two cuts
+        equal, the later one moves to the next distinct value.
+
+        Args:
+            values: (V,) distinct values, ascending.
+            counts: (V,) how often each occurs.
+
+        Raises:
+            InputError: If there are fewer distinct values than levels.
+        """
+        if len(values) < self.levels:
+            raise InputError(f"behaviours: {len(values)} distinct values are too few for {self.levels} levels")
+        below = np.cumsum(counts) - counts
+        cuts: list[float] = []
+        position = 0
+        for k in range(1, self.levels):
+            position = max(position + 1, int(np.searchsorted(below, counts.sum() * k / self.levels)))
+            position = min(position, len(values) - self.levels + k)  # leave one value for each later cut
+            cuts.append(float(values[position]))
+        return Levels(tuple(cuts))
+
+
+BehaviourRule = Labels | Levels | Quantiles
+"""How the behaviour column becomes behaviours."""
+
+
+def behaviour_rule(rewards: Mapping[str, float] | Sequence[float] | None, levels: Sequence[float] | None) -> Labels | Levels:
+    """Return the rule that rewards and cut points describe.
+
+    Args:
+        rewards: Label -> reward; or, with `levels`, the reward of each level.
+        levels: Ascending cut points; None if behaviours are labels.
+
+    Raises:
+        OptionError: If both are missing, they do not fit together, or the rule is not valid.
+    """
+    if levels is not None:
+        if isinstance(rewards, Mapping):
+            raise OptionError("rewards: with levels, give one number for each level and no labels")
+        return Levels(tuple(map(float, levels)), None if rewards is None else tuple(map(float, rewards)))
+    if rewards is None:
+        raise OptionError(
+            "rewards: missing; give a reward for each label (skip=0,click=1) or cut points as levels (0.5,3,10)"
+        )
+    if not isinstance(rewards, Mapping):
+        raise OptionError("rewards: give a reward for each label (skip=0,click=1), or add levels")
+    return Labels({str(label): float(reward) for label, reward in rewards.items()})

@@ -1,0 +1,280 @@
+"""Compare models: each serves the test users of a store, judged by simulators or by the truth.
+
+All models meet the same users, candidates and noise, so that differences are paired. A uniformly random policy serves as a
+yardstick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.agents import Agent, Random, load
+from mbcal.data.store import Store
+from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
+from mbcal.environments.base import Environment
+from mbcal.environments.candidates import session_candidates
+from mbcal.environments.simulator import Simulator
+from mbcal.errors import OptionError
+from mbcal.evaluation.blocks import CHANCE, SessionRange, evaluate_in_blocks
+from mbcal.evaluation.evaluator import evaluate, require_same_store
+from mbcal.evaluation.judges import TRUTH, true_environment
+from mbcal.metrics import Mean, mean_interval
+from mbcal.progress import SILENT, Progress
+from mbcal.training.device import resolve_device
+from mbcal.types import Sessions
+
+TRUTH_TITLE = "the newsfeed's truth"
+"""How results name the judge `truth`."""
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """One model under one judge."""
+
+    judge: str
+    model: str
+    """The model's folder, or the name of an agent given as an object; `chance` is the random policy."""
+    agent: str
+    """The method."""
+    reward: Mean
+    """Mean reward per session, with an interval that is clustered by user."""
+    gap: Mean
+    """Difference to the first model, paired session by session; 0 for the first model itself."""
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Models under judges."""
+
+    rows: list[ModelResult]
+    """By judge, and under each judge the models in the given order, then the random policy."""
+    logged: Mean
+    """Reward per session of the same sessions as they were logged."""
+    sessions: int
+    """Number of test sessions served."""
+    seed: int
+
+    @property
+    def judges(self) -> list[str]:
+        """Names of the judges, in order."""
+        return list(dict.fromkeys(row.judge for row in self.rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as JSON can hold them; ends of an infinite interval are None."""
+        rows = [
+            {
+                "judge": row.judge,
+                "model": row.model,
+                "agent": row.agent,
+                "sessions": row.reward.count,
+                "mean": row.reward.mean,
+                "interval": _finite_ends(row.reward),
+                "gap": row.gap.mean,
+                "gap_interval": _finite_ends(row.gap),
+            }
+            for row in self.rows
+        ]
+        logged = {"mean": self.logged.mean, "interval": _finite_ends(self.logged)}
+        return {"rows": rows, "logged": logged, "seed": self.seed}
+
+    def table(self, judge: str) -> list[tuple[str, str, str, str]]:
+        """Return one row of text per model under a judge: model, reward, 95% interval, difference to the first model."""
+        rows = [row for row in self.rows if row.judge == judge]
+        return [
+            (
+                row.model,
+                f"{row.reward.mean:.3f}",
+                _interval_text(row.reward, ".3f"),
+                "" if row is rows[0] else f"{row.gap.mean:+.3f} {_interval_text(row.gap, '+.3f')}",
+            )
+            for row in rows
+        ]
+
+    def __str__(self) -> str:
+        lines = []
+        for judge in self.judges:
+            lines.append(f"judged by {judge}, {self.sessions:,} test sessions")
+            lines += [" ".join(filter(None, row)) for row in self.table(judge)]
+        return "\n".join([*lines, f"as logged, real users: {self.logged}"])
+
+
+class _Model(NamedTuple):
+    name: str
+    agent: Agent
+    folder: Path | str
+    """For workers of an engine: a folder, or `CHANCE`."""
+
+
+class _Judge(NamedTuple):
+    name: str
+    environment: Environment
+    folder: Path | str
+    """For workers of an engine: a folder, or `TRUTH`."""
+
+
+_Entry = TypeVar("_Entry", _Model, _Judge)
+
+
+def evaluate_models(
+    models: Sequence[str | Path | Agent],
+    judges: Sequence[str | Path | Simulator],
+    store: Store | str | Path,
+    *,
+    sessions: int | None = None,
+    epsilon: float = 0.0,
+    seed: int = 0,
+    device: str = "auto",
+    engine: Engine | None = None,
+    resources: WorkerResources = ONE_CORE,
+    progress: Progress = SILENT,
+) -> ModelComparison:
+    """Serve the test users of a store by several models, under several judges.
+
+    Args:
+        models: Folders of models, or fitted agents. Differences are to the first.
+        judges: Folders of simulators, fitted simulators, or the string "truth" for the generated newsfeed itself.
+        store: The store whose test users are served, or its folder.
+        sessions: Most test sessions to serve; all if None.
+        epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
+        seed: Names sampled candidates and noise, the same for all models.
+        device: Where to load models and judges. Agents and simulators given as objects must be there already.
+        engine: Whose workers serve the users, block by block; by default this process. Models and judges must then be given
+            as folders that every worker can read.
+        resources: What each worker of the engine takes of a machine; with a share of a GPU it computes there.
+        progress: Notified of sessions.
+
+    Returns:
+        Rewards and paired differences of all models and of a uniformly random policy.
+
+    Raises:
+        OptionError: If there is no model or no judge, the truth is not known, or an engine is given objects.
+        ModelError: If a model or simulator is damaged, knows other items or behaviours, or was fitted on another store.
+        InputError: If a simulator was fitted on some of the test users.
+    """
+    if not models or not judges:
+        raise OptionError("evaluate: give at least one model and one judge")
+    if engine is not None:
+        if not all(isinstance(subject, str | Path) for subject in (*models, *judges)):
+            raise OptionError("engine: its workers read models and judges from folders; give folders")
+        device = "cpu"  # here they are only checked
+    store = store if isinstance(store, Store) else Store.open(store)
+    test = store.sessions("test")
+    test = replace(test, candidates=session_candidates(test, seed))[:sessions]  # a prefix keeps its candidates
+    serving = _Serving(store, test, epsilon, seed, engine, resources, progress)
+    opened_judges = _open_judges(judges, store, test, device)
+    opened_models = _open_models(models, test, device)
+    random = Random(device=opened_judges[0].environment.device.type).fit(test)
+    opened_models.append(_Model(CHANCE, random, CHANCE))
+    rows = [row for judge in opened_judges for row in serving.compare(opened_models, judge)]
+    return ModelComparison(rows, mean_interval(test.rewards.sum(1), test.user), len(test), seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Serving:
+    """How all models of one comparison are served."""
+
+    store: Store
+    test: Sessions
+    epsilon: float
+    seed: int
+    engine: Engine | None
+    resources: WorkerResources
+    progress: Progress
+
+    def compare(self, models: Sequence[_Model], judge: _Judge) -> list[ModelResult]:
+        """Results of all models under one judge, in their order."""
+        rewards = [self._rewards(model, judge) for model in models]
+        return [
+            ModelResult(
+                judge=judge.name,
+                model=model.name,
+                agent=model.agent.name,
+                reward=mean_interval(model_rewards, self.test.user),
+                gap=mean_interval(model_rewards - rewards[0], self.test.user),
+            )
+            for model, model_rewards in zip(models, rewards, strict=True)
+        ]
+
+    def _rewards(self, model: _Model, judge: _Judge) -> NDArray[np.float32]:
+        """(N,) reward of each test session, in this process or on the engine's workers."""
+        title = f"{model.name}, judged by {judge.name}"
+        if self.engine is None:
+            result = evaluate(
+                model.agent,
+                judge.environment,
+                self.test,
+                epsilon=self.epsilon,
+                seed=self.seed,
+                title=title,
+                progress=self.progress,
+            )
+            return result.rewards
+        return evaluate_in_blocks(
+            self.engine,
+            SessionRange(self.store.path, "test", len(self.test), self.seed),
+            model.folder,
+            judge.folder,
+            epsilon=self.epsilon,
+            resources=self.resources,
+            title=title,
+            progress=self.progress,
+        )
+
+
+def _open_judges(judges: Sequence[str | Path | Simulator], store: Store, test: Sessions, device: str) -> list[_Judge]:
+    """Judges with distinct names; raises InputError if a simulator was fitted on some of the test users."""
+    opened = _number_repeats([_open_judge(judge, store, device) for judge in judges])
+    for judge in opened:
+        if isinstance(judge.environment, Simulator):
+            judge.environment.require_unseen_users(test)
+    return opened
+
+
+def _open_models(models: Sequence[str | Path | Agent], test: Sessions, device: str) -> list[_Model]:
+    """Models with distinct names; raises ModelError if one does not fit the test sessions."""
+    opened = _number_repeats([_open_model(model, device) for model in models])
+    for model in opened:
+        require_same_store(model.agent, test, model.name)
+    return opened
+
+
+def _open_judge(judge: str | Path | Simulator, store: Store, device: str) -> _Judge:
+    if judge == TRUTH:
+        return _Judge(TRUTH_TITLE, true_environment(store, str(resolve_device(device))), TRUTH)
+    if isinstance(judge, str | Path):
+        return _Judge(str(judge), Simulator.load(judge, device), judge)
+    return _Judge(f"{judge.config.family} simulator", judge, "")
+
+
+def _open_model(model: str | Path | Agent, device: str) -> _Model:
+    if isinstance(model, str | Path):
+        return _Model(str(model), load(model, device), model)
+    return _Model(model.name, model, "")
+
+
+def _number_repeats(entries: list[_Entry]) -> list[_Entry]:
+    """Entries whose names differ: the second "mbcal" becomes "mbcal (2)"."""
+    seen: Counter[str] = Counter()
+    renamed = []
+    for entry in entries:
+        seen[entry.name] += 1
+        count = seen[entry.name]
+        renamed.append(entry if count == 1 else entry._replace(name=f"{entry.name} ({count})"))
+    return renamed
+
+
+def _finite_ends(mean: Mean) -> list[float | None]:
+    """Ends of an interval; None where they are infinite, because there is one user."""
+    return [end if math.isfinite(end) else None for end in (mean.low, mean.high)]
+
+
+def _interval_text(mean: Mean, form: str) -> str:
+    return f"[{mean.low:{form}}, {mean.high:{form}}]" if math.isfinite(mean.stderr) else ""

@@ -1,0 +1,52 @@
+"""Counts of requests and their duration, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from mbcal.serving.service import Service
+
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+"""Upper bounds, in seconds, of the histogram of request durations."""
+
+
+class RequestMetrics:
+    """Counts requests by path and status; durations are those of the limited routes."""
+
+    def __init__(self) -> None:
+        self.in_progress = 0
+        self._counts: dict[tuple[str, int], int] = {}
+        self._bucket_counts = [0] * (len(BUCKETS) + 1)
+        self._total_seconds = 0.0
+
+    def record(self, path: str, status: int, seconds: float | None) -> None:
+        """Count a request.
+
+        Args:
+            path: Path of its route.
+            status: Status it was answered with.
+            seconds: Its duration; None to leave it out of the histogram.
+        """
+        self._counts[path, status] = self._counts.get((path, status), 0) + 1
+        if seconds is not None:
+            self._total_seconds += seconds
+            self._bucket_counts[bisect_left(BUCKETS, seconds)] += 1
+
+    def to_text(self, service: Service) -> str:
+        """Return these metrics and the service's counts in Prometheus' text format."""
+        lines = ["# TYPE mbcal_requests_total counter"]
+        for (path, status), count in sorted(self._counts.items()):
+            lines.append(f'mbcal_requests_total{{path="{path}",status="{status}"}} {count}')
+        lines.append("# TYPE mbcal_request_seconds histogram")
+        cumulative = 0
+        for bound, count in zip((*BUCKETS, "+Inf"), self._bucket_counts, strict=True):
+            cumulative += count
+            lines.append(f'mbcal_request_seconds_bucket{{le="{bound}"}} {cumulative}')
+        lines += [f"mbcal_request_seconds_sum {self._total_seconds:.6f}", f"mbcal_request_seconds_count {cumulative}"]
+        for name, kind in (("decisions", "counter"), ("sessions", "counter"), ("feedback", "counter"), ("reward", "gauge")):
+            lines.append(f"# TYPE mbcal_{name} {kind}")
+            for version, counts in service.counts.items():
+                lines.append(f'mbcal_{name}{{version="{version}"}} {getattr(counts, name)}')
+        lines += ["# TYPE mbcal_requests_in_progress gauge", f"mbcal_requests_in_progress {self.in_progress}"]
+        lines += ["# TYPE mbcal_ready gauge", f"mbcal_ready {int(service.ranker is not None)}"]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,170 @@
+"""Incomplete and damaged segments: only the affected records are lost, and damage is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mbcal.decision_log import Damage, DecisionLog
+from mbcal.decision_log.compaction import compact_log
+from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.records import encode
+from mbcal.decision_log.segments import FRAME_BYTES, HEADER, frame_record, scan_segment, segment_header
+from mbcal.errors import LogError
+from tests.support.decision_records import decision, mixed_records, write_log
+
+
+def test_every_truncation_keeps_exactly_the_complete_records(folder: Path) -> None:
+    records = mixed_records(4)
+    write_log(folder, records)
+    path = folder / "segment-000001.log"
+    content = path.read_bytes()
+    ends = [HEADER.size]
+    for record in records:
+        ends.append(ends[-1] + FRAME_BYTES + len(encode(record)))
+    assert ends[-1] == len(content)
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        kept = sum(size >= end for end in ends[1:])
+        assert list(read_log(folder)) == records[:kept]  # reading does not change the file
+        with DecisionLog(folder) as log:
+            torn = size not in ends and size > HEADER.size
+            cut = f"{path}: {size - ends[kept]} bytes of an incomplete record removed after {kept} records"
+            assert log.notes == ((cut,) if torn else ())
+            log.append(records[-1]).result(10)
+        assert list(read_log(folder)) == [*records[:kept], records[-1]]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 5000, b"\xff" * 40, b"\x10\0\0\0abcd"])
+def test_a_tail_that_is_no_record_is_removed(folder: Path, tail: bytes) -> None:
+    """After a power failure, zeros or an old block may be where the last write should be."""
+    records = mixed_records(3)
+    write_log(folder, records)
+    with (folder / "segment-000001.log").open("ab") as file:
+        file.write(tail)
+    assert list(read_log(folder)) == records
+    with DecisionLog(folder) as log:
+        assert len(log.notes) == 1
+    assert list(read_log(folder)) == records
+
+
+def segment_of(payloads: list[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
+    """A segment with these payloads, and the range of bytes of each record."""
+    data, ranges = segment_header(1), []
+    for payload in payloads:
+        frame = frame_record(payload, 1, len(data))
+        ranges.append((len(data), len(data) + len(frame)))
+        data += frame
+    return data, ranges
+
+
+payload_lists = st.lists(st.binary(min_size=1, max_size=30), max_size=6)
+
+
+@given(payload_lists, st.binary(min_size=1, max_size=60))
+def test_any_tail_is_one_range_of_damage(payloads: list[bytes], tail: bytes) -> None:
+    data, _ = segment_of(payloads)
+    spans = list(scan_segment(data + tail, 1))
+    assert [span.payload for span in spans] == [*payloads, None]
+    assert (spans[-1].start, spans[-1].end) == (len(data), len(data) + len(tail))
+
+
+@given(payload_lists, st.integers(HEADER.size, 300), st.binary(min_size=1, max_size=60))
+def test_overwritten_bytes_cost_only_the_records_they_touch(payloads: list[bytes], offset: int, replacement: bytes) -> None:
+    data, ranges = segment_of(payloads)
+    start = min(offset, len(data))
+    damaged = (data[:start] + replacement + data[start + len(replacement) :])[: len(data)]
+    intact = [
+        payload for payload, (first, end) in zip(payloads, ranges, strict=True) if damaged[first:end] == data[first:end]
+    ]
+    spans = list(scan_segment(damaged, 1))
+    assert [span.payload for span in spans if span.payload is not None] == intact
+    assert [span.start for span in spans] == [HEADER.size, *(span.end for span in spans)][: len(spans)]  # no gaps
+
+
+def test_a_record_inside_another_is_not_read_as_a_record(folder: Path) -> None:
+    quoted = frame_record(encode(decision(7)), 1, HEADER.size).decode("latin-1")
+    write_log(folder, [decision(1, user=quoted)])
+    path = folder / "segment-000001.log"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert list(read_log(folder)) == []
+    with DecisionLog(folder) as log:
+        assert "removed after 0 records" in log.notes[0]
+
+
+def test_every_flipped_byte_costs_its_record_only(folder: Path) -> None:
+    records = mixed_records(3)
+    write_log(folder, records)
+    path = folder / "segment-000001.log"
+    content = path.read_bytes()
+    second = HEADER.size + FRAME_BYTES + len(encode(records[0]))
+    third = second + FRAME_BYTES + len(encode(records[1]))
+    for offset in range(second, third):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 0x55]) + content[offset + 1 :])
+        with pytest.raises(LogError, match=rf"segment-000001.log: damaged at byte {second} .*--skip-damaged"):
+            list(read_log(folder))
+        skipped: list[Damage] = []
+        assert list(read_log(folder, skipped)) == [records[0], records[2]]
+        assert [(damage.offset, damage.size) for damage in skipped] == [(second, third - second)]
+    with DecisionLog(folder) as log:  # records follow the damage, so nothing is removed
+        assert log.notes == (f"{path}: damaged in the middle; it is left as it is and segment 2 is begun",)
+        log.append(records[1]).result(10)
+    assert list(read_log(folder, [])) == [records[0], records[2], records[1]]
+
+
+def test_flips_at_the_tail_and_in_the_header(folder: Path) -> None:
+    records = mixed_records(3)
+    write_log(folder, records)
+    path = folder / "segment-000001.log"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\xff")
+    assert list(read_log(folder)) == records[:2]
+    for offset in range(HEADER.size):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 0x80]) + content[offset + 1 :])
+        if 8 <= offset < 12:
+            with pytest.raises(LogError, match=r"this mbcal reads up to 1; read it with a newer mbcal"):
+                list(read_log(folder))
+        else:
+            with pytest.raises(LogError, match=r"damaged at byte 0 .no valid segment header"):
+                list(read_log(folder))
+            assert list(read_log(folder, [])) == records
+
+
+def test_damage_in_a_closed_segment_is_reported(folder: Path) -> None:
+    records = mixed_records(40)
+    write_log(folder, records, segment_bytes=1000)
+    first = folder / "segment-000001.log"
+    assert len(list(folder.glob("*.log"))) > 2
+    content = first.read_bytes()
+    first.write_bytes(content[:-3])  # only the last segment may end in an incomplete record
+    with pytest.raises(LogError, match=r"segment-000001.log: damaged at byte"):
+        list(read_log(folder))
+    skipped: list[Damage] = []
+    rest = list(read_log(folder, skipped))
+    assert len(skipped) == 1
+    assert len(rest) == len(records) - 1
+    assert compact_log(folder).left == skipped
+    assert first.read_bytes() == content[:-3]
+    assert list(read_log(folder, [])) == rest
+
+
+def test_a_record_of_an_unknown_kind_is_damage(folder: Path) -> None:
+    folder.mkdir()
+    payload = b"\x92\x09\xa1x"  # kind 9
+    later = frame_record(payload, 1, HEADER.size)
+    (folder / "segment-000001.log").write_bytes(segment_header(1) + later)
+    with pytest.raises(LogError, match=r"damaged at byte 16 .no record this mbcal can read: Invalid value 9"):
+        list(read_log(folder))
+
+
+def test_damaged_parquet_is_reported(folder: Path) -> None:
+    write_log(folder, mixed_records(60), segment_bytes=1500)
+    compact_log(folder)
+    path = folder / "decisions-000001.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes(byte ^ 0xFF for byte in content[100:110]) + content[110:])
+    with pytest.raises(LogError, match=r"decisions-000001.parquet: cannot be read .*; restore the file from a copy"):
+        list(read_log(folder))

@@ -1,0 +1,67 @@
+"""`mbcal registry` from publish to gc."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mbcal import cli
+from tests.support.command_line import refused
+
+
+def output_of(*arguments: str) -> str:
+    """The standard output of a command, run in this process."""
+    done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_from_publish_to_gc(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--registry", "live"]
+    output = output_of("registry", "publish", str(models / "mbcal"), *options, "--metric", "reward=81.25")
+    assert output == "v000001 is live; to undo: mbcal registry rollback --registry live\n"
+    output = output_of("registry", "publish", str(models / "random"), *options, "--no-activate", "--json")
+    assert json.loads(output) == {"version": "v000002", "current": "v000001"}
+    assert output_of("registry", "activate", "v000002", *options) == "v000002 is live\n"
+    table = output_of("registry", "list", *options).splitlines()
+    assert len(table) == 3
+    assert all(word in table[1] for word in ("v000001", "live before", "mbcal", "reward 81.25"))
+    listed = json.loads(output_of("registry", "list", *options, "--json"))
+    assert (listed["current"], listed["before"]) == ("v000002", ["v000001"])
+    assert [row["metrics"] for row in listed["versions"]] == [{"reward": 81.25}, {}]
+    shown = output_of("registry", "show", "v000001", *options)
+    assert "v000001 (live before), verified" in shown
+    assert "12, of which " in shown
+    assert json.loads(output_of("registry", "show", *options, "--json"))["agent"] == "random"
+    assert "v000001 is live again instead of v000002" in output_of("registry", "rollback", *options)
+    assert output_of("registry", "gc", *options) == "nothing to remove\n"
+    output_of("registry", "activate", "v000002", *options)
+    assert output_of("registry", "gc", "--keep", "0", *options) == "removed v000001\n"
+    ranked = output_of("rank", "live/versions/v000002", "--candidates", "item 1,item 2", "--json")
+    assert len(json.loads(ranked)) == 2
+    (tmp_path / "live/versions/v000002/manifest.json").write_text("{")
+    assert "damaged" in output_of("registry", "list", *options)
+
+
+def test_the_command_refuses_mistakes(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    helped = output_of("registry", "--help")
+    assert all(word in helped for word in ("publish", "rollback", "activate", "gc", "list", "show"))
+    options = ["--registry", str(two)]
+    for arguments, words in (
+        (["list", "--registry", "nowhere"], "nowhere: no such folder; create one with 'mbcal registry publish'"),
+        (["list", "--registry", "."], ".: not a registry (no versions folder)"),
+        (["show", "v000077", *options], "has no version 'v000077'; known are v000001, v000002"),
+        (["activate", "v000077", *options], "has no version 'v000077'"),
+        (["rollback", *options], "no version was live before v000001"),
+        (["gc", "--keep", "-1", *options], "keep: must be 0 or more, got -1"),
+        (["publish", "nothing", *options], "nothing: no such folder; make a model with 'mbcal fit'"),
+        (["publish", "nothing", *options, "--metric", "reward"], "metric: 'reward' is not NAME=VALUE"),
+        (["publish", "nothing", *options, "--metric", "reward=nan"], "metrics: must be names with finite numbers"),
+    ):
+        error = refused("registry", *arguments, cwd=tmp_path, capsys=capsys)
+        assert words in error
+        assert "\n" not in error

@@ -1,0 +1,27 @@
+"""Models and a registry for the tests of the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mbcal.registry.registry import Registry
+from tests.support.versions import fitted
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two small models that differ by their seed."""
+    folder = tmp_path_factory.mktemp("models")
+    return [fitted(seed=seed).save(folder / str(seed)) for seed in range(2)]
+
+
+@pytest.fixture
+def registry(models: list[Path], tmp_path: Path) -> Registry:
+    """A registry of both models; the first is live."""
+    registry = Registry(tmp_path / "registry")
+    for path in models:
+        registry.publish(path)
+    registry.activate(registry.versions()[0])
+    return registry

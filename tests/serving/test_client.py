@@ -1,0 +1,89 @@
+"""The typed clients: retries, errors, names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbcal.agents import load
+from mbcal.client import AsyncClient, Client
+from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.records import Decision, Feedback
+from mbcal.errors import InputError, ServiceError
+from mbcal.registry.registry import Registry
+from tests.support.servers import CuttingProxy, serving
+from tests.support.versions import HISTORY, ITEMS, SHOWN
+
+
+def test_the_client_retries_and_is_logged_once(registry: Registry, tmp_path: Path) -> None:
+    """Behind a proxy that cuts off every other answer, each call is logged once."""
+    with serving(registry, "--log", str(tmp_path / "log")) as (_, port):
+        proxy = CuttingProxy(port)
+        with Client(f"http://127.0.0.1:{proxy.port}") as client:
+            first = client.rank([], ITEMS, session="s")
+            assert client.feedback(first.decision, "like").applied
+
+        async def asynchronously() -> None:
+            async with AsyncClient(f"http://127.0.0.1:{proxy.port}") as client:
+                assert (await client.rank([], ITEMS, k=2)).version == "v000001"
+                assert (await client.model()).agent == "mbcal"
+
+        asyncio.run(asynchronously())
+        proxy.close()
+        assert proxy.cut >= 3
+    records = list(read_log(tmp_path / "log"))
+    assert [type(record) for record in records] == [Decision, Feedback, Decision]
+
+
+def test_refusals_are_one_sentence(registry: Registry) -> None:
+    twice = r"/v1/rank: candidates: an item is there twice.*\(HTTP 422\)"
+    with (
+        serving(registry) as (_, port),
+        Client(f"http://127.0.0.1:{port}") as client,
+        pytest.raises(ServiceError, match=twice),
+    ):
+        client.rank([], ["a", "a"])
+    with Client("http://127.0.0.1:9", retries=1) as nobody, pytest.raises(ServiceError, match="'mbcal serve' running there"):
+        nobody.rank([], ["a"])
+
+
+def test_the_client_ranks_as_the_library_does(registry: Registry, models: list[Path]) -> None:
+    candidates = [item for item in ITEMS if item not in ("item 2", "item 9")]
+    ranked = load(models[0], "cpu").rank(HISTORY, candidates, SHOWN)
+    with serving(registry, "--epsilon", "0") as (_, port), Client(f"http://127.0.0.1:{port}") as client:
+        answer = client.rank(HISTORY, candidates, SHOWN, k=len(candidates))
+    assert [entry.item for entry in answer.items] == [entry.item for entry in ranked]
+    assert [entry.score for entry in answer.items] == pytest.approx([entry.score for entry in ranked], abs=1e-5)
+
+
+def test_whole_numbers_stand_for_their_text(registry: Registry, tmp_path: Path) -> None:
+    with (
+        serving(registry, "--epsilon", "0", "--log", str(tmp_path / "log")) as (_, port),
+        Client(f"http://127.0.0.1:{port}") as client,
+    ):
+        answer = client.rank([(160974, "click")], [np.int64(7)], [(3, "like")], session=5, user=np.int32(42))
+        assert [entry.item for entry in answer.items] == ["7"]
+        assert client.feedback(answer.decision, "click", 7).applied
+    decision, feedback = read_log(tmp_path / "log")
+    assert isinstance(decision, Decision)
+    assert (decision.history, decision.candidates) == ([("160974", "click")], ["7"])
+    assert (decision.shown, decision.session, decision.user) == ([("3", "like")], "5", "42")
+    assert isinstance(feedback, Feedback)
+    assert feedback.item == "7"
+
+
+@pytest.mark.parametrize("value", [True, 1.0, None])
+def test_other_values_are_refused_before_they_are_sent(value: Any) -> None:
+    with Client("http://127.0.0.1:9", retries=0) as client:
+        for call in (
+            lambda: client.rank([(value, "click")], ["a"]),
+            lambda: client.rank([], [value]),
+            lambda: client.rank([], ["a"], [(value, "click")]),
+            lambda: client.feedback(value, "click", "a"),
+        ):
+            with pytest.raises(InputError, match="names are text or whole numbers, got"):
+                call()

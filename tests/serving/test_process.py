@@ -1,0 +1,123 @@
+"""`mbcal serve` as a process: hot swaps, kill -9, large and slow bodies, shutdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from mbcal.client import Client
+from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.records import Decision
+from mbcal.errors import ServiceError
+from mbcal.registry.registry import Registry
+from tests.support.servers import serving
+from tests.support.versions import HISTORY, ITEMS, SHOWN
+
+
+def test_the_server_imports_no_torch(registry: Registry) -> None:
+    with serving(registry) as (process, port):
+        with Client(f"http://127.0.0.1:{port}") as client:
+            assert client.rank([], ITEMS, k=3).version == "v000001"
+        maps = Path(f"/proc/{process.pid}/maps")
+        if maps.exists():
+            assert "libtorch" not in maps.read_text()
+
+
+def test_versions_change_under_load_without_a_failure(registry: Registry) -> None:
+    with serving(registry, "--epsilon", "0") as (_, port):
+        seen: list[tuple[str, str]] = []
+        stop = threading.Event()
+
+        def work(name: str) -> None:
+            with Client(f"http://127.0.0.1:{port}", retries=0) as client:
+                while not stop.is_set():
+                    answer = client.rank(HISTORY, ITEMS, SHOWN, k=3)
+                    seen.append((answer.version, json.dumps([[entry.item, entry.score] for entry in answer.items])))
+
+        workers = [threading.Thread(target=work, args=(str(n),)) for n in range(3)]
+        for worker in workers:
+            worker.start()
+        for turn in range(4):
+            name = ("v000002", "v000001")[turn % 2]
+            registry.activate(name)
+            deadline = time.monotonic() + 5
+            while seen[-1:] == [] or seen[-1][0] != name:
+                assert time.monotonic() < deadline, "the new version did not go live"
+                time.sleep(0.02)
+        stop.set()
+        for worker in workers:
+            worker.join()
+        answers = {version: {items for name, items in seen if name == version} for version in ("v000001", "v000002")}
+        assert all(len(items) == 1 for items in answers.values())  # each answer from exactly one version
+        assert answers["v000001"] != answers["v000002"]
+
+
+def test_nothing_acknowledged_is_lost_to_kill_9(registry: Registry, tmp_path: Path) -> None:
+    acknowledged: set[str] = set()
+    for turn in range(3):
+        with serving(registry, "--log", str(tmp_path / "log")) as (process, port):
+
+            def work(port: int = port) -> None:
+                with Client(f"http://127.0.0.1:{port}", retries=0) as client:
+                    while True:
+                        try:
+                            answer = client.rank([], ITEMS, k=2)
+                            acknowledged.add(answer.decision)
+                            client.feedback(answer.decision, "click")
+                            acknowledged.add(f"{answer.decision} feedback")
+                        except ServiceError:
+                            return
+
+            workers = [threading.Thread(target=work) for _ in range(4)]
+            for worker in workers:
+                worker.start()
+            deadline = time.monotonic() + 30
+            while len(acknowledged) <= 40 * (turn + 1) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            os.kill(process.pid, signal.SIGKILL)
+            for worker in workers:
+                worker.join()
+    kept = {
+        record.id if isinstance(record, Decision) else f"{record.decision} feedback" for record in read_log(tmp_path / "log")
+    }
+    assert len(acknowledged) > 100
+    assert acknowledged <= kept
+
+
+def test_bodies_that_are_too_large_or_too_slow(registry: Registry) -> None:
+    with serving(registry, "--max-body", "4096") as (_, port):
+        head = "POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        for length in ("content-length: 1000000000", "transfer-encoding: chunked"):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+                body = b"x" * 65536 if "length" in length else b"10000\r\n" + b"x" * 65536 + b"\r\n"
+                wire.sendall(f"{head}{length}\r\n\r\n".encode() + body)
+                assert wire.recv(4096).startswith(b"HTTP/1.1 413")
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+            wire.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())  # and nothing more
+            assert wire.recv(4096).startswith(b"HTTP/1.1 408")
+        with Client(f"http://127.0.0.1:{port}") as client:
+            assert client.rank([], ITEMS).version == "v000001"
+
+
+def test_sigterm_stops_the_server_and_loses_no_decision(registry: Registry, tmp_path: Path) -> None:
+    with serving(registry, "--log", str(tmp_path / "log")) as (process, port):
+        with Client(f"http://127.0.0.1:{port}") as client:
+            decision = client.rank([], ITEMS).decision
+        process.terminate()
+        assert process.wait(timeout=15) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+    assert [record.id for record in read_log(tmp_path / "log") if isinstance(record, Decision)] == [decision]
+
+
+def test_a_second_server_on_one_log_is_refused(registry: Registry, tmp_path: Path) -> None:
+    with serving(registry, "--log", str(tmp_path / "log")):
+        command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry.path), "--log", str(tmp_path / "log")]
+        second = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, check=False, timeout=60)
+        assert second.returncode == 2
+        assert len(second.stderr.strip().splitlines()) == 1
