@@ -29,7 +29,7 @@ loop-demo: $(STAMP) ## simulated users and a real server: collect, update, gate,
 	$(BIN)/python examples/closed_loop.py --folder build/loop
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest -n 2 --dist loadfile  # tests of a file share what it made, a Ray cluster for one
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder  # the tests of a file share fixtures, such as a Ray cluster
 
 check: $(STAMP) ## format, lint, types, import contract
 	$(BIN)/ruff format --check

@@ -23,6 +23,24 @@ else:
     settings.load_profile("mbcal")
 
 
+SLOWEST_FILES = (
+    "test_docs.py",
+    "test_ray_train.py",
+    "test_models.py",
+    "test_run.py",
+    "test_contract.py",
+    "test_blocks_ray.py",
+    "test_results.py",
+)
+"""Run first, so that two processes that take whole files end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slowest files first and keep the order otherwise."""
+    order = {name: number for number, name in enumerate(SLOWEST_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "store"

@@ -208,9 +208,9 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         (["evaluate", "mbcal", "--data", "feed"], "simulator: missing; give --simulator SIM"),
         (["evaluate", "mbcal", "--data", "feed", "--simulator", "mbcal"], "mbcal: a model, not a simulator"),
         (["evaluate", "mbcal", "--data", "feed", "--truth", "--epsilon", "3"], "epsilon: must be in [0, 1], got 3"),
-        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: are those of --engine ray; add it, or leave them out"),
+        (["fit", "feed", "--out", "new", "--workers", "2"], "workers: only --engine ray has workers"),
         (["fit", "feed", "--out", "new", "--address", "auto"], "address: names a Ray cluster; add --engine ray"),
-        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "device: workers of --engine ray compute"),
+        (["fit", "feed", "--out", "new", "--engine", "ray", "--device", "cuda"], "workers of --engine ray need --gpus 1"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip

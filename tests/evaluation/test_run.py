@@ -86,12 +86,12 @@ def test_what_is_done_is_not_done_again(finished: Path) -> None:
 
 
 def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_path: Path) -> None:
-    """A dozen kills with -9, spread over the run; children die too."""
+    """Several kills with -9, spread over the run; children die too."""
     settings = json.loads((finished / "settings.json").read_text())
     run = Run.create(tmp_path / "run", experiment_config(settings), "cpu")
     resume = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder), "--workers", "2"]
     generator, kills = np.random.default_rng(0), 0
-    while kills < 12:
+    while kills < 6:
         running = subprocess.Popen(resume, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         before = progress_of(run.folder)
         deadline = time.monotonic() + 60
@@ -106,7 +106,7 @@ def test_killed_at_random_moments_the_tables_are_the_same(finished: Path, tmp_pa
     time.sleep(0.2)
     done = subprocess.run(resume, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert kills >= 5
+    assert kills >= 4
     assert tables(run.folder) == tables(finished)
     assert not list(run.folder.rglob(".*.partial-*"))
     alive = subprocess.run(["pgrep", "-f", str(run.folder)], capture_output=True, text=True, check=False).stdout
