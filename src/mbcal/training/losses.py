@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.nn.base import SessionNet
 from mbcal.nn.recurrent import ValueNet
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
 from mbcal.types import MASK_ROW
+
+BASE_BLOCK = 16_384
+"""Sessions counted at a time."""
 
 
 def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0) -> Objective:
@@ -61,9 +68,19 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bo
     return objective
 
 
-def base_nll(data: DeviceSessions, rows: Tensor) -> float:
-    """Negative log likelihood per step of sessions `rows` under their own behaviour frequencies."""
-    batch = data[rows]
-    counts = batch.behaviours[batch.mask].long().bincount().double()
+def base_nll(data: DeviceSessions, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float:
+    """Negative log likelihood per step of some sessions under their own behaviour frequencies: the best constant prediction.
+
+    Args:
+        data: This worker's sessions.
+        rows: The sessions, by number over all workers.
+        worker_slice: Which of all workers' sessions `data` holds.
+    """
+    local = worker_slice.local_rows(torch.from_numpy(rows)).to(data.device)
+    counts = torch.zeros(256, dtype=torch.float64, device=data.device)
+    for block in torch.split(local, BASE_BLOCK):
+        batch = data[block]
+        counts += batch.behaviours[batch.mask].long().bincount(minlength=256)
+    worker_slice.group.all_reduce_sum(counts)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())
