@@ -23,7 +23,7 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective, TrainingJob, train
-from mbcal.training.losses import base_nll, behaviour_nll, value_mse
+from mbcal.training.losses import base_mse, base_nll, behaviour_nll, value_mse
 from mbcal.training.record import TrainingRecord
 from mbcal.types import SessionTensors
 
@@ -79,10 +79,10 @@ class FitContext:
             use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
             copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
                 imagined).
+            base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
 
         Raises:
             TrainingError: If a loss becomes NaN.
-            base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
         """
         worker_slice = self.worker_slice
         job = TrainingJob(
@@ -138,7 +138,9 @@ class FitContext:
             problem = f"fit_values: {name!r} is a {type(net).__name__}, not a ValueNet"
             raise TypeError(f"{problem}; create a ValueNet in build_networks, or train with an objective of your own")
         self.fit_label_scaler(net.label_scaler, labels)
-        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=1.0)
+        normalized = net.label_scaler.normalize(labels)
+        base_loss = base_mse(normalized, self.data.mask, self.held_out_rows, self.worker_slice)
+        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=base_loss)
 
     def fit_behaviours(self, name: str, mask_rate: float = 0.0) -> None:
         """Fit a network of behaviours by likelihood.
@@ -150,7 +152,7 @@ class FitContext:
         net = self.nets[name]
         if not isinstance(net, SessionNet):
             raise TypeError(f"fit_behaviours: {name!r} is a {type(net).__name__}, not a SessionNet")
-        base_loss = base_nll(self.data, self.held_out_rows, self.worker_slice) if len(self.held_out_rows) else None
+        base_loss = base_nll(self.data, self.held_out_rows, self.worker_slice)
         self.train(name, behaviour_nll(net, self.data, mask_rate), base_loss=base_loss)
 
     def _n_train_steps(self) -> float:

@@ -68,19 +68,45 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bo
     return objective
 
 
-def base_nll(data: DeviceSessions, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float:
-    """Negative log likelihood per step of some sessions under their own behaviour frequencies: the best constant prediction.
+def base_nll(data: DeviceSessions, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+    """Return the loss of the best constant prediction of behaviours: their frequencies.
 
     Args:
         data: This worker's sessions.
-        rows: The sessions, by number over all workers.
+        rows: The sessions that count, by number over all workers.
         worker_slice: Which of all workers' sessions `data` holds.
+
+    Returns:
+        Negative log likelihood per step; None without rows.
     """
-    local = worker_slice.local_rows(torch.from_numpy(rows)).to(data.device)
+    if not len(rows):
+        return None
     counts = torch.zeros(256, dtype=torch.float64, device=data.device)
-    for block in torch.split(local, BASE_BLOCK):
-        batch = data[block]
+    for block in torch.split(worker_slice.local_rows(torch.from_numpy(rows)), BASE_BLOCK):
+        batch = data[block.to(data.device)]
         counts += batch.behaviours[batch.mask].long().bincount(minlength=256)
     worker_slice.group.all_reduce_sum(counts)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())
+
+
+def base_mse(labels: Tensor, mask: Tensor, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+    """Return the loss of the best constant prediction of labels: their mean.
+
+    Args:
+        labels: (N, T), those of this worker.
+        mask: (N, T) bool, true where a step counts.
+        rows: The sessions that count, by number over all workers.
+        worker_slice: Which of all workers' sessions this worker holds.
+
+    Returns:
+        Squared error per step; None without rows.
+    """
+    if not len(rows):
+        return None
+    local = worker_slice.local_rows(torch.from_numpy(rows)).to(labels.device)
+    counted = labels[local][mask[local]].double()
+    sums = torch.stack([torch.ones_like(counted).sum(), counted.sum(), counted.square().sum()])
+    worker_slice.group.all_reduce_sum(sums)
+    count, total, squares = sums.tolist()
+    return squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
