@@ -91,7 +91,7 @@ def test_networks_stop_on_held_out_users_if_set() -> None:
 def test_who_explores_collects_with_epsilon() -> None:
     shared = context(epsilon=0.3, round_sessions=2000)
     for kind, share in ((GRU4Rec, 0.0), (agents.GRU4RecEpsilon, 0.3)):
-        agent = shared.agent(kind.name, 0, shared.settings.training(1)).fit(logged(300))
+        agent = shared.agent(kind.name, 0).fit(logged(300))
         served = collect(shared, agent, 0, 1)
         assert served.propensities is not None
         off = (served.propensities[:, 0] < 0.5).float().mean().item()  # of twelve candidates one is the best anyhow
