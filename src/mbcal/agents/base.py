@@ -40,7 +40,7 @@ from mbcal.scoring.scorers import Scorer
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
-from mbcal.training.loop import Curve
+from mbcal.training.position import Curve
 from mbcal.training.random import seeded_weights
 from mbcal.types import Catalog, Name, Sessions, SessionTensors, Steps
 

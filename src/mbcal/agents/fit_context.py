@@ -21,8 +21,9 @@ from mbcal.progress import Progress
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.loop import Curve, Objective, TrainingJob, train
+from mbcal.training.loop import Objective, TrainingJob, train
 from mbcal.training.losses import base_nll, behaviour_nll, value_mse
+from mbcal.training.position import Curve
 from mbcal.types import SessionTensors
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -62,10 +63,11 @@ class FitContext:
         objective: Objective,
         *,
         held_out_rows: NDArray[np.int64] | None = None,
-        before_update: Callable[[], None] | None = None,
+        before_update: Callable[[int], None] | None = None,
         use_cuda_graph: bool | None = None,
         copies: int = 1,
         base_loss: float | None = None,
+        max_loss: float | None = None,
     ) -> None:
         """Train one network: minibatches, Adam, early stopping, checkpoints. The losses go to `curves`.
 
@@ -73,13 +75,15 @@ class FitContext:
             name: The network, a key of `nets`.
             objective: Its loss, a function of rows and noise (`training.loop.Objective`).
             held_out_rows: Rows for early stopping instead of the context's; with `NO_ROWS` every epoch is run.
-            before_update: Called before every update, outside the CUDA graph.
+            before_update: Called before every update with the number of planned updates, outside the CUDA graph.
             use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
             copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
                 imagined).
+            base_loss: Held-out loss of the best constant prediction; training does not stop early before it is beaten.
+            max_loss: Loss per step above which the network has diverged. Training then ends with the last good weights.
 
         Raises:
-            TrainingError: If a loss becomes NaN.
+            TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
         """
         worker_slice = self.worker_slice
         job = TrainingJob(
@@ -94,6 +98,7 @@ class FitContext:
             loss_scale=_loss_scale(self.nets[name]),
             steps=float(self.data.tensors.mask.sum()) * len(self.train_rows) / len(self.data) * copies,
             base_loss=base_loss,
+            max_loss=max_loss,
             row_index=worker_slice.row_index(self.data.device, copies),
         )
         self.curves[name] = train(

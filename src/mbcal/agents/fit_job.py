@@ -30,7 +30,7 @@ from mbcal.storage.artifacts import MODEL_KIND, Artifact
 from mbcal.storage.atomic import AtomicFolder
 from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.config import TrainingConfig
-from mbcal.training.loop import Curve
+from mbcal.training.position import Curve
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 """Least time between two messages about progress."""

@@ -35,8 +35,9 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.loop import Curve, TrainingJob, train
+from mbcal.training.loop import TrainingJob, train
 from mbcal.training.losses import behaviour_nll
+from mbcal.training.position import Curve
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Behaviours, Catalog, Sessions

@@ -1,4 +1,4 @@
-"""The training loop: Adam over minibatches, early stopping on held-out users, checkpoints, and a guard against NaN.
+"""The training loop: Adam on minibatches, early stopping on held-out users, checkpoints, guards against NaN and divergence.
 
 Every random number is derived from seed, purpose, epoch and batch. So a run that was killed resumes from its last checkpoint
 and ends with the identical result: weights, optimiser state and a position are all that has to be saved.
@@ -6,8 +6,9 @@ and ends with the identical result: weights, optimiser state and a position are 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 
 from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.distributed.worker_slice import all_reduce_gradients
-from mbcal.errors import TrainingError
+from mbcal.errors import DivergenceWarning, TrainingError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.cuda_graph import GraphedStep
+from mbcal.training.epoch_batches import EpochBatches
+from mbcal.training.position import Curve, Position
 from mbcal.training.random import Key, Noise, derive_seed, permutation
 from mbcal.training.state import load_state_arrays, state_to_arrays, without_prefix
 
@@ -41,9 +44,6 @@ On a GPU the objective is recorded once as a CUDA graph and replayed for every b
 target network, belongs in `TrainingJob.before_update`.
 """
 
-Curve = list[dict[str, float]]
-"""One entry per epoch: `loss`, and `held_out` where users are held out."""
-
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -58,8 +58,8 @@ class TrainingJob:
     """Sessions to learn from, by number over all workers."""
     held_out_rows: NDArray[np.int64]
     """Sessions whose loss decides when to stop; empty runs every epoch."""
-    before_update: Callable[[], None] | None = None
-    """Called before every update, outside the CUDA graph."""
+    before_update: Callable[[int], None] | None = None
+    """Called before every update with the number of updates that are planned in all, outside the CUDA graph."""
     use_cuda_graph: bool = True
     """On a GPU, replay updates as a CUDA graph. Needs all data on the device."""
     loss_scale: float = 1.0
@@ -68,6 +68,8 @@ class TrainingJob:
     """Steps of the training rows, from which a batch size is chosen."""
     base_loss: float | None = None
     """Held-out loss of the best constant prediction. Training does not stop early before it is beaten."""
+    max_loss: float | None = None
+    """Size of the loss per step that only a network that has diverged can have."""
     row_index: Tensor | None = None
     """`WorkerSlice.row_index` where several workers share the fit."""
 
@@ -92,54 +94,16 @@ def train(
         group: The workers that share the fit. All of them pass the same rows.
 
     Returns:
-        The loss of every epoch. The network holds the weights of the best epoch on the held-out rows, or of the last one.
+        The loss of every epoch. The network holds the weights of the best epoch on the held-out rows, or of the last one. If
+        it diverged (`TrainingJob.max_loss`), it holds those of the best or last epoch before, and a `DivergenceWarning` says
+        so.
 
     Raises:
-        TrainingError: If there are no rows, or a loss is NaN or infinite.
+        TrainingError: If there are no rows, a loss is NaN or infinite, or the network diverged in its first epoch.
     """
     if not len(job.train_rows):
         raise TrainingError(f"{job.name}: no sessions to learn from")
     return _Trainer(job, config, seed, progress, checkpoints, group).run()
-
-
-@dataclass
-class _Position:
-    """Where a run stands. With weights and optimiser state this is all a checkpoint needs."""
-
-    epoch: int = 0
-    batch: int = 0
-    """The next batch of the epoch."""
-    loss_sum: float = 0.0
-    """Loss summed over the epoch so far."""
-    step_count: float = 0.0
-    """Steps it was summed over."""
-    best_loss: float | None = None
-    """The lowest held-out loss so far."""
-    epochs_since_best: int = 0
-    reductions: int = 0
-    """How often the learning rate was reduced."""
-    updates: int = 0
-    """Updates so far."""
-    stopped: str = ""
-    """Why training ended."""
-    done: bool = False
-    curve: Curve = field(default_factory=list)
-
-
-class _EpochBatches:
-    """The batches of one epoch: rows in shuffled order, one noise seed and one loss slot per batch."""
-
-    def __init__(self, rows: Tensor, batch_size: int, noise_seeds: Tensor, first_batch: int) -> None:
-        self.rows, self.batch_size, self.noise_seeds = rows, batch_size, noise_seeds
-        self.count = len(noise_seeds)
-        self.n_full = len(rows) // batch_size
-        self.full_batches = rows[: self.n_full * batch_size].view(self.n_full, batch_size)
-        self.next_batch = torch.full((1,), first_batch, device=rows.device)  # a tensor, so that one CUDA graph serves all
-        self.losses = torch.zeros(self.count, 2, device=rows.device)  # summed loss and step count of every batch
-
-    def batch_rows(self, number: int) -> Tensor:
-        """Rows (B,) of one batch; the last batch may be shorter."""
-        return self.rows[number * self.batch_size : (number + 1) * self.batch_size]
 
 
 class _Trainer:
@@ -159,7 +123,7 @@ class _Trainer:
         self.device = next(job.net.parameters()).device
         n_rows = len(job.train_rows)
         self.batch_size = config.batch_sessions(n_rows, job.steps or 20.0 * n_rows)
-        self.position = _Position()
+        self.position = Position()
         self.best_state: dict[str, NDArray[Any]] = {}
         self._restore()
 
@@ -182,7 +146,7 @@ class _Trainer:
         order = permutation(derive_seed(self.seed, self.job.name, "order", position.epoch), len(train_rows), self.device)
         n_batches = -(-len(train_rows) // batch_size)
         noise_seeds = self._noise_seeds(n_batches, "noise", position.epoch)
-        batches = _EpochBatches(train_rows[order], batch_size, noise_seeds, position.batch)
+        batches = EpochBatches(train_rows[order], batch_size, noise_seeds, position.batch)
         self._announce_epoch(len(train_rows))
         self.job.net.train()
         use_graph = self.job.use_cuda_graph and self.device.type == "cuda" and self.group.size == 1
@@ -192,9 +156,10 @@ class _Trainer:
                 first = position.batch
                 position.batch = min(first + LOSS_CHECK_INTERVAL, batches.count)
                 for number in range(first, position.batch):
+                    planned = self.config.epochs * batches.count
                     if self.job.before_update:
-                        self.job.before_update()
-                    self._set_rate(batches.count)
+                        self.job.before_update(planned)
+                    self._set_rate(planned)
                     if number < batches.n_full:
                         update_next()
                     else:  # the last, shorter batch does not fit the recorded graph
@@ -214,8 +179,8 @@ class _Trainer:
         self.progress.phase(title, n_sessions)
         self.progress.advance(position.batch * self.batch_size)
 
-    def _set_rate(self, n_batches: int) -> None:
-        position, planned = self.position, self.config.epochs * n_batches
+    def _set_rate(self, planned: int) -> None:
+        position = self.position
         share_done = None if len(self.job.held_out_rows) else position.updates / planned
         self.config.set_rate(self.job.optimiser, self.config.rate(position.updates, position.reductions, share_done))
         position.updates += 1
@@ -225,7 +190,7 @@ class _Trainer:
             parameters = [parameter for group in self.job.optimiser.param_groups for parameter in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.config.clip, foreach=True)
 
-    def _update_next(self, batches: _EpochBatches) -> None:
+    def _update_next(self, batches: EpochBatches) -> None:
         """Update on the next full batch. Its number is read from a tensor, so that the step can be recorded."""
         rows = batches.full_batches.index_select(0, batches.next_batch).squeeze(0)
         noise_seed = batches.noise_seeds.index_select(0, batches.next_batch).squeeze(0)
@@ -272,7 +237,7 @@ class _Trainer:
         seeds = [derive_seed(self.seed, self.job.name, *purpose, number) for number in range(count)]
         return torch.tensor(seeds, device=self.device)
 
-    def _check_losses(self, batches: _EpochBatches, first: int) -> None:
+    def _check_losses(self, batches: EpochBatches, first: int) -> None:
         """Add up the losses since batch `first`; raise if one is not finite."""
         position = self.position
         loss_sums, step_counts = batches.losses[first : position.batch].double().cpu().unbind(1)
@@ -293,6 +258,9 @@ class _Trainer:
     def _end_epoch(self, held_out_rows: Tensor) -> None:
         """Add an entry to the curve; decide whether this epoch is the best so far, and the last."""
         position, losses = self.position, {"loss": self.position.loss_sum / max(self.position.step_count, 1)}
+        if self.job.max_loss is not None and abs(losses["loss"]) > self.job.max_loss:
+            self._stop_diverged(losses["loss"])
+            return
         if len(held_out_rows):
             losses["held_out"] = self._held_out_loss(held_out_rows)
             if not np.isfinite(losses["held_out"]):
@@ -302,6 +270,8 @@ class _Trainer:
             if position.best_loss is None or losses["held_out"] < position.best_loss:
                 position.best_loss, position.epochs_since_best = losses["held_out"], 0
                 self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
+        elif self.job.max_loss is not None:
+            self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
         position.curve.append({name: loss * self.job.loss_scale for name, loss in losses.items()})
         position.epoch, position.batch, position.loss_sum, position.step_count = position.epoch + 1, 0, 0.0, 0.0
         if position.epochs_since_best >= self.config.patience and not self._on_initial_plateau():
@@ -315,6 +285,22 @@ class _Trainer:
         if position.done and self.best_state:
             load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
             self.best_state = {}
+
+    def _stop_diverged(self, loss: float) -> None:
+        """End training with the weights of the best epoch, or of the last one, before the network diverged."""
+        position, job = self.position, self.job
+        problem = (
+            f"{job.name}: diverged in epoch {position.epoch + 1} (loss {loss:.3g}, at most {job.max_loss:.3g} is possible)"
+        )
+        if not self.best_state:
+            raise TrainingError(f"{problem}; try a smaller learning rate")
+        position.curve.append({"loss": loss * job.loss_scale, "diverged": 1.0})
+        position.epoch, position.done, position.stopped = position.epoch + 1, True, "the network diverged"
+        load_state_arrays(job.net, job.optimiser, self.best_state)
+        self.best_state = {}
+        if self.group.rank == 0:
+            kept = "the weights of the last good epoch are kept; try a smaller learning rate"
+            warnings.warn(f"{problem}; {kept}", DivergenceWarning, stacklevel=2)
 
     def _on_initial_plateau(self) -> bool:
         """Whether the network still predicts no better than a constant, and may yet learn to."""
@@ -341,7 +327,7 @@ class _Trainer:
     def _restore(self) -> None:
         record, arrays = self.checkpoints.stage(self.job.name) if self.checkpoints else (None, {})
         if record is not None:
-            self.position = _Position(**record)
+            self.position = Position(**record)
             load_state_arrays(self.job.net, self.job.optimiser, without_prefix(arrays, "now/"))
             self.best_state = without_prefix(arrays, "best/")
 
