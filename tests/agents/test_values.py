@@ -169,7 +169,7 @@ def test_a_value_network_that_diverges_at_once_leaves_the_agent_as_it_was(kind: 
     agent = kind(kind.Config(net=SMALL, training=QUICK), "cpu").fit(offered(120, seed=3))
     before = {name: value.clone() for name, value in agent.nets["value"].state_dict().items()}
     wild = TrainingConfig(epochs=3, batch=8, learning_rate=50.0, warmup=0, validation=0.0)
-    with pytest.raises(TrainingError, match="value: diverged in epoch 1"):
+    with pytest.raises(TrainingError, match=r"value: diverged in epoch 1"):
         agent.fit(offered(120, seed=3), training=wild)
     assert all(torch.equal(value, before[name]) for name, value in agent.nets["value"].state_dict().items())
 

@@ -122,7 +122,7 @@ def test_a_network_that_diverges_keeps_the_weights_of_the_last_good_epoch(tmp_pa
 
 def test_a_network_that_diverges_at_once_raises() -> None:
     model, objective = runaway(good_epochs=0)
-    with pytest.raises(TrainingError, match="line: diverged in epoch 1 .*; try a smaller learning rate"):
+    with pytest.raises(TrainingError, match=r"line: diverged in epoch 1 .*; try a smaller learning rate"):
         fit(model, objective, FROZEN, max_loss=50.0)
 
 

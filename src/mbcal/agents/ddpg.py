@@ -4,7 +4,7 @@ Lillicrap et al., *Continuous control with deep reinforcement learning* (2016), 
 MBCAL paper. Items are mapped to points v(a) in D = 4 dimensions. The actor gives a point p(s_t), the policy shows the
 candidate whose v(a) is nearest, and the critic Q(s_t, v) values points.
 
-    critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   (Q(s_t, v(a_t)) - y_t)²
+    critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   huber(Q(s_t, v(a_t)) - y_t)
     actor    -Q(s_t, p(s_t)), the critic's parameters fixed
 
 Q' and p' are copies of Q and p, renewed every few updates as in DQN; the actor's learning rate is a tenth of the critic's.
