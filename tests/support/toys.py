@@ -87,7 +87,7 @@ def logged(count: int, seed: int = 0, noise: bool = False) -> Sessions:
 
 
 LONG_STEPS = 100
-PER_TOPIC = 100
+PER_TOPIC = 15
 TOPICS = Catalog(
     tuple(f"{topic} {k}" for topic in ("news", "music") for k in range(PER_TOPIC)),
     {"topic": Feature.single("topic", [topic for topic in ("news", "music") for _ in range(PER_TOPIC)])},
@@ -99,7 +99,7 @@ CLICKS = Behaviours(("skip", "click"), (0.0, 1.0))
 class Boredom:
     """Sessions of 100 steps, items of two topics. After two items of one topic in a row a third is hardly ever clicked.
 
-    Item k of a topic is clicked with probability 0.003 (k + 1). The state is the topic shown last, and how often in a row.
+    Item k of a topic is clicked with probability 0.02 (k + 1). The state is the topic shown last, and how often in a row.
     """
 
     device: torch.device = CPU
@@ -111,7 +111,7 @@ class Boredom:
 
     def respond(self, state: tuple[Tensor, Tensor], item: Tensor, uniform: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         topic, run = self.observe(state, item)
-        appeal = 0.003 * ((item - FIRST_ITEM_ROW) % PER_TOPIC + 1)
+        appeal = 0.02 * ((item - FIRST_ITEM_ROW) % PER_TOPIC + 1)
         return (uniform < torch.where(run > 2, 0.1 * appeal, appeal)).to(torch.uint8), (topic, run)
 
     def observe(self, state: tuple[Tensor, Tensor], item: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ class Boredom:
 
 
 def long_starts(count: int) -> Sessions:
-    """Sessions of 100 steps to serve: all 200 items to choose from, no history, every user once."""
+    """Sessions of 100 steps to serve: all 30 items to choose from, no history, every user once."""
     shape = (count, LONG_STEPS)
     every_item = np.arange(FIRST_ITEM_ROW, TOPICS.n_rows, dtype=np.int32)
     return Sessions(

@@ -1,4 +1,4 @@
-"""The training loop: Adam on minibatches, early stopping on held-out users, checkpoints, guards against NaN and divergence.
+"""The training loop: Adam over minibatches, a schedule of rates and stopping, checkpoints, guards against divergence.
 
 Every random number is derived from seed, purpose, epoch and batch. So a run that was killed resumes from its last checkpoint
 and ends with the identical result: weights, optimiser state and a position are all that has to be saved.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,13 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.cuda_graph import GraphedStep
 from mbcal.training.epoch_batches import EpochBatches
-from mbcal.training.position import Curve, Position
 from mbcal.training.random import Key, Noise, derive_seed, permutation
+from mbcal.training.record import Curve, TrainingRecord
+from mbcal.training.schedule import Schedule
 from mbcal.training.state import load_state_arrays, state_to_arrays, without_prefix
 
 LOSS_CHECK_INTERVAL = 100
 """Updates between two looks at the losses: each look makes a GPU wait."""
-
-PLATEAU_MARGIN = 2e-2
-"""A network has left its initial plateau when its held-out loss is below the constant prediction's by this share."""
-PLATEAU_UPDATES = 5_000
-"""Updates after which a network that has not left the plateau may stop: there is nothing to learn."""
 
 Objective = Callable[[Tensor, Noise], tuple[Tensor, Tensor]]
 """(rows (B,), noise of the batch) -> (summed loss, number of steps it was summed over).
@@ -59,17 +55,17 @@ class TrainingJob:
     held_out_rows: NDArray[np.int64]
     """Sessions whose loss decides when to stop; empty runs every epoch."""
     before_update: Callable[[int], None] | None = None
-    """Called before every update with the number of updates that are planned in all, outside the CUDA graph."""
+    """Called before every update with the number of planned updates, outside the CUDA graph."""
     use_cuda_graph: bool = True
     """On a GPU, replay updates as a CUDA graph. Needs all data on the device."""
     loss_scale: float = 1.0
     """Factor from the objective's loss to the reported one: value networks learn normalised labels."""
-    steps: float = 0.0
-    """Steps of the training rows, from which a batch size is chosen."""
+    n_steps: float = 0.0
+    """Steps of all training rows; needed unless the config names a batch size."""
     base_loss: float | None = None
     """Held-out loss of the best constant prediction. Training does not stop early before it is beaten."""
     max_loss: float | None = None
-    """Size of the loss per step that only a network that has diverged can have."""
+    """Largest loss per step that is possible unless the network has diverged; an epoch above it ends training."""
     row_index: Tensor | None = None
     """`WorkerSlice.row_index` where several workers share the fit."""
 
@@ -82,7 +78,7 @@ def train(
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
     group: Group = SINGLE_WORKER,
-) -> Curve:
+) -> TrainingRecord:
     """Fit one network.
 
     Args:
@@ -94,9 +90,8 @@ def train(
         group: The workers that share the fit. All of them pass the same rows.
 
     Returns:
-        The loss of every epoch. The network holds the weights of the best epoch on the held-out rows, or of the last one. If
-        it diverged (`TrainingJob.max_loss`), it holds those of the best or last epoch before, and a `DivergenceWarning` says
-        so.
+        What happened. The network holds the weights of the best epoch on the held-out rows, or of the last one. If it
+        diverged, that is the last one before; a `DivergenceWarning` and the record say so.
 
     Raises:
         TrainingError: If there are no rows, a loss is NaN or infinite, or the network diverged in its first epoch.
@@ -104,6 +99,23 @@ def train(
     if not len(job.train_rows):
         raise TrainingError(f"{job.name}: no sessions to learn from")
     return _Trainer(job, config, seed, progress, checkpoints, group).run()
+
+
+@dataclass
+class _Position:
+    """Where a run stands. With weights and optimiser state this is all a checkpoint needs."""
+
+    epoch: int = 0
+    batch: int = 0
+    """The next batch of the epoch."""
+    loss_sum: float = 0.0
+    """Loss summed over the epoch so far."""
+    step_count: float = 0.0
+    """Steps it was summed over."""
+    schedule: Schedule = field(default_factory=Schedule)
+    stopped: str = ""
+    """Why training ended."""
+    curve: Curve = field(default_factory=list)
 
 
 class _Trainer:
@@ -121,22 +133,29 @@ class _Trainer:
         self.job, self.config, self.seed = job, config, seed
         self.progress, self.checkpoints, self.group = progress, checkpoints, group
         self.device = next(job.net.parameters()).device
-        n_rows = len(job.train_rows)
-        self.batch_size = config.batch_sessions(n_rows, job.steps or 20.0 * n_rows)
-        self.position = Position()
+        self.batch_size = config.batch_sessions(len(job.train_rows), job.n_steps)
+        self.position = _Position()
         self.best_state: dict[str, NDArray[Any]] = {}
         self._restore()
 
-    def run(self) -> Curve:
+    def run(self) -> TrainingRecord:
         """Run epochs until the config or early stopping ends them."""
         train_rows, held_out_rows = (
             torch.from_numpy(rows).to(self.device) for rows in (self.job.train_rows, self.job.held_out_rows)
         )
-        while not self.position.done:
+        while not self.position.stopped:
             self._run_epoch(train_rows)
             self._end_epoch(held_out_rows)
             self._save()
-        return self.position.curve
+        position, base_loss = self.position, self.job.base_loss
+        return TrainingRecord(
+            curve=position.curve,
+            updates=position.schedule.updates,
+            batch=self.batch_size,
+            learning_rate=position.schedule.learning_rate,
+            stopped=position.stopped,
+            base_loss=None if base_loss is None else base_loss * self.job.loss_scale,
+        )
 
     # ---- one epoch
 
@@ -156,10 +175,10 @@ class _Trainer:
                 first = position.batch
                 position.batch = min(first + LOSS_CHECK_INTERVAL, batches.count)
                 for number in range(first, position.batch):
-                    planned = self.config.epochs * batches.count
+                    planned_updates = self.config.epochs * batches.count
                     if self.job.before_update:
-                        self.job.before_update(planned)
-                    self._set_rate(planned)
+                        self.job.before_update(planned_updates)
+                    self._set_rate(planned_updates)
                     if number < batches.n_full:
                         update_next()
                     else:  # the last, shorter batch does not fit the recorded graph
@@ -179,11 +198,9 @@ class _Trainer:
         self.progress.phase(title, n_sessions)
         self.progress.advance(position.batch * self.batch_size)
 
-    def _set_rate(self, planned: int) -> None:
-        position = self.position
-        share_done = None if len(self.job.held_out_rows) else position.updates / planned
-        self.config.set_rate(self.job.optimiser, self.config.rate(position.updates, position.reductions, share_done))
-        position.updates += 1
+    def _set_rate(self, planned_updates: int) -> None:
+        planned = None if len(self.job.held_out_rows) else planned_updates
+        self.config.set_rate(self.job.optimiser, self.position.schedule.next_rate(self.config, planned))
 
     def _clip_gradient(self) -> None:
         if self.config.clip is not None:
@@ -266,48 +283,38 @@ class _Trainer:
             if not np.isfinite(losses["held_out"]):
                 problem = f"the held-out loss became {losses['held_out']} after epoch {position.epoch + 1}"
                 raise TrainingError(f"{self.job.name}: {problem}; {self._last_good_checkpoint()}")
-            position.epochs_since_best += 1
-            if position.best_loss is None or losses["held_out"] < position.best_loss:
-                position.best_loss, position.epochs_since_best = losses["held_out"], 0
-                self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
+            self._follow_schedule(losses["held_out"])
         elif self.job.max_loss is not None:
             self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
         position.curve.append({name: loss * self.job.loss_scale for name, loss in losses.items()})
         position.epoch, position.batch, position.loss_sum, position.step_count = position.epoch + 1, 0, 0.0, 0.0
-        if position.epochs_since_best >= self.config.patience and not self._on_initial_plateau():
-            if position.reductions == self.config.reductions:
-                position.done, position.stopped = True, "the held-out loss stopped falling"
-            else:
-                position.reductions, position.epochs_since_best = position.reductions + 1, 0
-                load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
-        if position.epoch >= self.config.epochs and not position.done:
-            position.done, position.stopped = True, f"all {self.config.epochs} epochs were run"
-        if position.done and self.best_state:
+        if position.epoch >= self.config.epochs and not position.stopped:
+            position.stopped = f"stopped after the {self.config.epochs} epochs of the settings"
+        if position.stopped and self.best_state:
             load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
             self.best_state = {}
 
     def _stop_diverged(self, loss: float) -> None:
-        """End training with the weights of the best epoch, or of the last one, before the network diverged."""
-        position, job = self.position, self.job
-        problem = (
-            f"{job.name}: diverged in epoch {position.epoch + 1} (loss {loss:.3g}, at most {job.max_loss:.3g} is possible)"
-        )
+        """End training with the best weights, or those of the last epoch, before the network diverged."""
+        job, position = self.job, self.position
+        problem = f"diverged in epoch {position.epoch + 1} (loss {loss:.3g}, at most {job.max_loss:.3g} is possible)"
         if not self.best_state:
-            raise TrainingError(f"{problem}; try a smaller learning rate")
-        position.curve.append({"loss": loss * job.loss_scale, "diverged": 1.0})
-        position.epoch, position.done, position.stopped = position.epoch + 1, True, "the network diverged"
+            raise TrainingError(f"{job.name}: {problem}; try a smaller learning rate")
+        position.stopped = f"stopped because the network {problem}"
         load_state_arrays(job.net, job.optimiser, self.best_state)
         self.best_state = {}
         if self.group.rank == 0:
-            kept = "the weights of the last good epoch are kept; try a smaller learning rate"
-            warnings.warn(f"{problem}; {kept}", DivergenceWarning, stacklevel=2)
+            advice = "the last good weights are kept; try a smaller learning rate"
+            warnings.warn(f"{job.name}: {position.stopped}; {advice}", DivergenceWarning, stacklevel=2)
 
-    def _on_initial_plateau(self) -> bool:
-        """Whether the network still predicts no better than a constant, and may yet learn to."""
-        base, best = self.job.base_loss, self.position.best_loss
-        if base is None or best is None or best < base * (1 - PLATEAU_MARGIN):
-            return False
-        return self.position.updates < PLATEAU_UPDATES
+    def _follow_schedule(self, held_out_loss: float) -> None:
+        step = self.position.schedule.end_epoch(self.config, held_out_loss, self.job.base_loss)
+        if step == "best":
+            self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
+        elif step == "reduce":
+            load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
+        elif step == "stop":
+            self.position.stopped = "stopped because the held-out loss no longer fell"
 
     @torch.no_grad()
     def _held_out_loss(self, held_out_rows: Tensor) -> float:
@@ -327,7 +334,7 @@ class _Trainer:
     def _restore(self) -> None:
         record, arrays = self.checkpoints.stage(self.job.name) if self.checkpoints else (None, {})
         if record is not None:
-            self.position = Position(**record)
+            self.position = _Position(**{**record, "schedule": Schedule(**record["schedule"])})
             load_state_arrays(self.job.net, self.job.optimiser, without_prefix(arrays, "now/"))
             self.best_state = without_prefix(arrays, "best/")
 
