@@ -126,17 +126,16 @@ def test_double_dqn_differs_in_the_target_alone() -> None:
 
 
 def test_renewals_of_the_target_network_fit_the_number_of_updates() -> None:
-    assert renewal_interval(8_000, horizon=20) == 100  # 80 renewals, four for each step
-    assert renewal_interval(8_000, horizon=100) == 20
-    assert renewal_interval(900, horizon=20) == 11
-    assert renewal_interval(40, horizon=20) == 5  # never less
+    assert renewal_interval(8_000) == 200  # 40 renewals
+    assert renewal_interval(1_000) == 25
+    assert renewal_interval(100) == 20  # never less
     for every, interval in ((None, 100), (20, 20)):
-        net = TargetCopy(nn.Linear(1, 1), nn.Linear(1, 1), horizon=20, every=every)
+        net = TargetCopy(nn.Linear(1, 1), nn.Linear(1, 1), every)
         renewed = []
         for update in range(250):
             with torch.no_grad():
                 net.online.weight.fill_(update)
-            net.begin_update(planned_updates=8_000)
+            net.begin_update(planned_updates=4_000)
             renewed.append(int(net.target.weight))
         assert renewed == [update // interval * interval for update in range(250)]
 

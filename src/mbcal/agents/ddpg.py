@@ -103,7 +103,7 @@ class ActorCritic(TargetCopy):
     target: _ActorCritic
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
-        super().__init__(_ActorCritic(domain, config), _ActorCritic(domain, config), domain.horizon, config.copy_every)
+        super().__init__(_ActorCritic(domain, config), _ActorCritic(domain, config), config.copy_every)
         self.label_scaler = LabelScaler(domain.horizon)
 
 

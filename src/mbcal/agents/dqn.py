@@ -64,7 +64,7 @@ class QNetwork(TargetCopy):
 
     def __init__(self, domain: Domain, config: DQNConfig) -> None:
         shape = (domain.catalog, domain.behaviours, config.net, domain.n_users, domain.horizon)
-        super().__init__(ValueNet(*shape), ValueNet(*shape), domain.horizon, config.copy_every)
+        super().__init__(ValueNet(*shape), ValueNet(*shape), config.copy_every)
         self._target_term: ScoreTerm | None = None
 
     def target_term(self) -> ScoreTerm:

@@ -17,10 +17,10 @@ from mbcal.training.labels import discounted_returns, return_bounds
 from mbcal.training.losses import huber
 from mbcal.types import Behaviours
 
-RENEWALS_PER_STEP = 4
-"""Renewals of a target network in a fit, per step of a session: each carries value one step further back."""
-MIN_RENEWAL_INTERVAL = 5
-"""Fewest updates between two renewals: with fewer the target network is hardly a copy."""
+MAX_RENEWALS = 40
+"""Most renewals of a target network in a fit."""
+MIN_RENEWAL_INTERVAL = 20
+"""Fewest updates between two renewals, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,20 @@ def largest_loss(behaviours: Behaviours, horizon: int, gamma: float, scaler: Lab
     return float(huber((highest[0] - lowest[0]) / scaler.scale.cpu()))
 
 
-def renewal_interval(planned_updates: int, horizon: int) -> int:
+def renewal_interval(planned_updates: int) -> int:
     """Choose the updates between two renewals of a target network.
 
-    A target looks one step ahead, so each renewal carries value one step further back in a session. The interval gives
-    `RENEWALS_PER_STEP` renewals per step: short fits renew often enough to reach the first step, long ones seldom.
+    A network starts from the mean logged return of every step (`LabelScaler`), so value need not travel back from the end
+    of a session. Each renewal is one step of improvement over the logging policy, and adds the bias of another maximum. A
+    fit therefore has at most `MAX_RENEWALS`, and a short one fewer, so that each is followed by enough updates.
 
     Args:
         planned_updates: Updates of the whole fit.
-        horizon: Most steps of a session.
+
+    Returns:
+        The interval in updates.
     """
-    return max(MIN_RENEWAL_INTERVAL, planned_updates // (RENEWALS_PER_STEP * horizon))
+    return max(MIN_RENEWAL_INTERVAL, planned_updates // MAX_RENEWALS)
 
 
 class TargetCopy(nn.Module):
@@ -90,13 +93,12 @@ class TargetCopy(nn.Module):
     Args:
         online: The network that learns.
         target: A second network of the same architecture. Its weights are overwritten and get no gradients.
-        horizon: Most steps of a session.
         every: Updates between two renewals; None: chosen by `renewal_interval`.
     """
 
-    def __init__(self, online: nn.Module, target: nn.Module, horizon: int, every: int | None) -> None:
+    def __init__(self, online: nn.Module, target: nn.Module, every: int | None) -> None:
         super().__init__()
-        self.online, self.target, self.horizon, self.every = online, target.requires_grad_(False), horizon, every
+        self.online, self.target, self.every = online, target.requires_grad_(False), every
         self.updates = 0
 
     def begin_update(self, planned_updates: int) -> None:
@@ -105,7 +107,7 @@ class TargetCopy(nn.Module):
         Args:
             planned_updates: Updates of the whole fit.
         """
-        if self.updates % (self.every or renewal_interval(planned_updates, self.horizon)) == 0:
+        if self.updates % (self.every or renewal_interval(planned_updates)) == 0:
             self.renew()
         self.updates += 1
 
