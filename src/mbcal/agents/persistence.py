@@ -34,6 +34,7 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "config": to_dict(agent.config),
         "fits": agent.n_fits,
         "curves": agent.curves,
+        "choices": agent.choices,
         "behaviours": to_dict(domain.behaviours),
         "horizon": domain.horizon,
         "history": domain.history,
@@ -101,7 +102,7 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
                 if key.startswith(f"{name}/")
             }
             load_state_arrays(net, agent.optimisers.get(name), state)
-        agent.n_fits, agent.curves = manifest["fits"], manifest["curves"]
+        agent.n_fits, agent.curves, agent.choices = manifest["fits"], manifest["curves"], manifest["choices"]
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
     except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`
         raise artifact.damage_error(str(error).splitlines()[0]) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,10 +49,14 @@ def fit_agent(
     hidden: Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="32")] = None,
     embedding: Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")] = None,
     gamma: Annotated[
-        float | None, typer.Option(help="Discount of future rewards.", show_default="0.95; methods that look ahead")
+        str | None,
+        typer.Option(
+            help="Discount of future rewards, 0 to 1; for mbcal also 'auto', which chooses it from data.",
+            show_default="auto for mbcal, else 0.95",
+        ),
     ] = None,
     mask_rate: Annotated[
-        float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.2; mbcal")
+        float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.05; mbcal")
     ] = None,
     mix: Annotated[
         str | None,
@@ -86,9 +91,9 @@ def fit_agent(
         "user": user,
         "hidden": hidden,
         "embedding": embedding,
-        "gamma": gamma,
+        "gamma": _number_or_auto("gamma", gamma),
         "mask_rate": mask_rate,
-        "mix": _parse_mix(mix),
+        "mix": _number_or_auto("mix", mix),
         "seed": seed,
     }
     settings: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
@@ -121,12 +126,22 @@ def _show(model: FittedModel, data: Path) -> None:
         kind = "held-out loss" if "held_out" in best else "loss"
         value = best.get("held_out", best["loss"])
         typer.echo(f"  {name}: {kind} {value:.4f}, epoch {curve.index(best) + 1} of {len(curve)}")
+    if "gamma" in model.choices:
+        typer.echo(f"  {_describe_gamma(model.choices['gamma'])}")
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 
 
-def _parse_mix(text: str | None) -> float | str | None:
+def _describe_gamma(choice: Mapping[str, Any]) -> str:
+    """The chosen discount and the rewards it was chosen by; `choice` is a `GammaChoice` as a dictionary."""
+    if not choice["candidates"]:
+        return f"gamma: {choice['gamma']:g}, since there are too few users to choose it from data"
+    rewards = ", ".join(f"{candidate['reward']:.2f} with {candidate['gamma']:g}" for candidate in choice["candidates"])
+    return f"gamma: {choice['gamma']:g}, chosen from data (reward of {choice['sessions']:,} imagined sessions: {rewards})"
+
+
+def _number_or_auto(name: str, text: str | None) -> float | str | None:
     try:
         return text if text in (None, "auto") else float(text)
     except ValueError:
-        raise OptionError(f"mix: must be in [0, 1], or auto, got {text!r}") from None
+        raise OptionError(f"{name}: must be in [0, 1], or auto, got {text!r}") from None
