@@ -83,7 +83,7 @@ def test_networks_stop_on_held_out_users_if_set() -> None:
     for share, wanted in ((0.0, {"loss"}), (0.2, {"loss", "held_out"})):
         played = batch_rl(context(epochs=2, validation=share), "gru4rec", 0)
         assert played.agent is not None
-        assert set(played.agent.curves["behaviour"][0]) == wanted
+        assert set(played.agent.records["behaviour"].curve[0]) == wanted
     with pytest.raises(OptionError, match="validation"):
         ExperimentConfig(validation=1.0)
 

@@ -131,7 +131,7 @@ def fits(folder: Path, store: Store) -> dict[str, str]:
         ranked = load(path, "cpu").rank(steps, [f"item-{k:03d}" for k in range(10, 40)])
         found[f"weights {name}"] = of_arrays(weights)
         found[f"ranking {name}"] = of_numbers([(r.item, r.score, dict(r.parts), r.known) for r in ranked])
-        found[f"curves {name}"] = of_numbers(agent.curves)
+        found[f"curves {name}"] = of_numbers({net: record.curve for net, record in agent.records.items()})
         found[f"earned {name}"] = of_numbers(evaluate(agent, world, test, seed=5).rewards.tolist())
     assert len(kinds) == len(AGENTS)
     for family in ("lstm", "transformer"):

@@ -50,7 +50,7 @@ def batch_rl(
     record = {
         "judges": judged,
         "regression": None if regression is None else {**asdict(regression), "explained": regression.explained},
-        "curves": agent.curves,
+        "curves": {net: record.curve for net, record in agent.records.items()},
         "xray": xray(agent, served[: settings.xray]) if seed == 0 else None,
     }
     return CellResult(record, rewards, agent)
