@@ -79,6 +79,10 @@ class GammaChoice:
     candidates: tuple[Candidate, ...]
     """In rising order; empty if there were too few users to compare them."""
 
+    def record(self) -> dict[str, Any]:
+        """Return it as plain values, as JSON can hold them; `from_dict` reads them."""
+        return {**to_dict(self), "candidates": [to_dict(candidate) for candidate in self.candidates]}
+
 
 def choose_gamma(context: FitContext, config: AgentConfig, mask_rate: float, labels: LabelFunction) -> GammaChoice:
     """Choose the discount, or return the choice that a checkpoint holds.
@@ -113,7 +117,7 @@ def choose_gamma(context: FitContext, config: AgentConfig, mask_rate: float, lab
     group.all_reduce_sum(rewards)
     choice = largest_better(dict(zip(GAMMAS, rewards.cpu().numpy(), strict=True)), users[~in_first])
     if checkpoints and group.rank == 0:
-        checkpoints.save(STAGE, to_dict(choice), {})
+        checkpoints.save(STAGE, choice.record(), {})
     return choice
 
 

@@ -40,7 +40,6 @@ from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.gamma_choice import choose_gamma
 from mbcal.agents.values import require_discount, reward_term, value_term
-from mbcal.config import to_dict
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
@@ -117,7 +116,7 @@ class MBCAL(Agent):
     def learn(self, context: FitContext) -> None:
         if self.config.gamma == "auto":
             choice = choose_gamma(context, self.config, self.config.mask_rate, self.labels)
-            self.config, self.choices["gamma"] = replace(self.config, gamma=choice.gamma), to_dict(choice)
+            self.config, self.choices["gamma"] = replace(self.config, gamma=choice.gamma), choice.record()
         context.fit_behaviours("environment", self.config.mask_rate)
         advantage = context.label("labels of advantage", self.advantage)
         context.fit_values("advantage", advantage)

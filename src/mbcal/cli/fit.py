@@ -140,7 +140,7 @@ def _show(model: FittedModel, data: Path) -> None:
 
 
 def _describe_gamma(choice: Mapping[str, Any]) -> str:
-    """The chosen discount and the rewards it was chosen by; `choice` is a `GammaChoice` as a dictionary."""
+    """The chosen discount and the rewards it was chosen by; `choice` is a `GammaChoice.record`."""
     if not choice["candidates"]:
         return f"gamma: {choice['gamma']:g}, since there are too few users to choose it from data"
     rewards = ", ".join(f"{candidate['reward']:.2f} with {candidate['gamma']:g}" for candidate in choice["candidates"])
