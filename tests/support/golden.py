@@ -151,12 +151,12 @@ def experiment(folder: Path) -> dict[str, str]:
         "log_sessions": 600,
         "items": 120,
         "test_sessions": 60,
-        "epochs": 1,
         "rounds": 2,
         "round_sessions": 80,
         "seeds": 1,
     }
-    tiny |= {"agents": ["mbcal", "gru4rec", "dqn", "random"], "hidden": 8, "embedding": 8, "futures": 4, "future_states": 4}
+    tiny |= {"agents": ["mbcal", "gru4rec", "dqn", "random"], "futures": 4, "future_states": 4}
+    tiny |= {"net": {"hidden": 8, "embedding": 8}, "training": {"epochs": 2}}
     tiny |= {"simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}}}
     run = Run.create(folder / "run", experiment_config(tiny), "cpu")
     run.prepare()

@@ -108,5 +108,5 @@ def base_mse(labels: Tensor, mask: Tensor, rows: NDArray[np.int64], worker_slice
     counted = labels[local][mask[local]].double()
     sums = torch.stack([torch.ones_like(counted).sum(), counted.sum(), counted.square().sum()])
     worker_slice.group.all_reduce_sum(sums)
-    count, total, squares = sums.tolist()
-    return squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
+    mean, mean_square = sums[1:] / sums[0].clamp(min=1)
+    return float(mean_square - mean.square())

@@ -37,7 +37,7 @@ def batch_rl(
     if name == oracle.NAME:
         return _test_oracle(context, progress)
     settings = context.settings
-    agent = context.agent(name, seed, settings.training(settings.epochs, settings.validation))
+    agent = context.agent(name, seed)
     agent.fit(context.train, progress=progress, checkpoints=checkpoints)
     judged, rewards = {}, {}
     served = None  # of the first judge
