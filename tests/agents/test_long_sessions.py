@@ -5,13 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import pytest
-import torch
-
-from mbcal import NetConfig, Sessions, TrainingConfig
-from mbcal.agents import DQN, MCPE, DynaQ
+from mbcal import Sessions
 from mbcal.environments.rollout import rollout
-from tests.support.toys import LONG_STEPS, Boredom, long_log, long_starts
+from tests.support.toys import Boredom, long_log, long_starts
 
 
 @cache

@@ -40,7 +40,7 @@ GATE = GateConfig(sessions=100, effective=0, bias=9, tolerance=0.05)
 
 def agent(sessions: int, seed: int = 0, epochs: int = 25) -> Agent:
     how = TrainingConfig(epochs=epochs, batch=64, warmup=10, validation=0.0)
-    made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, mix=1.0, seed=seed), "cpu")
+    made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, gamma=0.95, mix=1.0, seed=seed), "cpu")
     return made.fit(logged(sessions, seed))
 
 
