@@ -24,6 +24,8 @@ class EvaluationResult:
 
     served: Sessions
     """N sessions with the policy's items and the environment's behaviours."""
+    returns: NDArray[np.float32] | None = None
+    """(N,) reward of each session as the environment paid it, if that is not the sum over behaviours."""
 
     def __repr__(self) -> str:
         mean = self.mean
@@ -32,7 +34,7 @@ class EvaluationResult:
     @property
     def rewards(self) -> NDArray[np.float32]:
         """(N,) undiscounted reward of each session."""
-        return session_rewards(self.served)
+        return session_rewards(self.served) if self.returns is None else self.returns
 
     @property
     def mean(self) -> Mean:
