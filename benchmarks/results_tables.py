@@ -68,7 +68,7 @@ def curves_table(summary: RunSummary) -> Table:
 def options_table(summary: RunSummary, rewards: Table) -> Table:
     """Each setting of MBCAL by its values; MBCAL without overrides stands for the default value."""
     settings = summary.run.settings
-    kind, config = agent_config("mbcal", settings, (), 0, settings.training(1))
+    kind, config = agent_config("mbcal", settings, (), 0)
     variants: set[tuple[str, Any, str]] = set()
     for agent in summary.by_agent("batch"):
         for override in split_agent_name(agent)[1]:

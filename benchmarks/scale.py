@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     settings: dict[str, Any] = {"agents": ["gru4rec"], "seeds": options.cells, "protocols": ["batch"], "judges": ["lstm"]}
-    settings |= {"epochs": 4, "simulator": {"training": {"epochs": 1}}}
+    settings |= {"training": {"epochs": 4, "validation": 0.0}, "simulator": {"training": {"epochs": 1}}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = Run.create(folder / "run", experiment_config(settings, "quick"), "cpu")

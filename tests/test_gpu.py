@@ -135,13 +135,12 @@ def test_candidates_and_luck_are_the_same() -> None:
 
 
 def test_cells_side_by_side_end_as_one_after_another(tmp_path: Path) -> None:
-    tiny = {"agents": ["mbcal", "dqn"], "seeds": 2, "log_sessions": 400, "items": 120, "test_sessions": 60, "epochs": 2}
-    tiny |= {"rounds": 2, "round_sessions": 100, "hidden": 16, "embedding": 16, "futures": 4, "future_states": 4}
+    tiny = {"agents": ["mbcal", "dqn"], "seeds": 2, "log_sessions": 400, "items": 120, "test_sessions": 60}
+    sizes = {"hidden": 16, "embedding": 16}
+    tiny |= {"rounds": 2, "round_sessions": 100, "training": {"epochs": 2}, "futures": 4, "future_states": 4}
     means = []
     for workers in (1, 3):
-        run = Run.create(
-            tmp_path / str(workers), experiment_config({**tiny, "simulator": {"hidden": 16, "embedding": 16}}), "cuda"
-        )
+        run = Run.create(tmp_path / str(workers), experiment_config({**tiny, "net": sizes, "simulator": sizes}), "cuda")
         run.prepare()
         execute_all(run, run.missing, workers, SilentObserver())
         means.append({result.cell: result.record["judges"]["truth"]["mean"] for result in run.results()})

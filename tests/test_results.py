@@ -45,7 +45,7 @@ def test_every_experiment_can_be_told(name: str) -> None:
         known = {field.name for field in dataclasses.fields(agent_class(base).Config)}
         if "mix" not in known and any(option.startswith("mix=") for option in options):
             pytest.skip(f"{base} has no option mix")
-        config = agent_config(agent, settings, (), 0, settings.training(1))[1]
+        config = agent_config(agent, settings, (), 0)[1]
         for option in options:
             path, value = parse_override(option, type(config))
             found: Any = config

@@ -86,7 +86,7 @@ def test_save_load_score_is_identical(name: str, tmp_path: Path) -> None:
     loaded = AGENTS[name].load(tmp_path / "model", "cpu")
     assert type(loaded) is type(agent)
     assert loaded.config == agent.config
-    assert loaded.curves == agent.curves
+    assert loaded.records == agent.records
     assert torch.equal(scores_along(loaded, known, offered(12)), scores_along(agent, known, offered(12)))
 
 

@@ -49,9 +49,9 @@ class Listener:
 
 def test_the_job_is_the_fit(feed: Path) -> None:
     listener = Listener()
-    curves = run_fit_job(LocalEngine(), job(feed, "model"), progress=listener)
+    records = run_fit_job(LocalEngine(), job(feed, "model"), progress=listener)
     straight = MBCAL(CONFIG, "cpu").fit(Store.open(feed).sessions("train"))
-    assert curves == straight.curves
+    assert records == straight.records
     assert files(straight.save(feed.parent / "straight")) == files(feed.parent / "model")
     assert listener.phases[0].startswith("environment: epoch 1 of at most 2")
     assert "labels of advantage" in listener.phases

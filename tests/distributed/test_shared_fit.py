@@ -48,8 +48,8 @@ def worker_part(sessions: Sessions, group: Group) -> Sessions:
 
 
 def require_equal(one: Agent, other: Agent, tolerance: float = 1e-5) -> None:
-    for name, curve in one.curves.items():
-        for epoch, other_epoch in zip(curve, other.curves[name], strict=True):
+    for name, record in one.records.items():
+        for epoch, other_epoch in zip(record.curve, other.records[name].curve, strict=True):
             assert epoch == pytest.approx(other_epoch, abs=tolerance, rel=tolerance)
     for name, net in one.nets.items():
         state = other.nets[name].state_dict()

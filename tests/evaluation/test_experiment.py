@@ -18,14 +18,14 @@ from mbcal.evaluation.experiment.context import ExperimentContext, summarise
 from mbcal.evaluation.experiment.growing_batch import collect, growing_batch
 from mbcal.evaluation.experiment.run import Run
 from mbcal.evaluation.variance import analyse_variance
+from mbcal.training.config import TrainingConfig
 from tests.support.experiments import TINY
 from tests.support.toys import BEST, DelayedPrize, logged, starts
 
 
-def context(**more: Any) -> ExperimentContext:
-    settings = experiment_config(
-        {**TINY, "rounds": 6, "round_sessions": 300, "epochs": 15, "learning_rate": 3e-3, "batch": 64, **more}
-    )
+def context(epochs: int = 15, validation: float = 0.0, **more: Any) -> ExperimentContext:
+    training = {**TINY["training"], "epochs": epochs, "validation": validation}
+    settings = experiment_config({**TINY, "rounds": 6, "round_sessions": 300, "training": training, **more})
     return ExperimentContext(settings, logged(1200), starts(200, seed=5), {"toy": DelayedPrize()}, (), "cpu")
 
 
@@ -83,15 +83,15 @@ def test_networks_stop_on_held_out_users_if_set() -> None:
     for share, wanted in ((0.0, {"loss"}), (0.2, {"loss", "held_out"})):
         played = batch_rl(context(epochs=2, validation=share), "gru4rec", 0)
         assert played.agent is not None
-        assert set(played.agent.curves["behaviour"][0]) == wanted
+        assert set(played.agent.records["behaviour"].curve[0]) == wanted
     with pytest.raises(OptionError, match="validation"):
-        ExperimentConfig(validation=1.0)
+        ExperimentConfig(training=TrainingConfig(validation=1.0))
 
 
 def test_who_explores_collects_with_epsilon() -> None:
     shared = context(epsilon=0.3, round_sessions=2000)
     for kind, share in ((GRU4Rec, 0.0), (agents.GRU4RecEpsilon, 0.3)):
-        agent = shared.agent(kind.name, 0, shared.settings.training(1)).fit(logged(300))
+        agent = shared.agent(kind.name, 0).fit(logged(300))
         served = collect(shared, agent, 0, 1)
         assert served.propensities is not None
         off = (served.propensities[:, 0] < 0.5).float().mean().item()  # of twelve candidates one is the best anyhow
@@ -147,7 +147,7 @@ def test_variety_by_hand() -> None:
 def test_the_noise_of_labels_is_the_noise_of_the_world() -> None:
     """In a deterministic world the label of a (state, action) is the same however often its future is resampled."""
     shared = context(epochs=2)
-    agent = shared.agent("mcpe", 0, shared.settings.training(2)).fit(shared.train)
+    agent = shared.agent("mcpe", 0).fit(shared.train)
     for noise, low, high in ((False, 0.0, 1e-9), (True, 0.5, 50.0)):
         users = DelayedPrize(noise=noise)
         served = evaluate(agent, users, shared.test, seed=1).served
@@ -174,7 +174,7 @@ def test_settings_are_typed_and_named() -> None:
         ({"epsilon": 2.0}, r"epsilon: must be in \[0, 1\]"),
         ({"protocols": ["batches"]}, r"protocols: 'batches' is unknown; known are batch, growing\. Did you mean 'batch'\?"),
         ({"simulator": {"hiden": 3}}, r"simulator\.hiden: unknown"),
-        ({"hidden": 0}, "hidden: must be at least 1"),
+        ({"net": {"hidden": 0}}, "hidden: must be at least 1"),
     ):
         with pytest.raises(OptionError, match=message):
             experiment_config(values)
@@ -185,15 +185,15 @@ def test_settings_are_typed_and_named() -> None:
 
 
 def test_options_in_a_name_reach_the_network() -> None:
-    shared = context(gamma=0.7, epochs=1)
-    agent = shared.agent("mbcal+net.hidden=64+mask_rate=0.4+net.user=id", 3, shared.settings.training(2))
+    shared = context(gamma=0.7, epochs=2)
+    agent = shared.agent("mbcal+net.hidden=64+mask_rate=0.4+net.user=id", 3)
     config = agent.config
     assert (config.net.hidden, config.net.user, config.mask_rate) == (64, "id", 0.4)
     assert (config.gamma, config.net.embedding, config.seed, config.training.epochs) == (0.7, 8, 3, 2)
     assert agent.fit(shared.train).nets["environment"].cell.hidden_size == 64
-    assert shared.agent("mbcal", 0, shared.settings.training(2)).config.net.hidden == 8
-    assert shared.agent("dqn+copy_every=50+gamma=1", 0, shared.settings.training(2)).config.copy_every == 50
-    assert shared.agent("mbcal+net.features=[]", 0, shared.settings.training(2)).config.net.features == ()
+    assert shared.agent("mbcal", 0).config.net.hidden == 8
+    assert shared.agent("dqn+copy_every=50+gamma=1", 0).config.copy_every == 50
+    assert shared.agent("mbcal+net.features=[]", 0).config.net.features == ()
 
 
 def test_the_x_ray_adds_up_to_the_label() -> None:

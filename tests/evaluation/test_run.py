@@ -274,7 +274,7 @@ def test_a_worker_that_dies_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_full_disk_in_the_middle_of_a_round(tmp_path: Path) -> None:
     settings = experiment_config(
-        {**TINY, "seeds": 1, "agents": ["mbcal"], "protocols": ["growing"], "hidden": 64, "embedding": 64}
+        {**TINY, "seeds": 1, "agents": ["mbcal"], "protocols": ["growing"], "net": {"hidden": 64, "embedding": 64}}
     )
     run = Run.create(tmp_path / "run", settings, "cpu")
     run.prepare()

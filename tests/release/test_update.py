@@ -133,8 +133,8 @@ def test_an_engine_teaches_what_one_process_would(weak: Registry, log: Path, tmp
         assert not list(registry.path.glob(".learning-*"))
     assert made[0].n_fits == made[1].n_fits == 2
     assert made[0].config == made[1].config
-    for name, curve in made[0].curves.items():
-        for mine, theirs in zip(curve, made[1].curves[name], strict=True):
+    for name, record in made[0].records.items():
+        for mine, theirs in zip(record.curve, made[1].records[name].curve, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-5)
 
 

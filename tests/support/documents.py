@@ -30,8 +30,9 @@ def at_test_size(command: str) -> str:
         return f"{command} --epochs 1"
     if not command.startswith("mbcal experiment newsfeed"):
         return command
-    sizes = "log_sessions=400 test_sessions=60 epochs=1 rounds=1 round_sessions=60 futures=4 future_states=4 hidden=8"
-    return command + "".join(f" --set {size}" for size in [*sizes.split(), "simulator.training.epochs=1"])
+    sizes = "log_sessions=400 test_sessions=60 rounds=1 round_sessions=60 futures=4 future_states=4 net.hidden=8"
+    epochs = "training.epochs=1 simulator.training.epochs=1"
+    return command + "".join(f" --set {size}" for size in [*sizes.split(), *epochs.split()])
 
 
 def run(commands: list[str], workshop: Path) -> None:

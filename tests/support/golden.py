@@ -131,7 +131,7 @@ def fits(folder: Path, store: Store) -> dict[str, str]:
         ranked = load(path, "cpu").rank(steps, [f"item-{k:03d}" for k in range(10, 40)])
         found[f"weights {name}"] = of_arrays(weights)
         found[f"ranking {name}"] = of_numbers([(r.item, r.score, dict(r.parts), r.known) for r in ranked])
-        found[f"curves {name}"] = of_numbers(agent.curves)
+        found[f"curves {name}"] = of_numbers({net: record.curve for net, record in agent.records.items()})
         found[f"earned {name}"] = of_numbers(evaluate(agent, world, test, seed=5).rewards.tolist())
     assert len(kinds) == len(AGENTS)
     for family in ("lstm", "transformer"):
@@ -151,12 +151,12 @@ def experiment(folder: Path) -> dict[str, str]:
         "log_sessions": 600,
         "items": 120,
         "test_sessions": 60,
-        "epochs": 1,
         "rounds": 2,
         "round_sessions": 80,
         "seeds": 1,
     }
-    tiny |= {"agents": ["mbcal", "gru4rec", "dqn", "random"], "hidden": 8, "embedding": 8, "futures": 4, "future_states": 4}
+    tiny |= {"agents": ["mbcal", "gru4rec", "dqn", "random"], "futures": 4, "future_states": 4}
+    tiny |= {"net": {"hidden": 8, "embedding": 8}, "training": {"epochs": 2}}
     tiny |= {"simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}}}
     run = Run.create(folder / "run", experiment_config(tiny), "cpu")
     run.prepare()

@@ -58,9 +58,11 @@ def fit(model: nn.Module, objective: Any, config: TrainingConfig, rows: int = 40
 
 def test_it_learns() -> None:
     model, objective = line()
-    curve = fit(model, objective, TrainingConfig(epochs=60, batch=8, learning_rate=0.05))
-    assert len(curve) == 60
-    assert curve[-1]["loss"] < 1e-3 < curve[0]["loss"]
+    record = fit(model, objective, TrainingConfig(epochs=60, batch=8, learning_rate=0.05, warmup=0))
+    assert (len(record.curve), record.updates, record.batch) == (60, 300, 8)
+    assert record.curve[-1]["loss"] < 1e-3 < record.curve[0]["loss"]
+    assert record.stopped == "stopped after the 60 epochs of the settings"
+    assert record.learning_rate == pytest.approx(0.05 * (1 - 0.7 * 299 / 300))  # falls linearly to 0.3 of the rate
     assert float(model.weight.detach()) == pytest.approx(2, abs=0.02)
 
 
@@ -74,16 +76,46 @@ def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
         )  # the optimum of the training sessions lies beyond that of the held-out ones
         return (model.weight - aim).square().sum() * len(batch), torch.tensor(len(batch))
 
-    curve = fit(model, objective, TrainingConfig(epochs=50, batch=40, learning_rate=0.1, patience=3), held=held)
-    losses = [epoch["held_out"] for epoch in curve]
-    assert len(curve) == losses.index(min(losses)) + 1 + 3 < 50
+    config = TrainingConfig(epochs=50, batch=40, learning_rate=0.1, warmup=0, patience=3, reductions=0)
+    record = fit(model, objective, config, held=held)
+    losses = [epoch["held_out"] for epoch in record.curve]
+    assert len(losses) == record.best_epoch + 3 < 50
+    assert record.stopped == "stopped because the held-out loss no longer fell"
+    assert record.held_out_loss == min(losses)
     assert float((model.weight.detach() - 1).square()) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_a_reduced_rate_starts_from_the_best_weights() -> None:
+    """A step of 1 jumps over the optimum at 0.5; after a reduction to 0.3 it lands closer."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+
+    def objective(batch: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+        return (model.weight - 0.5).abs().sum() * len(batch), torch.tensor(len(batch))
+
+    config = TrainingConfig(epochs=20, batch=40, learning_rate=1.0, warmup=0, decay=0.3, reductions=4, patience=1)
+    record = fit(model, objective, config, held=np.arange(40, 42))
+    assert abs(float(model.weight.detach()) - 0.5) == pytest.approx(record.held_out_loss, abs=1e-6)
+    assert record.held_out_loss < 0.1
+    assert record.learning_rate == pytest.approx(0.3**4)
+
+
+def test_gradients_are_clipped() -> None:
+    model, objective = line()
+    steps = []
+    for clip in (None, 1e-6):
+        model, objective = line()
+        config = TrainingConfig(epochs=1, batch=40, learning_rate=0.1, warmup=0, clip=clip, eps=1e-3)
+        before = float(model.weight.detach())
+        fit(model, objective, config)
+        steps.append(abs(float(model.weight.detach()) - before))
+    assert steps[1] < 0.01 * steps[0]
 
 
 def test_curves_are_means_over_steps_without_padding() -> None:
     model, data = net(), DeviceSessions(sessions(count=50), torch.device("cpu"))
     frozen = TrainingConfig(epochs=1, batch=7, learning_rate=1e-30)
-    curve = fit(model, behaviour_nll(model, data), frozen, rows=50)
+    curve = fit(model, behaviour_nll(model, data), frozen, rows=50).curve
     batch = data[slice(None)]
     log_probabilities = torch.log_softmax(model.forward_batch(batch).detach(), -1)
     logged = log_probabilities.gather(2, batch.behaviours.long().unsqueeze(2)).squeeze(2)[batch.mask]
@@ -179,10 +211,10 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("at", [1, 4, 5, 9, 13, 24])
 def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainingConfig(epochs=6, batch=8, learning_rate=0.05, patience=6)
+    config = TrainingConfig(epochs=6, batch=8, learning_rate=0.05, warmup=3, patience=2)
     held = np.arange(30, 40)
     straight, objective = line()
-    curve = fit(straight, objective, config, rows=30, held=held)
+    record = fit(straight, objective, config, rows=30, held=held)
 
     model, objective = line()
     calls = []
@@ -199,7 +231,7 @@ def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path,
     again, objective = line()
     kept = Checkpoints(tmp_path / "kept", {"a": 1}, every=-1)
     assert kept.latest is not None
-    assert fit(again, objective, config, rows=30, held=held, checkpoints=kept) == curve
+    assert fit(again, objective, config, rows=30, held=held, checkpoints=kept) == record
     assert torch.equal(again.weight, straight.weight)
     assert torch.equal(again.bias, straight.bias)
 
@@ -299,7 +331,7 @@ def test_with_few_users_both_sides_have_one(share: float, count: int, seed: int)
 
 
 def test_settings_are_checked() -> None:
-    for wrong in ({"epochs": 0}, {"batch": 0}, {"patience": 0}, {"validation": 1.0}, {"learning_rate": 0.0}):
+    for wrong in ({"epochs": 0}, {"batch": 0}, {"patience": 0}, {"validation": 1.0}, {"learning_rate": 0.0}, {"decay": 0.0}, {"clip": 0.0}):
         with pytest.raises(OptionError, match=next(iter(wrong))):
             TrainingConfig(**wrong)  # type: ignore[arg-type]
     model, objective = line()

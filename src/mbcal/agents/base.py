@@ -40,8 +40,8 @@ from mbcal.scoring.scorers import Scorer
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
-from mbcal.training.loop import Curve
 from mbcal.training.random import seeded_weights
+from mbcal.training.record import TrainingRecord
 from mbcal.types import Catalog, Name, Sessions, SessionTensors, Steps
 
 
@@ -82,8 +82,8 @@ class Agent(ABC):
         """Networks by name, as `build_networks` created them."""
         self.optimisers: dict[str, torch.optim.Adam] = {}
         """Optimisers by network; networks without parameters have none."""
-        self.curves: dict[str, Curve] = {}
-        """Losses of the last fit by network, one entry per epoch."""
+        self.records: dict[str, TrainingRecord] = {}
+        """How the last fit of each network went: losses, updates, why it stopped."""
         self._domain: Domain | None = None
         self._scorer: Scorer | None = None
 

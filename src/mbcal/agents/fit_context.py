@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mbcal.distributed.worker_slice import WorkerSlice
+from mbcal.nn.base import SessionNet
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import ValueNet
 from mbcal.progress import Progress
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.loop import Curve, Objective, TrainingJob, train
-from mbcal.training.losses import base_nll, behaviour_nll, value_mse
+from mbcal.training.loop import Objective, TrainingJob, train
+from mbcal.training.losses import base_mse, base_nll, behaviour_nll, value_mse
+from mbcal.training.record import TrainingRecord
 from mbcal.types import SessionTensors
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -53,8 +55,8 @@ class FitContext:
     """The agent's networks by name."""
     optimisers: Mapping[str, torch.optim.Adam]
     """Their optimisers."""
-    curves: dict[str, Curve] = field(default_factory=dict)
-    """Losses by network, filled by `train`."""
+    records: dict[str, TrainingRecord] = field(default_factory=dict)
+    """How the training of each network went, filled by `train`."""
 
     def train(
         self,
@@ -67,7 +69,7 @@ class FitContext:
         copies: int = 1,
         base_loss: float | None = None,
     ) -> None:
-        """Train one network: minibatches, Adam, early stopping, checkpoints. The losses go to `curves`.
+        """Train one network: minibatches, Adam, early stopping, checkpoints. What happened goes to `records`.
 
         Args:
             name: The network, a key of `nets`.
@@ -77,6 +79,7 @@ class FitContext:
             use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
             copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
                 imagined).
+            base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
 
         Raises:
             TrainingError: If a loss becomes NaN.
@@ -92,11 +95,11 @@ class FitContext:
             before_update=before_update,
             use_cuda_graph=self.data.is_on_device if use_cuda_graph is None else use_cuda_graph,
             loss_scale=_loss_scale(self.nets[name]),
-            steps=float(self.data.tensors.mask.sum()) * len(self.train_rows) / len(self.data) * copies,
+            n_steps=self._n_train_steps() * copies,
             base_loss=base_loss,
             row_index=worker_slice.row_index(self.data.device, copies),
         )
-        self.curves[name] = train(
+        self.records[name] = train(
             job,
             self.config,
             seed=self.seed,
@@ -135,13 +138,28 @@ class FitContext:
             problem = f"fit_values: {name!r} is a {type(net).__name__}, not a ValueNet"
             raise TypeError(f"{problem}; create a ValueNet in build_networks, or train with an objective of your own")
         self.fit_label_scaler(net.label_scaler, labels)
-        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=1.0)
+        normalized = net.label_scaler.normalize(labels)
+        base_loss = base_mse(normalized, self.data.mask, self.held_out_rows, self.worker_slice)
+        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=base_loss)
 
     def fit_behaviours(self, name: str, mask_rate: float = 0.0) -> None:
-        """Fit a network of behaviours by likelihood."""
-        objective = behaviour_nll(self.nets[name], self.data, mask_rate)
-        base_loss = base_nll(self.data, torch.from_numpy(self.held_out_rows)) if len(self.held_out_rows) else None
-        self.train(name, objective, base_loss=base_loss)
+        """Fit a network of behaviours by likelihood.
+
+        Args:
+            name: The network, a key of `nets`.
+            mask_rate: Probability that a step's item is masked.
+        """
+        net = self.nets[name]
+        if not isinstance(net, SessionNet):
+            raise TypeError(f"fit_behaviours: {name!r} is a {type(net).__name__}, not a SessionNet")
+        base_loss = base_nll(self.data, self.held_out_rows, self.worker_slice)
+        self.train(name, behaviour_nll(net, self.data, mask_rate), base_loss=base_loss)
+
+    def _n_train_steps(self) -> float:
+        """Steps of all training sessions of all workers."""
+        counts = torch.stack([self.data.mask.sum(), torch.tensor(len(self.data), device=self.data.device)]).double()
+        self.worker_slice.group.all_reduce_sum(counts)
+        return float(counts[0] / counts[1]) * len(self.train_rows)
 
     def fit_label_scaler(self, scaler: LabelScaler, labels: Tensor) -> None:
         """Fit the scale of labels over all workers. `fit_values` does so; call it only for networks trained otherwise.

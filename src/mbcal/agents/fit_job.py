@@ -30,7 +30,7 @@ from mbcal.storage.artifacts import MODEL_KIND, Artifact
 from mbcal.storage.atomic import AtomicFolder
 from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.config import TrainingConfig
-from mbcal.training.loop import Curve
+from mbcal.training.record import TrainingRecord
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 """Least time between two messages about progress."""
@@ -64,8 +64,8 @@ class FitJob:
     checkpoint_every: float = 30.0
     """Seconds between checkpoints."""
 
-    def __call__(self, group: Group) -> dict[str, Curve]:
-        """Run on one worker of the group; return the losses by network, one entry per epoch."""
+    def __call__(self, group: Group) -> dict[str, TrainingRecord]:
+        """Run on one worker of the group; return how the training of each network went."""
         agent = self._create_agent()
         checkpoints = Checkpoints(self.checkpoints, self.settings, self.checkpoint_every)
         sessions = Store.open(self.data).worker_sessions(self.part, group.rank, group.size)
@@ -73,7 +73,7 @@ class FitJob:
         if group.rank == 0:
             agent.save(self.out, overwrite=True, provenance=self.provenance)
             checkpoints.remove()
-        return agent.curves
+        return agent.records
 
     def _create_agent(self) -> Agent:
         kind = agent_class(self.agent)
@@ -104,7 +104,7 @@ class _ProgressMessages:
 
 def run_fit_job(
     engine: Engine, job: FitJob, resources: WorkerResources = ONE_CORE, progress: Progress = SILENT
-) -> dict[str, Curve]:
+) -> dict[str, TrainingRecord]:
     """Run a fit on all workers of an engine.
 
     Args:
@@ -114,7 +114,7 @@ def run_fit_job(
         progress: Notified of epochs and sessions.
 
     Returns:
-        Losses by network, one entry per epoch.
+        How the training of each network went.
 
     Raises:
         EngineError: If a worker cannot read the store, or this machine cannot read the model.
@@ -124,11 +124,11 @@ def run_fit_job(
     def on_message(message: tuple[str, Any]) -> None:
         getattr(progress, message[0])(*message[1:])
 
-    curves = engine.run_spmd(job, resources, on_message)
+    records = engine.run_spmd(job, resources, on_message)
     if not job.out.is_dir():
         problem = f"{job.out}: a worker wrote the model, but this machine cannot see it"
         raise EngineError(f"{problem}; write to storage that all machines mount at the same path")
-    return curves
+    return records
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class FittedModel:
     agent: str
     n_sessions: int
     """Sessions it was fitted on."""
-    curves: dict[str, Curve]
-    """Losses by network, one entry per epoch."""
+    records: dict[str, TrainingRecord]
+    """How the training of each network went."""
 
 
 def fit(
@@ -205,8 +205,8 @@ def fit(
     )
     if job.checkpoints.is_dir():
         on_resume()
-    curves = run_fit_job(engine or LocalEngine(), job, resources, progress)
-    return FittedModel(out, agent, store.n_sessions("train"), curves)
+    records = run_fit_job(engine or LocalEngine(), job, resources, progress)
+    return FittedModel(out, agent, store.n_sessions("train"), records)
 
 
 def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:

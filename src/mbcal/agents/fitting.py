@@ -66,7 +66,7 @@ def fit_agent(
         raise
     for net in agent.nets.values():
         fill_unknown_items(net)
-    agent.curves, agent.n_fits = context.curves, agent.n_fits + 1
+    agent.records, agent.n_fits = context.records, agent.n_fits + 1
     if sessions.origin and sessions.origin not in agent.origins:
         agent.origins = (*agent.origins, sessions.origin)
     agent.refresh_scorer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ from mbcal.agents.domain import Domain
 from mbcal.config import from_dict, to_dict
 from mbcal.errors import ModelError, OptionError
 from mbcal.storage.artifacts import MODEL_KIND, Artifact, write_artifact
+from mbcal.training.record import TrainingRecord
 from mbcal.training.state import load_state_arrays, state_to_arrays
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "agent": agent.name,
         "config": to_dict(agent.config),
         "fits": agent.n_fits,
-        "curves": agent.curves,
+        "training": {name: asdict(record) for name, record in agent.records.items()},
         "behaviours": to_dict(domain.behaviours),
         "horizon": domain.horizon,
         "history": domain.history,
@@ -101,7 +103,8 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
                 if key.startswith(f"{name}/")
             }
             load_state_arrays(net, agent.optimisers.get(name), state)
-        agent.n_fits, agent.curves = manifest["fits"], manifest["curves"]
+        agent.n_fits = manifest["fits"]
+        agent.records = {name: TrainingRecord(**record) for name, record in manifest["training"].items()}
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
     except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`
         raise artifact.damage_error(str(error).splitlines()[0]) from error

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import (
     AddressOption,
+    BatchOption,
     DataDir,
     DeviceOption,
+    EmbeddingOption,
     EngineOption,
+    EpochsOption,
     GpusOption,
+    HiddenOption,
     Out,
     Overwrite,
+    PatienceOption,
+    RateOption,
     WorkersOption,
     feature_names,
+    given,
+    print_records,
     require_ray,
     shell_quoted,
     worker_resources,
@@ -33,11 +41,13 @@ def fit_agent(
     data: DataDir,
     out: Out,
     agent: Annotated[str, typer.Option(help="The method: mbcal, gru4rec, dqn, …; see docs/methods.")] = "mbcal",
-    epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users decide when to stop.")] = 20,
-    patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
-    validation: Annotated[float, typer.Option(help="Share of users held out for that; 0 runs every epoch.")] = 0.1,
-    batch: Annotated[int, typer.Option(help="Sessions per update.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
+    epochs: EpochsOption = None,
+    patience: PatienceOption = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of users held out; 0 runs every epoch.", show_default="0.1")
+    ] = None,
+    batch: BatchOption = None,
+    learning_rate: RateOption = None,
     features: Annotated[
         str | None,
         typer.Option(help="Item features seen beside the id: 'category,type', or 'none'.", show_default="by kind of store"),
@@ -45,13 +55,13 @@ def fit_agent(
     user: Annotated[
         str | None, typer.Option(help="How users are encoded: history, id or none.", show_default="history")
     ] = None,
-    hidden: Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="32")] = None,
-    embedding: Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")] = None,
+    hidden: HiddenOption = None,
+    embedding: EmbeddingOption = None,
     gamma: Annotated[
         float | None, typer.Option(help="Discount of future rewards.", show_default="0.95; methods that look ahead")
     ] = None,
     mask_rate: Annotated[
-        float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.2; mbcal")
+        float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.05; mbcal")
     ] = None,
     mix: Annotated[
         str | None,
@@ -80,18 +90,21 @@ def fit_agent(
     from mbcal.agents.fit_job import fit
     from mbcal.distributed.engines import create_engine
 
-    training = {"epochs": epochs, "patience": patience, "validation": validation, "batch": batch}
-    optional = {
-        "features": None if features is None else feature_names(features),
-        "user": user,
-        "hidden": hidden,
-        "embedding": embedding,
-        "gamma": gamma,
-        "mask_rate": mask_rate,
-        "mix": _parse_mix(mix),
-        "seed": seed,
-    }
-    settings: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
+    settings = given(
+        epochs=epochs,
+        patience=patience,
+        validation=validation,
+        batch=batch,
+        learning_rate=learning_rate,
+        features=None if features is None else feature_names(features),
+        user=user,
+        hidden=hidden,
+        embedding=embedding,
+        gamma=gamma,
+        mask_rate=mask_rate,
+        mix=_parse_mix(mix),
+        seed=seed,
+    )
     resources = worker_resources(engine, device, gpus)
     require_ray(engine, workers)
     store = Store.open(data)
@@ -107,8 +120,6 @@ def fit_agent(
             overwrite=overwrite,
             progress=listener,
             on_resume=lambda: typer.echo("resuming from the last checkpoint", err=True),
-            learning_rate=learning_rate,
-            **training,
             **settings,
         )
     _show(model, data)
@@ -116,11 +127,7 @@ def fit_agent(
 
 def _show(model: FittedModel, data: Path) -> None:
     typer.echo(f"{model.path}: {model.agent}, fitted on {model.n_sessions:,} sessions")
-    for name, curve in model.curves.items():
-        best = min(curve, key=lambda epoch: epoch.get("held_out", epoch["loss"]))
-        kind = "held-out loss" if "held_out" in best else "loss"
-        value = best.get("held_out", best["loss"])
-        typer.echo(f"  {name}: {kind} {value:.4f}, epoch {curve.index(best) + 1} of {len(curve)}")
+    print_records(model.records)
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 

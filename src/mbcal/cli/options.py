@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mbcal.config import Device
 from mbcal.distributed.engines import EngineName, WorkerResources
 from mbcal.errors import OptionError
+
+if TYPE_CHECKING:
+    from mbcal.training.record import TrainingRecord
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote there.")]
@@ -24,7 +28,25 @@ AddressOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, typer.Option(help="Workers of --engine ray.", min=1, show_default="all cores")]
 GpusOption = Annotated[float, typer.Option(help="GPUs per worker of --engine ray, such as 0.25 or 1.", min=0)]
+EpochsOption = Annotated[
+    int | None, typer.Option(help="Most passes over the data; held-out users decide when to stop.", show_default="40")
+]
+PatienceOption = Annotated[
+    int | None,
+    typer.Option(help="Epochs without a better held-out loss before the rate is reduced.", show_default="1"),
+]
+BatchOption = Annotated[
+    int | None, typer.Option(help="Sessions per update.", show_default="640 to 5,120 steps, by the data")
+]
+RateOption = Annotated[float | None, typer.Option(help="Learning rate after the warm-up.", show_default="0.003")]
+HiddenOption = Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="64")]
+EmbeddingOption = Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given; all others keep the defaults of the library."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def feature_names(text: str) -> tuple[str, ...]:
@@ -54,3 +76,13 @@ def require_ray(engine: str, workers: int | None) -> None:
     """Raise OptionError if workers are given to a command that runs in one process here."""
     if engine == "local" and workers is not None:
         raise OptionError("workers: only --engine ray has workers; add it, or leave --workers out")
+
+
+def print_records(records: Mapping[str, TrainingRecord]) -> None:
+    """Print how the training of each network went; warn on standard error about those that have learned nothing."""
+    for name, record in records.items():
+        typer.echo(f"  {name}: {record}")
+    for name, record in records.items():
+        if not record.has_learned:
+            problem = f"warning: {name} has learned nothing yet: it predicts held-out users no better than a constant"
+            typer.echo(f"{problem}; more sessions would help, or more --epochs, or item features", err=True)

@@ -9,7 +9,24 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import DataDir, DeviceOption, Json, Out, Overwrite, Seed, feature_names, shell_quoted
+from mbcal.cli.options import (
+    BatchOption,
+    DataDir,
+    DeviceOption,
+    EmbeddingOption,
+    EpochsOption,
+    HiddenOption,
+    Json,
+    Out,
+    Overwrite,
+    PatienceOption,
+    RateOption,
+    Seed,
+    feature_names,
+    given,
+    print_records,
+    shell_quoted,
+)
 
 if TYPE_CHECKING:
     from mbcal.environments.report_card import ReportCard
@@ -19,15 +36,15 @@ def simulator_command(
     data: DataDir,
     out: Out,
     family: Annotated[Literal["lstm", "transformer"], typer.Option(help="Kind of network.")] = "lstm",
-    epochs: Annotated[int, typer.Option(help="Most passes over the data; held-out users decide when to stop.")] = 20,
-    patience: Annotated[int, typer.Option(help="Epochs without a better held-out loss before stopping.")] = 2,
-    batch: Annotated[int, typer.Option(help="Sessions per update.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-3,
+    epochs: EpochsOption = None,
+    patience: PatienceOption = None,
+    batch: BatchOption = None,
+    learning_rate: RateOption = None,
     features: Annotated[
         str | None, typer.Option(help="Item features seen beside the id, or 'none'.", show_default="all")
     ] = None,
-    hidden: Annotated[int, typer.Option(help="Size of the hidden state.")] = 32,
-    embedding: Annotated[int, typer.Option(help="Size of every embedding.")] = 32,
+    hidden: HiddenOption = None,
+    embedding: EmbeddingOption = None,
     seed: Seed = 0,
     as_json: Json = False,
     device: DeviceOption = "auto",
@@ -38,31 +55,33 @@ def simulator_command(
     The results are in SIM/report-card.json and SIM/report-card.png.
     A fit that was stopped, even by kill -9, resumes when the same command is run again, to the same result.
     """
-    from mbcal.environments.simulator import SimulatorConfig
     from mbcal.evaluation.simulators import fit_simulator
-    from mbcal.training.config import TrainingConfig
 
-    config = SimulatorConfig(
-        family=family,
+    settings = given(
+        epochs=epochs,
+        patience=patience,
+        batch=batch,
+        learning_rate=learning_rate,
+        features=None if features is None else feature_names(features),
         hidden=hidden,
         embedding=embedding,
-        features=None if features is None else feature_names(features),
-        training=TrainingConfig(epochs, batch, learning_rate, patience=patience),
-        seed=seed,
     )
     with progress() as listener:
         fit = fit_simulator(
             data,
             out,
-            config,
             device=device,
             overwrite=overwrite,
             progress=listener,
             on_resume=lambda: typer.echo("resuming from the last checkpoint", err=True),
+            family=family,
+            seed=seed,
+            **settings,
         )
     if as_json:
         typer.echo((out / "report-card.json").read_text("utf-8"))
         return
+    print_records({"simulator": fit.simulator.record})
     _print_card(fit.card)
     typer.echo(f"{out}: {family} simulator, evaluated on {fit.card.sessions:,} sessions of users it never saw")
     typer.echo(f"See {out}/report-card.png. Next: mbcal fit {shell_quoted(data)} --out MODEL, then mbcal evaluate")

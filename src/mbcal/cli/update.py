@@ -37,7 +37,10 @@ LogOption = Annotated[
 ]
 SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator that must find the candidate no worse, too.")]
 ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions teach: 1 is the live one alone.")]
-EpochsOption = Annotated[int, typer.Option(min=1, help="Passes over them.")]
+PassesOption = Annotated[
+    int | None,
+    typer.Option("--epochs", min=1, help="Most passes over them; held-out users decide.", show_default="by the data"),
+]
 EpsilonOption = Annotated[float, typer.Option(min=0, max=1, help="Exploration the candidate would be served with.")]
 SessionsOption = Annotated[int, typer.Option(min=2, help="Logged sessions there must be.")]
 ToleranceOption = Annotated[
@@ -50,8 +53,8 @@ def update_registry(
     registry: RegistryOption,
     log: LogOption,
     simulator: SimulatorOption = None,
-    replay: ReplayOption = 1,
-    epochs: EpochsOption = 1,
+    replay: ReplayOption = 10,
+    epochs: PassesOption = None,
     epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
@@ -85,8 +88,8 @@ def loop_updates(
     every: Annotated[float, typer.Option(min=1, help="Seconds from one update to the next.")] = 3600.0,
     times: Annotated[int, typer.Option(min=0, help="Updates to run; 0 is without end.")] = 0,
     simulator: SimulatorOption = None,
-    replay: ReplayOption = 1,
-    epochs: EpochsOption = 1,
+    replay: ReplayOption = 10,
+    epochs: PassesOption = None,
     epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
@@ -111,7 +114,9 @@ def loop_updates(
         )
 
 
-def _update_config(replay: int, epochs: int, epsilon: float, min_sessions: int, tolerance: float, seed: int) -> UpdateConfig:
+def _update_config(
+    replay: int, epochs: int | None, epsilon: float, min_sessions: int, tolerance: float, seed: int
+) -> UpdateConfig:
     from mbcal.release.gate import GateConfig
     from mbcal.release.update import UpdateConfig
 

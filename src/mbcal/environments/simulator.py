@@ -19,6 +19,8 @@ from torch import Tensor
 
 from mbcal.config import from_dict, to_dict, with_settings
 from mbcal.data.store import Store
+from mbcal.distributed.group import SINGLE_WORKER
+from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.base import require_sessions
 from mbcal.environments.model import ModelEnvironment, ModelState
 from mbcal.environments.report_card import ReportCard, ReportCardBuilder
@@ -35,9 +37,10 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.loop import Curve, TrainingJob, train
-from mbcal.training.losses import behaviour_nll
+from mbcal.training.loop import TrainingJob, train
+from mbcal.training.losses import base_nll, behaviour_nll
 from mbcal.training.random import derive_seed, seeded_weights, uniform
+from mbcal.training.record import TrainingRecord
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Behaviours, Catalog, Sessions
 
@@ -53,7 +56,7 @@ class SimulatorConfig:
     """Settings of a simulator."""
 
     family: Family = "lstm"
-    hidden: int = 32
+    hidden: int = 64
     embedding: int = 32
     features: tuple[str, ...] | None = None
     """Item features it sees; all features of the catalogue if None."""
@@ -87,8 +90,8 @@ class Simulator:
         """Numbers of the users it was fitted on."""
         self.origin = ""
         """Content hash of the store they are from."""
-        self.curve: Curve = []
-        """Losses of the fit, one entry per epoch."""
+        self.record = TrainingRecord()
+        """How the fit went: losses, updates, why it stopped."""
         self.provenance: Mapping[str, Any] = {}
         """Free notes that are saved with it."""
         self._environment: ModelEnvironment | None = None
@@ -121,6 +124,7 @@ class Simulator:
         mark_seen_items(net, sessions.tensors(), first=True)
         training, device_sessions = self.config.training, DeviceSessions(sessions, self.device)
         train_rows, held_out_rows = split_held_out_users(sessions.user, training.validation, self.config.seed)
+        all_here = WorkerSlice.create(len(sessions), SINGLE_WORKER)
         job = TrainingJob(
             name="simulator",
             net=net,
@@ -129,9 +133,11 @@ class Simulator:
             train_rows=train_rows,
             held_out_rows=held_out_rows,
             use_cuda_graph=device_sessions.is_on_device,
+            n_steps=float(sessions.length[train_rows].sum()),
+            base_loss=base_nll(device_sessions, held_out_rows, all_here),
         )
         seed = derive_seed(self.config.seed, "simulator")
-        self.curve = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
+        self.record = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
         fill_unknown_items(net)
         self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
         self.fitted_users, self.origin = np.unique(sessions.user), sessions.origin
@@ -259,7 +265,7 @@ class Simulator:
         manifest = {
             "config": to_dict(self.config),
             "behaviours": to_dict(self.behaviours),
-            "curve": self.curve,
+            "training": asdict(self.record),
             "provenance": dict(self.provenance),
             "origin": self.origin,
             "report_card": None if card is None else asdict(card),
@@ -285,7 +291,7 @@ class Simulator:
             load_state_arrays(net, None, weights)
             simulator._environment = ModelEnvironment(net.to(simulator.device), catalog, artifact.behaviours)
             simulator.fitted_users, simulator.origin = artifact.arrays("fitted")["users"], manifest["origin"]
-            simulator.curve, simulator.provenance = manifest["curve"], manifest["provenance"]
+            simulator.record, simulator.provenance = TrainingRecord(**manifest["training"]), manifest["provenance"]
         except (KeyError, TypeError, RuntimeError) as error:
             raise artifact.damage_error(str(error).splitlines()[0]) from error
         return simulator

@@ -16,13 +16,18 @@ from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, Feature,
 
 
 class Embedding(nn.Embedding):
-    """`torch.nn.Embedding` with a faster gradient on a GPU: torch's sorts the rows first, `EmbeddingLookup`'s does not."""
+    """`torch.nn.Embedding` with small initial values, and a faster gradient on a GPU, which does not sort the rows first.
 
-    def __init__(self, rows: int, size: int, scale: float = 0.1) -> None:
+    Args:
+        rows: Rows of the table.
+        size: Width of each row.
+        scale: Standard deviation of the initial values.
+    """
+
+    def __init__(self, rows: int, size: int, scale: float) -> None:
         super().__init__(rows, size)
         with torch.no_grad():
             self.weight.mul_(scale)
-        self.weight.is_embedding = True
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows (…) -> (…, embedding)."""

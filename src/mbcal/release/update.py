@@ -37,6 +37,7 @@ from mbcal.registry.registry import Registry
 from mbcal.release.gate import Check, GateConfig, Verdict, check_by_log, check_by_simulator, split_judges
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
+from mbcal.training.replay import round_passes
 from mbcal.types import Sessions
 
 LogFolders = str | Path | Sequence[str | Path]
@@ -47,10 +48,11 @@ LogFolders = str | Path | Sequence[str | Path]
 class UpdateConfig:
     """How a candidate is learned and judged."""
 
-    replay: int = 1
-    """Versions whose decisions teach: 1 is the live one alone."""
-    epochs: int = 1
-    """Passes over their sessions."""
+    replay: int = 10
+    """Versions whose decisions teach, the live one included: 1 is the live one alone."""
+    epochs: int | None = None
+    """Most passes over their sessions; held-out users decide when to stop. None: as many as make 10 million steps, and at
+    least one."""
     epsilon: float = 0.1
     """Exploration with which the candidate would be served."""
     gate: GateConfig = field(default_factory=GateConfig)
@@ -59,7 +61,7 @@ class UpdateConfig:
     """Names resamples and simulated noise. Who judges does not depend on it."""
 
     def __post_init__(self) -> None:
-        if self.replay < 1 or self.epochs < 1:
+        if self.replay < 1 or (self.epochs is not None and self.epochs < 1):
             raise OptionError(f"replay and epochs: must be at least 1, got {self.replay} and {self.epochs}")
         if not 0 <= self.epsilon <= 1:
             raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
@@ -218,7 +220,8 @@ def _learn(
     """The live version, fitted on more sessions: here, or by an engine's workers."""
     model = registry.open(live_name).path
     candidate = load(model, device)
-    training = replace(candidate.config.training, epochs=config.epochs, validation=0.0)
+    own = candidate.config.training
+    training = replace(own, epochs=round_passes(int(sessions.length.sum()), own.epochs, config.epochs))
     if engine is None:
         return candidate.fit(sessions, training=training, progress=progress)
     return _learn_on_engine(engine, resources, registry, candidate, model, sessions, training, device, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -41,9 +40,7 @@ class TrainingConfig:
     patience: int = 1
     """Epochs without a better held-out loss before the rate is reduced, or training stops."""
     clip: float | None = 1.0
-    """Largest norm of a gradient."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay of embeddings, per unit of the learning rate."""
+    """Largest norm of the gradient of an update; None: any."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     validation: float = 0.1
@@ -72,8 +69,6 @@ class TrainingConfig:
             raise OptionError(f"decay: must be above 0 and at most 1, got {self.decay}")
         if self.clip is not None and not self.clip > 0:
             raise OptionError(f"clip: must be above 0, got {self.clip}")
-        if not self.weight_decay >= 0:
-            raise OptionError(f"weight_decay: must be at least 0, got {self.weight_decay}")
 
     def batch_sessions(self, sessions: int, steps: float) -> int:
         """Sessions per update, as given or chosen.
@@ -84,21 +79,8 @@ class TrainingConfig:
         """
         if self.batch is not None:
             return self.batch
-        wanted = min(max(steps / UPDATES_PER_EPOCH, MIN_BATCH_STEPS), MAX_BATCH_STEPS)
-        return max(1, min(round(wanted * sessions / max(steps, 1)), sessions))
-
-    def rate(self, update: int, reductions: int, share_done: float | None) -> float:
-        """The learning rate of one update.
-
-        Args:
-            update: Updates before it.
-            reductions: How often the held-out loss has stopped falling.
-            share_done: Share of all planned updates that is done; None where held-out users decide.
-        """
-        rate = self.learning_rate * min(1.0, (update + 1) / max(self.warmup, 1))
-        if share_done is not None:
-            return rate * (1 - (1 - self.decay) * share_done)
-        return rate * math.pow(self.decay, reductions)
+        wanted_steps = min(max(steps / UPDATES_PER_EPOCH, MIN_BATCH_STEPS), MAX_BATCH_STEPS)
+        return max(1, min(round(wanted_steps * sessions / max(steps, 1)), sessions))
 
     def set_rate(self, optimiser: torch.optim.Adam, rate: float) -> None:
         """Set the learning rate of an optimiser; a group with a `share` gets that share of it."""
@@ -122,11 +104,6 @@ class TrainingConfig:
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         recorded = any(parameter.is_cuda for parameter in parameters)
         rate = torch.tensor(self.learning_rate, device="cuda") if recorded else self.learning_rate
-        embeddings = [parameter for parameter in parameters if getattr(parameter, "is_embedding", False)]
-        others = [parameter for parameter in parameters if not getattr(parameter, "is_embedding", False)]
-        groups = [{"params": others, "weight_decay": 0.0}, {"params": embeddings, "weight_decay": self.weight_decay}]
-        optimiser = torch.optim.AdamW(
-            [group for group in groups if group["params"]], rate, self.betas, self.eps, fused=True, capturable=recorded
-        )
+        optimiser = torch.optim.Adam(parameters, rate, self.betas, self.eps, fused=True, capturable=recorded)
         self.apply_to(optimiser)
         return optimiser

@@ -1,4 +1,4 @@
-"""The training loop: Adam over minibatches, early stopping on held-out users, checkpoints, and a guard against NaN.
+"""The training loop: Adam over minibatches, a schedule of rates and stopping, checkpoints, and a guard against NaN.
 
 Every random number is derived from seed, purpose, epoch and batch. So a run that was killed resumes from its last checkpoint
 and ends with the identical result: weights, optimiser state and a position are all that has to be saved.
@@ -23,15 +23,12 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.cuda_graph import GraphedStep
 from mbcal.training.random import Key, Noise, derive_seed, permutation
+from mbcal.training.record import Curve, TrainingRecord
+from mbcal.training.schedule import Schedule
 from mbcal.training.state import load_state_arrays, state_to_arrays, without_prefix
 
 LOSS_CHECK_INTERVAL = 100
 """Updates between two looks at the losses: each look makes a GPU wait."""
-
-PLATEAU_MARGIN = 2e-2
-"""A network has left its initial plateau when its held-out loss is below the constant prediction's by this share."""
-PLATEAU_UPDATES = 5_000
-"""Updates after which a network that has not left the plateau may stop: there is nothing to learn."""
 
 Objective = Callable[[Tensor, Noise], tuple[Tensor, Tensor]]
 """(rows (B,), noise of the batch) -> (summed loss, number of steps it was summed over).
@@ -40,9 +37,6 @@ On a GPU the objective is recorded once as a CUDA graph and replayed for every b
 (`int(x)`, `if x > 0`) and must not create tensors from lists. What has to happen outside the graph, such as copying a
 target network, belongs in `TrainingJob.before_update`.
 """
-
-Curve = list[dict[str, float]]
-"""One entry per epoch: `loss`, and `held_out` where users are held out."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +58,8 @@ class TrainingJob:
     """On a GPU, replay updates as a CUDA graph. Needs all data on the device."""
     loss_scale: float = 1.0
     """Factor from the objective's loss to the reported one: value networks learn normalised labels."""
-    steps: float = 0.0
-    """Steps of the training rows, from which a batch size is chosen."""
+    n_steps: float = 0.0
+    """Steps of all training rows; needed unless the config names a batch size."""
     base_loss: float | None = None
     """Held-out loss of the best constant prediction. Training does not stop early before it is beaten."""
     row_index: Tensor | None = None
@@ -80,7 +74,7 @@ def train(
     progress: Progress = SILENT,
     checkpoints: Checkpoints | None = None,
     group: Group = SINGLE_WORKER,
-) -> Curve:
+) -> TrainingRecord:
     """Fit one network.
 
     Args:
@@ -92,7 +86,7 @@ def train(
         group: The workers that share the fit. All of them pass the same rows.
 
     Returns:
-        The loss of every epoch. The network holds the weights of the best epoch on the held-out rows, or of the last one.
+        What happened. The network holds the weights of the best epoch on the held-out rows, or of the last one.
 
     Raises:
         TrainingError: If there are no rows, or a loss is NaN or infinite.
@@ -113,16 +107,9 @@ class _Position:
     """Loss summed over the epoch so far."""
     step_count: float = 0.0
     """Steps it was summed over."""
-    best_loss: float | None = None
-    """The lowest held-out loss so far."""
-    epochs_since_best: int = 0
-    reductions: int = 0
-    """How often the learning rate was reduced."""
-    updates: int = 0
-    """Updates so far."""
+    schedule: Schedule = field(default_factory=Schedule)
     stopped: str = ""
     """Why training ended."""
-    done: bool = False
     curve: Curve = field(default_factory=list)
 
 
@@ -158,21 +145,29 @@ class _Trainer:
         self.progress, self.checkpoints, self.group = progress, checkpoints, group
         self.device = next(job.net.parameters()).device
         n_rows = len(job.train_rows)
-        self.batch_size = config.batch_sessions(n_rows, job.steps or 20.0 * n_rows)
+        self.batch_size = config.batch_sessions(n_rows, job.n_steps)
         self.position = _Position()
         self.best_state: dict[str, NDArray[Any]] = {}
         self._restore()
 
-    def run(self) -> Curve:
+    def run(self) -> TrainingRecord:
         """Run epochs until the config or early stopping ends them."""
         train_rows, held_out_rows = (
             torch.from_numpy(rows).to(self.device) for rows in (self.job.train_rows, self.job.held_out_rows)
         )
-        while not self.position.done:
+        while not self.position.stopped:
             self._run_epoch(train_rows)
             self._end_epoch(held_out_rows)
             self._save()
-        return self.position.curve
+        position, base_loss = self.position, self.job.base_loss
+        return TrainingRecord(
+            curve=position.curve,
+            updates=position.schedule.updates,
+            batch=self.batch_size,
+            learning_rate=position.schedule.learning_rate,
+            stopped=position.stopped,
+            base_loss=None if base_loss is None else base_loss * self.job.loss_scale,
+        )
 
     # ---- one epoch
 
@@ -215,10 +210,8 @@ class _Trainer:
         self.progress.advance(position.batch * self.batch_size)
 
     def _set_rate(self, n_batches: int) -> None:
-        position, planned = self.position, self.config.epochs * n_batches
-        share_done = None if len(self.job.held_out_rows) else position.updates / planned
-        self.config.set_rate(self.job.optimiser, self.config.rate(position.updates, position.reductions, share_done))
-        position.updates += 1
+        planned_updates = None if len(self.job.held_out_rows) else self.config.epochs * n_batches
+        self.config.set_rate(self.job.optimiser, self.position.schedule.next_rate(self.config, planned_updates))
 
     def _clip_gradient(self) -> None:
         if self.config.clip is not None:
@@ -298,30 +291,23 @@ class _Trainer:
             if not np.isfinite(losses["held_out"]):
                 problem = f"the held-out loss became {losses['held_out']} after epoch {position.epoch + 1}"
                 raise TrainingError(f"{self.job.name}: {problem}; {self._last_good_checkpoint()}")
-            position.epochs_since_best += 1
-            if position.best_loss is None or losses["held_out"] < position.best_loss:
-                position.best_loss, position.epochs_since_best = losses["held_out"], 0
-                self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
+            self._follow_schedule(losses["held_out"])
         position.curve.append({name: loss * self.job.loss_scale for name, loss in losses.items()})
         position.epoch, position.batch, position.loss_sum, position.step_count = position.epoch + 1, 0, 0.0, 0.0
-        if position.epochs_since_best >= self.config.patience and not self._on_initial_plateau():
-            if position.reductions == self.config.reductions:
-                position.done, position.stopped = True, "the held-out loss stopped falling"
-            else:
-                position.reductions, position.epochs_since_best = position.reductions + 1, 0
-                load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
-        if position.epoch >= self.config.epochs and not position.done:
-            position.done, position.stopped = True, f"all {self.config.epochs} epochs were run"
-        if position.done and self.best_state:
+        if position.epoch >= self.config.epochs and not position.stopped:
+            position.stopped = f"stopped after the {self.config.epochs} epochs of the settings"
+        if position.stopped and self.best_state:
             load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
             self.best_state = {}
 
-    def _on_initial_plateau(self) -> bool:
-        """Whether the network still predicts no better than a constant, and may yet learn to."""
-        base, best = self.job.base_loss, self.position.best_loss
-        if base is None or best is None or best < base * (1 - PLATEAU_MARGIN):
-            return False
-        return self.position.updates < PLATEAU_UPDATES
+    def _follow_schedule(self, held_out_loss: float) -> None:
+        step = self.position.schedule.end_epoch(self.config, held_out_loss, self.job.base_loss)
+        if step == "best":
+            self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
+        elif step == "reduce":
+            load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
+        elif step == "stop":
+            self.position.stopped = "stopped because the held-out loss no longer fell"
 
     @torch.no_grad()
     def _held_out_loss(self, held_out_rows: Tensor) -> float:
@@ -341,7 +327,7 @@ class _Trainer:
     def _restore(self) -> None:
         record, arrays = self.checkpoints.stage(self.job.name) if self.checkpoints else (None, {})
         if record is not None:
-            self.position = _Position(**record)
+            self.position = _Position(**{**record, "schedule": Schedule(**record["schedule"])})
             load_state_arrays(self.job.net, self.job.optimiser, without_prefix(arrays, "now/"))
             self.best_state = without_prefix(arrays, "best/")
 

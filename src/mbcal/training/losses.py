@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.nn.base import SessionNet
 from mbcal.nn.recurrent import ValueNet
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
 from mbcal.types import MASK_ROW
+
+BASE_BLOCK = 16_384
+"""Sessions counted at a time."""
 
 
 def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0) -> Objective:
@@ -61,9 +68,45 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bo
     return objective
 
 
-def base_nll(data: DeviceSessions, rows: Tensor) -> float:
-    """Negative log likelihood per step of sessions `rows` under their own behaviour frequencies."""
-    batch = data[rows]
-    counts = batch.behaviours[batch.mask].long().bincount().double()
+def base_nll(data: DeviceSessions, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+    """Return the loss of the best constant prediction of behaviours: their frequencies.
+
+    Args:
+        data: This worker's sessions.
+        rows: The sessions that count, by number over all workers.
+        worker_slice: Which of all workers' sessions `data` holds.
+
+    Returns:
+        Negative log likelihood per step; None without rows.
+    """
+    if not len(rows):
+        return None
+    counts = torch.zeros(256, dtype=torch.float64, device=data.device)
+    for block in torch.split(worker_slice.local_rows(torch.from_numpy(rows)), BASE_BLOCK):
+        batch = data[block.to(data.device)]
+        counts += batch.behaviours[batch.mask].long().bincount(minlength=256)
+    worker_slice.group.all_reduce_sum(counts)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())
+
+
+def base_mse(labels: Tensor, mask: Tensor, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+    """Return the loss of the best constant prediction of labels: their mean.
+
+    Args:
+        labels: (N, T), those of this worker.
+        mask: (N, T) bool, true where a step counts.
+        rows: The sessions that count, by number over all workers.
+        worker_slice: Which of all workers' sessions this worker holds.
+
+    Returns:
+        Squared error per step; None without rows.
+    """
+    if not len(rows):
+        return None
+    local = worker_slice.local_rows(torch.from_numpy(rows)).to(labels.device)
+    counted = labels[local][mask[local]].double()
+    sums = torch.stack([torch.ones_like(counted).sum(), counted.sum(), counted.square().sum()])
+    worker_slice.group.all_reduce_sum(sums)
+    mean, mean_square = sums[1:] / sums[0].clamp(min=1)
+    return float(mean_square - mean.square())

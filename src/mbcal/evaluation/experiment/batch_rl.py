@@ -37,7 +37,7 @@ def batch_rl(
     if name == oracle.NAME:
         return _test_oracle(context, progress)
     settings = context.settings
-    agent = context.agent(name, seed, settings.training(settings.epochs, settings.validation))
+    agent = context.agent(name, seed)
     agent.fit(context.train, progress=progress, checkpoints=checkpoints)
     judged, rewards = {}, {}
     served = None  # of the first judge
@@ -50,7 +50,7 @@ def batch_rl(
     record = {
         "judges": judged,
         "regression": None if regression is None else {**asdict(regression), "explained": regression.explained},
-        "curves": agent.curves,
+        "curves": {net: record.curve for net, record in agent.records.items()},
         "xray": xray(agent, served[: settings.xray]) if seed == 0 else None,
     }
     return CellResult(record, rewards, agent)

@@ -44,29 +44,24 @@ class ExperimentConfig:
     """Items of the generated newsfeed."""
     test_sessions: int = 1_500
     """Most sessions served in every test."""
-    epochs: int = 8
-    """Batch-RL: passes over the log, the same for every network of every method; the most, if users are held out."""
-    validation: float = 0.0
-    """Batch-RL: share of the train users held out for early stopping. Networks whose targets move (DQN and its variants)
-    make all passes anyway. With 0 no user is held out, and all networks make all passes."""
     rounds: int = 4
     """Growing Batch-RL: rounds of collect, update, test."""
     round_sessions: int = 1_500
     """Sessions collected in a round."""
-    round_epochs: int = 1
-    """Passes over the sessions of a round."""
-    replay: int = 1
-    """Rounds whose sessions are learned from: 1 is the last alone; as many as there are rounds keeps all."""
+    round_epochs: int | None = None
+    """Growing Batch-RL: most passes in a round. None: as many as make 10 million steps, and at least one."""
+    replay: int | None = None
+    """Growing Batch-RL: rounds to learn from; 1 is the last alone. None: as many as hold 5 million steps."""
     epsilon: float = 0.1
     """Probability of a random choice when collecting."""
     gamma: float = 0.95
-    mask_rate: float = 0.2
-    features: tuple[str, ...] | None = None
-    """Item features agents see; by default those usual for the kind of store."""
-    hidden: int = 32
-    embedding: int = 32
-    batch: int = 64
-    learning_rate: float = 2e-3
+    """Discount of every method that has one."""
+    mask_rate: float = 0.05
+    """Mask rate of every method that has one."""
+    net: NetConfig = field(default_factory=NetConfig)
+    """Networks of every agent. Features that are not named are those usual for the kind of store."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """How every network is trained. Networks whose targets move (DQN and its variants) make all epochs."""
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     futures: int = 64
     """Resampled futures per state in the variance analysis."""
@@ -76,11 +71,12 @@ class ExperimentConfig:
     """Test sessions shown step by step in the report."""
 
     def __post_init__(self) -> None:
-        at_least = {"seeds": 1, "test_sessions": 2, "epochs": 1, "rounds": 1, "round_sessions": 2, "round_epochs": 1}
-        at_least |= {"replay": 1, "futures": 2, "future_states": 1, "xray": 0, "log_sessions": 0}
+        at_least = {"seeds": 1, "test_sessions": 2, "rounds": 1, "round_sessions": 2, "round_epochs": 1, "replay": 1}
+        at_least |= {"futures": 2, "future_states": 1, "xray": 0, "log_sessions": 0}
         for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise OptionError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise OptionError(f"{name}: must be at least {least}, got {value}")
         if not 0 <= self.epsilon <= 1:
             raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
         for name in ("protocols", "agents", "judges"):
@@ -91,17 +87,6 @@ class ExperimentConfig:
             raise OptionError("protocols and agents: give at least one of each")
         if self.data == NEWSFEED and self.log_sessions < 10:
             raise OptionError(f"log_sessions: the newsfeed needs at least 10, got {self.log_sessions}")
-        NetConfig(hidden=self.hidden, embedding=self.embedding)  # checks the sizes
-        self.training(1, self.validation)
-
-    def training(self, epochs: int, validation: float = 0.0) -> TrainingConfig:
-        """Training settings of every network. By default no user is held out: all methods get the same data and budget."""
-        return TrainingConfig(epochs, self.batch, self.learning_rate, validation=validation)
-
-    def net(self, default_features: tuple[str, ...]) -> NetConfig:
-        """Network settings of every agent."""
-        features = default_features if self.features is None else self.features
-        return NetConfig("gru", self.hidden, self.embedding, features)
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -110,26 +95,36 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "log_sessions": 60_000,
         "items": 1_000,
         "test_sessions": 8_000,
-        "epochs": 8,
         "rounds": 10,
         "round_sessions": 8_000,
-        "batch": 128,
-        "learning_rate": 1e-3,
         "future_states": 256,
     },
     "paper": {
         "log_sessions": 640_000,
         "items": 2_000,
-        "batch": 256,
-        "learning_rate": 1e-3,
         "test_sessions": 256_000,
-        "epochs": 3,
         "rounds": 40,
         "round_sessions": 256_000,
+        "round_epochs": 1,
+        "replay": 1,
         "future_states": 1024,
+        "gamma": 0.95,
+        "mask_rate": 0.2,
+        "net": {"hidden": 32, "embedding": 32},
+        "training": {
+            "epochs": 3,
+            "batch": 256,
+            "learning_rate": 1e-3,
+            "warmup": 0,
+            "decay": 1.0,
+            "reductions": 0,
+            "clip": None,
+            "validation": 0.0,
+        },
     },
 }
-"""Differences to the defaults: `quick` takes minutes on a CPU, `laptop` an hour, `paper` has the sizes of the paper."""
+"""Differences to the defaults: `quick` takes minutes on a CPU, `laptop` an hour, `paper` has the sizes and settings of
+the paper."""
 
 
 def experiment_config(values: Mapping[str, Any], preset: str = "quick") -> ExperimentConfig:
@@ -144,7 +139,16 @@ def experiment_config(values: Mapping[str, Any], preset: str = "quick") -> Exper
     """
     if preset not in PRESETS:
         raise OptionError(f"preset: {preset!r} is unknown; known are {', '.join(PRESETS)}.{nearest(preset, PRESETS)}")
-    return from_dict(ExperimentConfig, {**PRESETS[preset], **values})
+    return from_dict(ExperimentConfig, _merged(PRESETS[preset], values))
+
+
+def _merged(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults with some values changed; tables within are merged in the same way."""
+    merged = {**defaults, **values}
+    for name, default in defaults.items():
+        if isinstance(default, Mapping) and isinstance(values.get(name), Mapping):
+            merged[name] = _merged(default, values[name])
+    return merged
 
 
 def load_experiment_config(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from mbcal.evaluation.evaluator import EvaluationResult
 from mbcal.evaluation.experiment.config import ExperimentConfig
 from mbcal.evaluation.experiment.overrides import apply_overrides
 from mbcal.metrics import Mean, coverage, gini
-from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.types import FIRST_ITEM_ROW, Sessions, SessionTensors
 
@@ -52,14 +51,14 @@ class ExperimentContext:
         """Who responds when agents collect: the first judge."""
         return next(iter(self.judges.values()))
 
-    def agent(self, name: str, seed: int, training: TrainingConfig) -> Agent:
+    def agent(self, name: str, seed: int) -> Agent:
         """Create an agent; see `agent_config` for its name."""
-        kind, config = agent_config(name, self.settings, self.features, seed, training)
+        kind, config = agent_config(name, self.settings, self.features, seed)
         return kind(config, self.device)
 
 
 def agent_config(
-    name: str, settings: ExperimentConfig, features: tuple[str, ...], seed: int, training: TrainingConfig
+    name: str, settings: ExperimentConfig, features: tuple[str, ...], seed: int
 ) -> tuple[type[Agent], AgentConfig]:
     """Return a method and its config: the experiment's settings as far as the method has them, then those in its name.
 
@@ -68,7 +67,6 @@ def agent_config(
         settings: The experiment's settings.
         features: Item features the agent sees unless the settings name others.
         seed: The agent's seed.
-        training: Its training settings.
 
     Raises:
         OptionError: If the method or a setting is unknown, a value is out of range, or the name sets `seed`.
@@ -78,8 +76,8 @@ def agent_config(
     shared = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
     setting_names = {field.name for field in fields(kind.Config)}
     config = kind.Config(
-        net=settings.net(features),
-        training=training,
+        net=settings.net if settings.net.features is not None else replace(settings.net, features=features),
+        training=settings.training,
         seed=seed,
         **{key: value for key, value in shared.items() if key in setting_names},
     )

@@ -3,7 +3,7 @@
 ::
 
     round k:  train users ──▶ served by the policy of round k - 1 ──▶ update ──▶ test users, served greedily
-              (epsilon-greedy if the method explores)             (these sessions and those of `replay` - 1 rounds before)
+              (epsilon-greedy if the method explores)             (these sessions and earlier rounds: training/replay.py)
 
 Before the first round there is no policy, so round 1 is collected by a random one. No test session is ever learned from.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.storage.artifacts import CHECKPOINT_KIND, MODEL_KIND, Artifact, write_artifact
 from mbcal.training.random import derive_seed, random_integers
+from mbcal.training.replay import replayed_rounds, round_passes
 from mbcal.types import SessionTensors
 
 CHECKPOINT_EVERY = 15.0
@@ -52,7 +54,7 @@ def growing_batch(
         The reward of every round, and after the last round the rewards by judge.
     """
     settings = context.settings
-    agent = context.agent(name, seed, settings.training(settings.round_epochs))
+    agent = context.agent(name, seed)
     rounds: list[dict[str, Any]] = []
     memory: list[SessionTensors] = []
     if checkpoints is not None:
@@ -61,20 +63,27 @@ def growing_batch(
     while len(rounds) < settings.rounds:
         number = len(rounds) + 1
         collected = collect(context, agent, seed, number, progress)
-        memory = [*memory, collected.without("propensities")][-settings.replay :]
-        agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), progress=progress)
+        memory = [*memory, collected.without("propensities")]
+        memory = memory[-replayed_rounds([_count_steps(sessions) for sessions in memory], settings.replay) :]
+        passes = round_passes(sum(map(_count_steps, memory)), settings.training.epochs, settings.round_epochs)
+        training = replace(settings.training, epochs=passes)
+        agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), training=training, progress=progress)
         title, test = f"round {number}: test", context.test_tensors
         served = rollout(agent, context.users, test, seed=TEST_SEED, title=title, progress=progress)
         reward = mean_interval(session_rewards(served), context.test.user)
         rounds.append({"round": number, "collected": float(session_rewards(collected).mean()), **mean_record(reward)})
         if checkpoints is not None and time.monotonic() - saved_at >= CHECKPOINT_EVERY:
-            _save(checkpoints, agent, rounds, memory if settings.replay > 1 else [])
+            _save(checkpoints, agent, rounds, memory if settings.replay != 1 else [])
             saved_at = time.monotonic()
     judged, rewards = {}, {}
     for judge, environment in context.judges.items():
         result = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
         judged[judge], rewards[judge] = summarise(result), result.rewards
     return CellResult({"judges": judged, "rounds": rounds}, rewards, agent)
+
+
+def _count_steps(sessions: SessionTensors) -> int:
+    return int(sessions.mask.sum())
 
 
 def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, progress: Progress = SILENT) -> SessionTensors:
@@ -140,7 +149,7 @@ def _resume(
             continue
         agent.share_catalog(context.train.catalog)
         memory: list[SessionTensors] = []
-        if context.settings.replay > 1:
+        if context.settings.replay != 1:
             number = path.name.removeprefix("agent-")
             saved = Artifact.open(checkpoints / f"memory-{number}", CHECKPOINT_KIND)
             rounds = [saved.arrays(f"round-{index}") for index in range(len(saved.manifest["files"]))]

@@ -114,13 +114,11 @@ class Run:
             StoreError: If the data is not a store.
         """
         folder = Path(folder)
-        agent_features = [
-            agent_config(name, settings, (), 0, settings.training(1))[1].net.features for name in _agent_names(settings)
-        ]
+        agent_features = [agent_config(name, settings, (), 0)[1].net.features for name in _agent_names(settings)]
         resolved_device = str(resolve_device(device))
         store = None if settings.data == NEWSFEED else Store.open(settings.data)
         catalog = Newsfeed(1, 100).catalog if store is None else store.catalog
-        for features in (*agent_features, settings.features, settings.simulator.features):
+        for features in (*agent_features, settings.net.features, settings.simulator.features):
             require_features(catalog, features or ())
         if TRUTH in settings.judges and store is not None and store.manifest["source"] != "newsfeed":
             raise OptionError("judges: only the generated newsfeed knows its truth; give lstm or transformer")

@@ -150,6 +150,7 @@ class _CrossFit:
             train_rows=rows,
             held_out_rows=NO_ROWS,
             before_update=net.begin_update,
+            n_steps=float(data.mask[row_index].sum()),
             use_cuda_graph=False,  # the choices may be on another device than the network
             loss_scale=float(net.online.label_scaler.scale) ** 2,
         )
