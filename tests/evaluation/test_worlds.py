@@ -7,14 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 import mbcal
+from mbcal import cli
 from mbcal.data.describe import describe
 from mbcal.data.user_split import part_of, stable_hash
 from mbcal.errors import ModelError, OptionError
+from mbcal.evaluation.experiment.run import Run
+from mbcal.report.runs import report
+from mbcal.report.summary import RunSummary
 from mbcal.scoring.scorers import RandomScorer
 from tests.support import batches
-from tests.support.command_line import mbcal as command
 from tests.support.command_line import refused
 from tests.support.worlds import BEST, HORIZON, KEYS, SMALL
 
@@ -102,6 +107,11 @@ def test_wrong_options_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*arguments: str) -> Result:
+        done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == 0, done.output
+        return done
+
     done = command("collect", f"gym:{KEYS}", "--sessions", "40", "--out", str(tmp_path / "log"))
     assert "160 steps of 40 users with 7 items, 40 sessions (40 full)" in done.stdout
     done = command("evaluate", str(model), "--env", f"gym:{KEYS}", "--episodes", "30", "--json", "--device", "cpu")
@@ -117,3 +127,37 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert said == "mbcal: data: missing; give --data STORE whose test users are served, or --env gym:ID"
     said = refused("evaluate", str(model), "--env", "gym:toy/Keys-v0", "--truth", cwd=tmp_path, capsys=capsys)
     assert said.startswith("mbcal: env: episodes are played in the environment")
+
+
+def test_an_experiment_in_a_world_learns_from_a_random_log_and_in_growing_rounds(tmp_path: Path) -> None:
+    sizes = {"log_sessions": 600, "test_sessions": 20, "rounds": 2, "round_sessions": 300, "xray": 1}
+    network = {"hidden": SMALL["hidden"], "embedding": SMALL["embedding"]}
+    training = {name: SMALL[name] for name in ("batch", "epochs", "learning_rate")}
+    settings = {**sizes, "agents": ["mbcal", "random"], "seeds": 1, "net": network, "training": training}
+    config = mbcal.load_experiment_config(f"gym:{KEYS}", **settings)
+    run = mbcal.run_experiment(config, tmp_path / "run", workers=1, device="cpu")
+    assert (run.judge_names, run.missing) == (("world",), [])
+    results = {(result.cell.protocol, result.cell.agent): result for result in run.results()}
+    assert results["batch", "mbcal"].rewards["world"].tolist() == [BEST] * 20
+    assert results["batch", "random"].rewards["world"].mean() < BEST - 2
+    first, second = results["growing", "mbcal"].record["rounds"]
+    assert first["collected"] < BEST - 2  # by a random policy
+    assert first["mean"] == BEST  # tested greedily
+    assert BEST - 1 < second["collected"] < BEST  # by the agent, epsilon-greedily
+    assert run.store().n_sessions("train") == 600
+    assert run.context.agent("mbcal", 0).config.net.features == ("kind",)
+    page = report(run).page
+    assert page.is_file()
+    assert "judged by the world itself, 20 test sessions" in RunSummary(run).headline()
+
+
+def test_settings_of_an_experiment_that_do_not_fit_a_world_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="judges: in a Gymnasium world, the world itself judges"):
+        mbcal.load_experiment_config(f"gym:{KEYS}", judges=["lstm"])
+    with pytest.raises(OptionError, match=r"judges: only a Gymnasium world \(gym:ID\) is its own judge"):
+        mbcal.load_experiment_config("newsfeed", judges=["world"])
+    with pytest.raises(OptionError, match="log_sessions: a generated log needs at least 10, got 2"):
+        mbcal.load_experiment_config(f"gym:{KEYS}", log_sessions=2)
+    with pytest.raises(OptionError, match="toy/Never-v0: never ends"):
+        Run.create(tmp_path / "run", mbcal.load_experiment_config("gym:toy/Never-v0"))
+    assert not (tmp_path / "run").exists()

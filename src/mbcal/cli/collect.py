@@ -9,7 +9,6 @@ import typer
 from mbcal.cli.console import progress
 from mbcal.cli.options import DeviceOption, Out, Overwrite, Seed
 from mbcal.cli.prepare import summarise
-from mbcal.data import SessionConfig
 from mbcal.data.readers.table import parse_numbers
 
 
@@ -25,9 +24,7 @@ def collect_command(
     horizon: Annotated[
         int | None, typer.Option(help="Most steps of an episode.", min=2, show_default="the environment's limit")
     ] = None,
-    split: Annotated[str, typer.Option(help="Shares of episodes: simulator, train, test.")] = ",".join(
-        f"{share:g}" for share in SessionConfig().split
-    ),
+    split: Annotated[str, typer.Option(help="Shares of episodes in the parts simulator, train and test.")] = "0.4,0.4,0.2",
     seed: Seed = 0,
     overwrite: Overwrite = False,
     device: DeviceOption = "auto",

@@ -15,7 +15,7 @@ from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.rollout import Policy
 from mbcal.errors import ModelError, OptionError
 from mbcal.evaluation.blocks import CHANCE
-from mbcal.evaluation.evaluator import EvaluationResult
+from mbcal.evaluation.evaluator import play_test
 from mbcal.evaluation.models import ModelComparison, OpenModel, compare_rewards, open_models
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import RandomScorer
@@ -151,24 +151,6 @@ def _compare(
     users = np.arange(episodes, dtype=np.int32)
     rows = compare_rewards(world.title, names, [result.rewards for result in results], users)
     return ModelComparison(rows, None, episodes, seed)
-
-
-def play_test(
-    policy: Policy,
-    world: GymnasiumWorld,
-    episodes: int,
-    *,
-    epsilon: float = 0.0,
-    seed: int = 0,
-    title: str = "episodes",
-    progress: Progress = SILENT,
-) -> EvaluationResult:
-    """Play episodes by one policy and measure the reward per episode, as the environment pays it.
-
-    Arguments are those of `GymnasiumWorld.play`.
-    """
-    played = world.play_episodes(policy, episodes, epsilon=epsilon, seed=seed, title=title, progress=progress)
-    return EvaluationResult(played.sessions, played.returns)
 
 
 def open_world(world: str | GymnasiumWorld, domain: Domain, repeats: bool) -> GymnasiumWorld:

@@ -246,7 +246,7 @@ class GymnasiumWorld:
         if self.behaviours.cuts:
             return self.behaviours.level(rewards)
         distances = np.abs(rewards[:, None] - np.asarray(self.behaviours.rewards))
-        nearest = distances.argmin(1)
+        nearest: NDArray[np.int64] = distances.argmin(1)
         is_known = distances[np.arange(len(rewards)), nearest] <= 1e-6 * np.maximum(1, np.abs(rewards))
         if not is_known.all():
             problem = f"{self.title}: paid {rewards[~is_known][0]:g}, which is not among its rewards"
