@@ -331,7 +331,16 @@ def test_with_few_users_both_sides_have_one(share: float, count: int, seed: int)
 
 
 def test_settings_are_checked() -> None:
-    for wrong in ({"epochs": 0}, {"batch": 0}, {"patience": 0}, {"validation": 1.0}, {"learning_rate": 0.0}, {"decay": 0.0}, {"clip": 0.0}):
+    invalid = [
+        {"epochs": 0},
+        {"batch": 0},
+        {"patience": 0},
+        {"validation": 1.0},
+        {"learning_rate": 0.0},
+        {"decay": 0.0},
+        {"clip": 0.0},
+    ]
+    for wrong in invalid:
         with pytest.raises(OptionError, match=next(iter(wrong))):
             TrainingConfig(**wrong)  # type: ignore[arg-type]
     model, objective = line()

@@ -76,8 +76,8 @@ def test_a_record_says_what_happened() -> None:
     record = TrainingRecord(curve, 600, 36, 0.0009, "stopped because the held-out loss no longer fell", 0.45)
     assert (record.best_epoch, record.held_out_loss, record.has_learned) == (2, 0.3, True)
     assert str(record) == (
-        "600 updates of 36 sessions, epoch 2 of 3, held-out loss 0.3000 (a constant prediction has 0.4500), last rate 0.0009; "
-        "stopped because the held-out loss no longer fell"
+        "600 updates of 36 sessions, epoch 2 of 3, held-out loss 0.3000 (a constant prediction has 0.4500), "
+        "last rate 0.0009; stopped because the held-out loss no longer fell"
     )
     assert not TrainingRecord(curve, base_loss=0.3).has_learned
     assert TrainingRecord([{"loss": 0.5}], 5, 8, 0.1, "done").best_epoch == 1
