@@ -14,8 +14,10 @@ HORIZON, ITEMS, BEST = 4, 7, 6.0
 """Steps and items of `Keys`, and the reward of its best policy: the key, then three sweets."""
 KIND = ("key", "plain", "plain", "plain", "sweet", "sweet", "sweet")
 """What each item of `Keys` is: its item feature."""
-SMALL: dict[str, Any] = {"hidden": 16, "embedding": 8, "batch": 16, "epochs": 10, "learning_rate": 5e-3, "device": "cpu"}
-"""Settings of agents that learn `Keys` in seconds."""
+SMALL: dict[str, Any] = {
+    "hidden": 16, "embedding": 8, "batch": 16, "epochs": 10, "learning_rate": 5e-3, "gamma": 0.95, "device": "cpu",
+}  # fmt: skip
+"""Settings of an MBCAL agent that learns `Keys` in seconds."""
 
 
 class Keys(gymnasium.Env[int, int]):

@@ -53,7 +53,7 @@ def collect(
         sessions: Number of episodes.
         epsilon: Probability of a uniformly random item at each step; a random policy has none other.
         repeats: Whether an item may be shown again in an episode.
-        horizon: Most steps of an episode; by default the environment's limit.
+        horizon: Most steps of an episode; by default the environment's limit. A model plays up to its own horizon.
         split: Shares of episodes in the parts simulator, train and test.
         seed: Names the episodes and the choices.
         overwrite: Replace a store that is there.
