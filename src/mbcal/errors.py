@@ -34,6 +34,10 @@ class TrainingError(MbcalError):
     """A fit failed: a loss became NaN, or the checkpoints belong to other settings."""
 
 
+class DivergenceWarning(UserWarning):
+    """The predictions of a network grew beyond all limits; training ended with the weights of the last good epoch."""
+
+
 class EngineError(MbcalError):
     """Jobs cannot run: there is no cluster, no worker is available, or workers are lost again and again."""
 

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from mbcal import NetConfig, Sessions, TrainingConfig
+from mbcal import Behaviours, NetConfig, Sessions, TrainingConfig
 from mbcal.agents import DDPG, DDQN, DQN, MCPE, DynaQ, GRU4Rec, GRU4RecEpsilon, LinUCB
 from mbcal.agents.dqn import DQNConfig, candidate_values
 from mbcal.agents.linucb import LinUCBConfig, item_vectors
-from mbcal.agents.values import ValueConfig, value_term
+from mbcal.agents.values import TargetCopy, ValueConfig, largest_loss, renewal_interval, value_term
 from mbcal.environments.candidates import available_candidates, sample_candidates
+from mbcal.errors import OptionError, TrainingError
+from mbcal.nn.label_scaler import LabelScaler
 from mbcal.training.labels import temporal_difference_targets
 from mbcal.training.loop import train
 from mbcal.types import MASK_ROW
@@ -32,6 +35,13 @@ def offered(count: int = 20, seed: int = 0) -> Sessions:
 
 def fitted(kind: Any) -> Any:
     return kind(DQNConfig(net=SMALL, training=QUICK, gamma=0.9), "cpu").fit(offered(120, seed=3))
+
+
+def bounded(value: float, known: Sessions, step: int) -> float:
+    """A value clamped to what can be earned from a step on, with gamma 0.9."""
+    steps_left = sum(0.9**k for k in range(known.horizon - step))
+    rewards = known.behaviour_set.rewards
+    return min(max(value, min(0.0, *rewards) * steps_left), max(0.0, *rewards) * steps_left)
 
 
 def test_targets_by_hand() -> None:
@@ -98,7 +108,7 @@ def test_targets_bootstrap_over_the_remaining_candidates(kind: Any) -> None:
                 left = [place for place in range(slow.shape[2]) if available[row, step + 1, place]]
                 if left:
                     best = max(left, key=lambda place: float(chooses[row, step + 1, place]))
-                    target += 0.9 * float(slow[row, step + 1, best])
+                    target += 0.9 * bounded(float(slow[row, step + 1, best]), known, step + 1)
             assert float(label[row, step]) == pytest.approx(target, abs=1e-3)
 
 
@@ -115,19 +125,52 @@ def test_double_dqn_differs_in_the_target_alone() -> None:
     assert not torch.allclose(double.label(batch), plain.label(batch))
 
 
-def test_the_target_network_is_copied_every_twenty_updates() -> None:
-    agent = fitted(DQN)
+def test_renewals_of_the_target_network_fit_the_number_of_updates() -> None:
+    assert renewal_interval(8_000) == 200  # 40 renewals
+    assert renewal_interval(1_000) == 25
+    assert renewal_interval(100) == 20  # never less
+    for every, interval in ((None, 100), (20, 20)):
+        net = TargetCopy(nn.Linear(1, 1), nn.Linear(1, 1), every)
+        renewed = []
+        for update in range(250):
+            with torch.no_grad():
+                net.online.weight.fill_(update)
+            net.begin_update(planned_updates=4_000)
+            renewed.append(int(net.target.weight))
+        assert renewed == [update // interval * interval for update in range(250)]
+
+
+def test_the_largest_loss_is_that_of_an_error_as_wide_as_the_bounds() -> None:
+    scaler = LabelScaler(3)
+    scaler.scale.fill_(0.5)
+    clicks = Behaviours(("skip", "click"), (0.0, 1.0))
+    assert largest_loss(clicks, 3, 0.5, scaler) == 2 * 3.5 - 1  # the bounds are 1.75 apart: 3.5 standard deviations
+
+
+def test_the_target_network_is_copied_as_the_config_says() -> None:
+    agent = DQN(DQNConfig(net=SMALL, training=QUICK, copy_every=20), "cpu").fit(offered(120, seed=3))
     net = agent.nets["value"]
-    updates = net.updates
-    assert updates == 2 * -(-120 // 32)
+    assert net.updates == 2 * -(-120 // 32)
     weight = net.target.head[2].weight.clone()
     while net.updates % 20:
-        net.begin_update()
+        net.begin_update(8)
     assert torch.equal(net.target.head[2].weight, weight)
     with torch.no_grad():
         net.online.head[2].weight.add_(1)
-    net.begin_update()
+    net.begin_update(8)
     assert torch.equal(net.target.head[2].weight, net.online.head[2].weight)
+    with pytest.raises(OptionError, match="copy_every: must be at least 1, got 0"):
+        DQNConfig(copy_every=0)
+
+
+@pytest.mark.parametrize("kind", [DQN, DDPG])
+def test_a_value_network_that_diverges_at_once_leaves_the_agent_as_it_was(kind: Any) -> None:
+    agent = kind(kind.Config(net=SMALL, training=QUICK), "cpu").fit(offered(120, seed=3))
+    before = {name: value.clone() for name, value in agent.nets["value"].state_dict().items()}
+    wild = TrainingConfig(epochs=3, batch=8, learning_rate=50.0, warmup=0, validation=0.0)
+    with pytest.raises(TrainingError, match=r"value: diverged in epoch 1"):
+        agent.fit(offered(120, seed=3), training=wild)
+    assert all(torch.equal(value, before[name]) for name, value in agent.nets["value"].state_dict().items())
 
 
 def test_dyna_q_learns_from_as_many_imagined_as_real_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +198,7 @@ def test_ddpg_shows_the_candidate_nearest_to_its_point() -> None:
     assert torch.allclose(scores, -far, atol=1e-5)
     assert torch.equal(scores.argmax(1), far.argmin(1))
     groups = agent.optimisers["value"].param_groups
-    assert [group["lr"] for group in groups] == pytest.approx([1e-3, 1e-4])
+    assert [group["lr"] / groups[0]["lr"] for group in groups] == pytest.approx([1, 0.1])  # critic, actor
 
 
 @torch.no_grad()
@@ -177,7 +220,8 @@ def test_ddpgs_targets_judge_the_next_point_of_the_slower_actor() -> None:
                                     net.target.points(one.items)], -1)  # fmt: skip
                 inside[0, step + 1, -4:] = points[row, step + 1]
                 hidden = net.target.cell(inside[:, : step + 2], net.target.encode_history(one).unsqueeze(0))[0][:, -1]
-                target += 0.9 * float(net.target.head(hidden) * net.label_scaler.scale + net.label_scaler.shift[step + 1])
+                value = float(net.target.head(hidden) * net.label_scaler.scale + net.label_scaler.shift[step + 1])
+                target += 0.9 * bounded(value, known, step + 1)
             assert float(label[row, step]) == pytest.approx(target, abs=1e-3)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mbcal import Behaviours, Catalog, Sessions
 from mbcal.environments.rollout import rollout
 from mbcal.scoring.scorers import RandomScorer
-from mbcal.types import FIRST_ITEM_ROW
+from mbcal.types import FIRST_ITEM_ROW, Feature
 
 BEHAVIOURS = Behaviours(("skip", "click", "like"), (0.0, 1.0, 3.0))
 CPU = torch.device("cpu")
@@ -84,3 +84,62 @@ def starts(count: int, seed: int = 0) -> Sessions:
 def logged(count: int, seed: int = 0, noise: bool = False) -> Sessions:
     """The log of a policy that chooses at random."""
     return rollout(RandomScorer(seed), DelayedPrize(noise), starts(count, seed), epsilon=1.0, seed=seed)
+
+
+LONG_STEPS = 100
+PER_TOPIC = 15
+TOPICS = Catalog(
+    tuple(f"{topic} {k}" for topic in ("news", "music") for k in range(PER_TOPIC)),
+    {"topic": Feature.single("topic", [topic for topic in ("news", "music") for _ in range(PER_TOPIC)])},
+)
+CLICKS = Behaviours(("skip", "click"), (0.0, 1.0))
+
+
+@dataclass
+class Boredom:
+    """Sessions of 100 steps, items of two topics. After two items of one topic in a row a third is hardly ever clicked.
+
+    Item k of a topic is clicked with probability 0.02 (k + 1). The state is the topic shown last, and how often in a row.
+    """
+
+    device: torch.device = CPU
+    catalog = TOPICS
+    behaviours = CLICKS
+
+    def begin(self, user: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.full_like(user, -1), torch.zeros_like(user)
+
+    def respond(self, state: tuple[Tensor, Tensor], item: Tensor, uniform: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        topic, run = self.observe(state, item)
+        appeal = 0.02 * ((item - FIRST_ITEM_ROW) % PER_TOPIC + 1)
+        return (uniform < torch.where(run > 2, 0.1 * appeal, appeal)).to(torch.uint8), (topic, run)
+
+    def observe(self, state: tuple[Tensor, Tensor], item: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        topic = (item - FIRST_ITEM_ROW) // PER_TOPIC
+        return topic, torch.where(topic == state[0], state[1] + 1, 1)
+
+    def merge(self, mask: Tensor, yes: tuple[Tensor, Tensor], no: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.where(mask, yes[0], no[0]), torch.where(mask, yes[1], no[1])
+
+
+def long_starts(count: int) -> Sessions:
+    """Sessions of 100 steps to serve: all 30 items to choose from, no history, every user once."""
+    shape = (count, LONG_STEPS)
+    every_item = np.arange(FIRST_ITEM_ROW, TOPICS.n_rows, dtype=np.int32)
+    return Sessions(
+        TOPICS,
+        CLICKS,
+        items=np.full(shape, FIRST_ITEM_ROW, np.int32),
+        behaviours=np.zeros(shape, np.uint8),
+        length=np.full(count, LONG_STEPS, np.int32),
+        user=np.arange(count, dtype=np.int32),
+        history_items=np.zeros((count, 0), np.int32),
+        history_behaviours=np.zeros((count, 0), np.uint8),
+        history_length=np.zeros(count, np.int32),
+        candidates=np.tile(every_item, (count, 1)),
+    )
+
+
+def long_log(count: int, seed: int = 0) -> Sessions:
+    """The log of a policy that chooses at random."""
+    return rollout(RandomScorer(seed), Boredom(), long_starts(count), epsilon=1.0, seed=seed)

@@ -11,9 +11,11 @@ from torch import Tensor
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.labels import (
+    bounded_targets,
     counterfactual_future_advantage,
     counterfactual_future_advantages,
     discounted_returns,
+    return_bounds,
     simulated_future_reward,
 )
 from mbcal.types import MASK_ROW, SessionTensors
@@ -55,6 +57,37 @@ def test_returns_by_hand() -> None:
     assert returns.tolist() == [[1 + 0.5 * 2 + 0.25 * 4, 2 + 0.5 * 4, 4], [3 + 0.5 * 5, 5, 0]]
     future = simulated_future_reward(rewards, mask, 0.5)
     assert future.tolist() == [[0.5 * 2 + 0.25 * 4, 0.5 * 4, 0], [0.5 * 5, 0, 0]]
+
+
+def test_bounds_of_returns_by_hand() -> None:
+    lowest, highest = return_bounds((-1.0, 0.0, 4.0), horizon=3, gamma=0.5)
+    assert lowest.tolist() == [-1.75, -1.5, -1.0]
+    assert highest.tolist() == [4 * (1 + 0.5 + 0.25), 4 * (1 + 0.5), 4]
+    lowest, highest = return_bounds((1.0, 5.0), horizon=3, gamma=1.0)  # a session may end early: 0 is within the bounds
+    assert lowest.tolist() == [0, 0, 0]
+    assert highest.tolist() == [15, 10, 5]
+    lowest, highest = return_bounds((-2.0, -1.0), horizon=2, gamma=0.0)
+    assert lowest.tolist() == [-2, -2]
+    assert highest.tolist() == [0, 0]
+
+
+def test_bounded_targets_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 9.0]])
+    values = torch.tensor([[9.0, 99.0, -99.0], [9.0, 0.75, 9.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    # at most 1 + 0.5 from the second step on and 1 from the third, at least 0; no value follows a session's last step
+    targets = bounded_targets(rewards, values, mask, 0.5, (0.0, 1.0))
+    assert targets.tolist() == [[1 + 0.5 * 1.5, 0, 1], [0.5 * 0.75, 1, 0]]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+def test_bounded_targets_lie_within_the_bounds(gamma: float) -> None:
+    batch = sessions().tensors()
+    rewards = batch.behaviour_set.rewards
+    wild = 1e6 * torch.randn(batch.items.shape, generator=torch.Generator().manual_seed(0))
+    targets = bounded_targets(batch.rewards, wild, batch.mask, gamma, rewards)
+    lowest, highest = return_bounds(rewards, batch.horizon, gamma)
+    assert bool(((targets >= lowest - 1e-4) & (targets <= highest + 1e-4)).all())
 
 
 def test_future_reward_equals_the_sum_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mbcal.errors import OptionError, TrainingError
+from mbcal.errors import DivergenceWarning, OptionError, TrainingError
 from mbcal.nn.config import NetConfig
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import ValueNet
@@ -27,7 +28,7 @@ from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.loop import TrainingJob, train
-from mbcal.training.losses import behaviour_nll, value_mse
+from mbcal.training.losses import behaviour_nll, huber, value_mse
 from mbcal.training.random import Noise
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import MASK_ROW
@@ -52,7 +53,8 @@ def line(rows: int = 40) -> tuple[nn.Linear, Any]:
 
 def fit(model: nn.Module, objective: Any, config: TrainingConfig, rows: int = 40, held: Any = NO_ROWS, **more: Any) -> Any:
     optimiser = more.pop("optimiser", None) or config.create_optimiser(model.parameters())
-    job = TrainingJob("line", model, objective, optimiser, np.arange(rows), held)
+    options = {name: more.pop(name) for name in ("max_loss", "before_update") if name in more}
+    job = TrainingJob("line", model, objective, optimiser, np.arange(rows), held, **options)
     return train(job, config, seed=0, **more)
 
 
@@ -83,6 +85,66 @@ def test_it_stops_at_the_best_epoch_and_keeps_it() -> None:
     assert record.stopped == "stopped because the held-out loss no longer fell"
     assert record.held_out_loss == min(losses)
     assert float((model.weight.detach() - 1).square()) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_huber_is_the_square_of_small_errors_and_linear_in_large_ones() -> None:
+    errors = torch.tensor([0.0, 0.5, -1.0, 3.0, -100.0], requires_grad=True)
+    losses = huber(errors, delta=1.0)
+    assert losses.tolist() == [0, 0.25, 1, 5, 199]
+    losses.sum().backward()
+    assert errors.grad is not None
+    assert errors.grad.tolist() == [0, 1, -2, 2, -2]
+
+
+def runaway(good_epochs: int) -> tuple[nn.Linear, Any]:
+    """A network that is moved far away after some epochs of one batch; its weight is then the number of the epoch."""
+    model, epoch = nn.Linear(1, 1), itertools.count(1)
+
+    def objective(batch: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+        number = next(epoch)
+        with torch.no_grad():
+            model.weight.fill_(number)
+        size = 1e3 if number > good_epochs else 1.0
+        return (0 * model.weight + size).sum() * len(batch), torch.tensor(len(batch))
+
+    return model, objective
+
+
+FROZEN = TrainingConfig(epochs=6, batch=40, learning_rate=1e-30)
+
+
+def test_a_network_that_diverges_keeps_the_weights_of_the_last_good_epoch(tmp_path: Path) -> None:
+    model, objective = runaway(good_epochs=3)
+    checkpoints = Checkpoints(tmp_path / "kept", {})
+    with pytest.warns(DivergenceWarning, match=r"line: stopped because the network diverged in epoch 4"):
+        record = fit(model, objective, FROZEN, max_loss=50.0, checkpoints=checkpoints)
+    assert record.curve == [{"loss": 1.0}] * 3
+    assert record.best_epoch == 3
+    assert record.stopped == "stopped because the network diverged in epoch 4 (loss 1e+03, at most 50 is possible)"
+    assert float(model.weight.detach()) == 3
+    with torch.no_grad():
+        model.weight.fill_(7)
+    assert fit(model, objective, FROZEN, max_loss=50.0, checkpoints=checkpoints) == record  # resumed: nothing is left to do
+    assert float(model.weight.detach()) == 3
+
+
+def test_a_network_that_diverges_at_once_raises() -> None:
+    model, objective = runaway(good_epochs=0)
+    with pytest.raises(TrainingError, match=r"line: diverged in epoch 1 .*; try a smaller learning rate"):
+        fit(model, objective, FROZEN, max_loss=50.0)
+
+
+def test_a_loss_within_the_limit_runs_every_epoch() -> None:
+    model, objective = runaway(good_epochs=3)
+    assert len(fit(model, objective, FROZEN, max_loss=1e3).curve) == 6
+    assert float(model.weight.detach()) == 6
+
+
+def test_before_every_update_the_planned_number_is_given() -> None:
+    model, objective = line()
+    planned: list[int] = []
+    fit(model, objective, TrainingConfig(epochs=3, batch=16), before_update=planned.append)
+    assert planned == [9] * 9  # 3 epochs of 3 batches
 
 
 def test_a_reduced_rate_starts_from_the_best_weights() -> None:

@@ -4,14 +4,14 @@ Lillicrap et al., *Continuous control with deep reinforcement learning* (2016), 
 MBCAL paper. Items are mapped to points v(a) in D = 4 dimensions. The actor gives a point p(s_t), the policy shows the
 candidate whose v(a) is nearest, and the critic Q(s_t, v) values points.
 
-    critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   (Q(s_t, v(a_t)) - y_t)²
+    critic   y_t = r_t + gamma Q'(s_{t+1}, p'(s_{t+1})),   huber(Q(s_t, v(a_t)) - y_t)
     actor    -Q(s_t, p(s_t)), the critic's parameters fixed
 
-Q' and p' are copies of Q and p, renewed every 20 updates; the actor's learning rate is a tenth of the critic's.
+Q' and p' are copies of Q and p, renewed every few updates as in DQN; the actor's learning rate is a tenth of the critic's.
 
 Deviations: (1) copies instead of moving averages, as in DQN; (2) the actor's network is like all others, with the masking
 item in place of the candidate; (3) v(a) is learned by the critic's loss alone; (4) the critic encodes the history or
-nothing, never the user's id.
+nothing, never the user's id; (5) targets are bounded and large errors count linearly, as in DQN.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from mbcal.agents.base import Agent
 from mbcal.agents.domain import Domain
 from mbcal.agents.dqn import DQNConfig
 from mbcal.agents.fit_context import NO_ROWS, FitContext
-from mbcal.agents.values import TargetCopy, session_returns
+from mbcal.agents.values import TargetCopy, largest_loss, session_returns
 from mbcal.nn.embeddings import Embedding, ItemEmbedding
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import RecurrentNet, last_hidden, run_gru
 from mbcal.scoring.scorers import NearestScorer
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.labels import temporal_difference_targets
+from mbcal.training.labels import bounded_targets
 from mbcal.training.loop import Objective
+from mbcal.training.losses import huber
 from mbcal.training.random import Noise
 from mbcal.types import SessionTensors
 
@@ -117,12 +118,12 @@ class DDPG(Agent):
         return {"value": ActorCritic(domain, self.config)}
 
     def create_optimiser(self, net: nn.Module) -> torch.optim.Adam:
-        """Create one Adam with two groups: the critic at the config's learning rate, the actor at `actor_share` of it."""
+        """Create one Adam for both: the critic at the config's learning rate, the actor at `actor_share` of it."""
         trainable = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
         critic = [parameter for name, parameter in trainable if not name.startswith("online.actor.")]
         actor = [parameter for name, parameter in trainable if name.startswith("online.actor.")]
         optimiser = self.config.training.create_optimiser(critic)
-        optimiser.add_param_group({"params": actor, "share": self.config.actor_share})
+        optimiser.add_param_group({"params": actor, "share": self.config.actor_share, "weight_decay": 0.0})
         self.config.training.apply_to(optimiser)
         return optimiser
 
@@ -130,7 +131,9 @@ class DDPG(Agent):
         net: ActorCritic = self.nets["value"]
         context.fit_label_scaler(net.label_scaler, session_returns(context.data, self.config.gamma))
         objective = self._objective(net, context.data)
-        context.train("value", objective, held_out_rows=NO_ROWS, before_update=net.begin_update)
+        horizon = context.data.tensors.horizon
+        max_loss = largest_loss(self.domain.behaviours, horizon, self.config.gamma, net.label_scaler)
+        context.train("value", objective, held_out_rows=NO_ROWS, before_update=net.begin_update, max_loss=max_loss)
 
     def _objective(self, net: ActorCritic, data: DeviceSessions) -> Objective:
         def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
@@ -141,7 +144,7 @@ class DDPG(Agent):
             parameters = {name: parameter.detach() for name, parameter in net.online.named_parameters()}
             parameters |= {name: p for name, p in net.online.named_parameters() if name.startswith("actor.")}
             action_values = torch.func.functional_call(net.online, parameters, (batch,))
-            return ((errors.square() - action_values) * mask).sum(), mask.sum()
+            return ((huber(errors) - action_values) * mask).sum(), mask.sum()
 
         return objective
 
@@ -150,7 +153,7 @@ class DDPG(Agent):
         """Return the critic's targets y_t of B sessions, (B, T)."""
         net: ActorCritic = self.nets["value"]
         next_value = net.label_scaler.denormalize(net.target(batch))
-        return temporal_difference_targets(batch.rewards, next_value, batch.mask, self.config.gamma)
+        return bounded_targets(batch.rewards, next_value, batch.mask, self.config.gamma, batch.behaviour_set.rewards)
 
     @torch.no_grad()
     def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,13 @@ method here.
     DQN     y_t = r_t + gamma max_a Q'(s_{t+1}, a)                        a among the candidates available at t+1
     DDQN    y_t = r_t + gamma Q'(s_{t+1}, argmax_a Q(s_{t+1}, a))         Q' is the target network
 
-Q' is a copy of Q, renewed every 20 updates. The candidates of all steps are scored in one pass by tables (`scoring.tables`).
+Q' is a copy of Q, renewed every few updates. Candidates of all steps are scored in one pass by tables (`scoring.tables`).
 
 Deviations: (1) whole logged sessions are the replay memory; (2) the maximum is over the candidates available at the next
 step, where the authors' code takes the session's own items; (3) targets are normalised by the returns of the first fit; (4)
-no users are held out, since targets move with the network.
+no users are held out, since targets move with the network; (5) Q'(s_{t+1}, a) is clamped to what the rest of a session can
+pay, errors beyond one standard deviation of returns count linearly, and the interval between copies follows from the number
+of updates, where the paper copies every 20. docs/methods/dqn.md has the reasons.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from torch import Tensor, nn
 from mbcal.agents.base import Agent
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import NO_ROWS, FitContext
-from mbcal.agents.values import TargetCopy, ValueConfig, session_returns, value_term
+from mbcal.agents.values import TargetCopy, ValueConfig, largest_loss, session_returns, value_term
 from mbcal.environments.candidates import available_candidates
 from mbcal.errors import OptionError
 from mbcal.nn.recurrent import ValueNet
 from mbcal.scoring.backend import copy_into
 from mbcal.scoring.scorers import NetScorer, ScoreTerm
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.labels import temporal_difference_targets
+from mbcal.training.labels import bounded_targets
 from mbcal.training.loop import Objective
+from mbcal.training.losses import huber
 from mbcal.training.random import Noise
 from mbcal.types import SessionTensors
 
@@ -44,12 +47,12 @@ CPU_BLOCK = 512
 class DQNConfig(ValueConfig):
     """Settings of DQN and the methods derived from it."""
 
-    copy_every: int = 20
-    """Updates between two renewals of the target network."""
+    copy_every: int | None = None
+    """Updates between two renewals of the target network, 20 in the paper. None: chosen by the number of planned updates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.copy_every < 1:
+        if self.copy_every is not None and self.copy_every < 1:
             raise OptionError(f"copy_every: must be at least 1, got {self.copy_every}")
 
 
@@ -113,6 +116,7 @@ class DQN(Agent):
             before_update=net.begin_update,
             use_cuda_graph=data.is_on_device,
             copies=copies,
+            max_loss=largest_loss(self.domain.behaviours, data.tensors.horizon, self.config.gamma, net.online.label_scaler),
         )
 
     def _objective(self, net: QNetwork, data: DeviceSessions) -> Objective:
@@ -120,7 +124,7 @@ class DQN(Agent):
             batch = data[rows]
             mask, targets = batch.mask, self.label(batch)
             errors = net.online.forward_batch(batch).squeeze(-1) - net.online.label_scaler.normalize(targets)
-            return (errors.square() * mask).sum(), mask.sum()
+            return (huber(errors) * mask).sum(), mask.sum()
 
         return objective
 
@@ -136,7 +140,7 @@ class DQN(Agent):
             next_value = values.gather(2, best).squeeze(2)
         else:
             next_value = values.masked_fill(~available, -torch.inf).amax(2)
-        return temporal_difference_targets(batch.rewards, next_value, batch.mask, self.config.gamma)
+        return bounded_targets(batch.rewards, next_value, batch.mask, self.config.gamma, batch.behaviour_set.rewards)
 
     @torch.no_grad()
     def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor]:

@@ -64,10 +64,11 @@ class FitContext:
         objective: Objective,
         *,
         held_out_rows: NDArray[np.int64] | None = None,
-        before_update: Callable[[], None] | None = None,
+        before_update: Callable[[int], None] | None = None,
         use_cuda_graph: bool | None = None,
         copies: int = 1,
         base_loss: float | None = None,
+        max_loss: float | None = None,
     ) -> None:
         """Train one network: minibatches, Adam, early stopping, checkpoints. What happened goes to `records`.
 
@@ -75,14 +76,15 @@ class FitContext:
             name: The network, a key of `nets`.
             objective: Its loss, a function of rows and noise (`training.loop.Objective`).
             held_out_rows: Rows for early stopping instead of the context's; with `NO_ROWS` every epoch is run.
-            before_update: Called before every update, outside the CUDA graph.
+            before_update: Called before every update with the number of planned updates, outside the CUDA graph.
             use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
             copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
                 imagined).
             base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
+            max_loss: Loss per step above which the network has diverged; see `TrainingJob.max_loss`.
 
         Raises:
-            TrainingError: If a loss becomes NaN.
+            TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
         """
         worker_slice = self.worker_slice
         job = TrainingJob(
@@ -97,6 +99,7 @@ class FitContext:
             loss_scale=_loss_scale(self.nets[name]),
             n_steps=self._n_train_steps() * copies,
             base_loss=base_loss,
+            max_loss=max_loss,
             row_index=worker_slice.row_index(self.data.device, copies),
         )
         self.records[name] = train(

@@ -9,11 +9,18 @@ from torch import Tensor, nn
 
 from mbcal.agents.config import AgentConfig
 from mbcal.errors import OptionError
+from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import ScoreTerm
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.labels import discounted_returns
+from mbcal.training.labels import discounted_returns, return_bounds
+from mbcal.training.losses import huber
 from mbcal.types import Behaviours
+
+MAX_RENEWALS = 40
+"""Most renewals of a target network in a fit."""
+MIN_RENEWAL_INTERVAL = 20
+"""Fewest updates between two renewals, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,40 @@ def value_term(net: ValueNet, weight: float = 1.0) -> ScoreTerm:
     return ScoreTerm(net.scoring_tables(weight), None)
 
 
+def largest_loss(behaviours: Behaviours, horizon: int, gamma: float, scaler: LabelScaler) -> float:
+    """Compute the Huber loss of an error as wide as the bounds of a return.
+
+    Targets lie within the bounds, so a mean loss above it shows predictions that do not: the network has diverged.
+
+    Args:
+        behaviours: The behaviours and their rewards.
+        horizon: Most steps of a session.
+        gamma: Discount.
+        scaler: The network's label scaler.
+
+    Returns:
+        The loss, in normalised units.
+    """
+    lowest, highest = return_bounds(behaviours.rewards, horizon, gamma)
+    return float(huber((highest[0] - lowest[0]) / scaler.scale.cpu()))
+
+
+def renewal_interval(planned_updates: int) -> int:
+    """Choose the updates between two renewals of a target network.
+
+    A network starts from the mean logged return of every step (`LabelScaler`), so value need not travel back from the end
+    of a session. Each renewal is one step of improvement over the logging policy, and adds the bias of another maximum. A
+    fit therefore has at most `MAX_RENEWALS`, and a short one fewer, so that each is followed by enough updates.
+
+    Args:
+        planned_updates: Updates of the whole fit.
+
+    Returns:
+        The interval in updates.
+    """
+    return max(MIN_RENEWAL_INTERVAL, planned_updates // MAX_RENEWALS)
+
+
 class TargetCopy(nn.Module):
     """A network and its target network, which is made equal to it every few updates.
 
@@ -57,17 +98,21 @@ class TargetCopy(nn.Module):
     Args:
         online: The network that learns.
         target: A second network of the same architecture. Its weights are overwritten and get no gradients.
-        every: Updates between two renewals.
+        every: Updates between two renewals; None: chosen by `renewal_interval`.
     """
 
-    def __init__(self, online: nn.Module, target: nn.Module, every: int) -> None:
+    def __init__(self, online: nn.Module, target: nn.Module, every: int | None) -> None:
         super().__init__()
         self.online, self.target, self.every = online, target.requires_grad_(False), every
         self.updates = 0
 
-    def begin_update(self) -> None:
-        """Count an update, and renew the target network if that is due. Call before every update."""
-        if self.updates % self.every == 0:
+    def begin_update(self, planned_updates: int) -> None:
+        """Count an update, and renew the target network if that is due. Call before every update.
+
+        Args:
+            planned_updates: Updates of the whole fit.
+        """
+        if self.updates % (self.every or renewal_interval(planned_updates)) == 0:
             self.renew()
         self.updates += 1
 

@@ -20,8 +20,7 @@ from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator, SimulatorConfig
-from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.batch_rl import TEST_SEED
+from mbcal.evaluation.evaluator import TEST_SEED, evaluate
 from mbcal.metrics import Mean, mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig

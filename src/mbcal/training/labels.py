@@ -63,6 +63,53 @@ def temporal_difference_targets(rewards: Tensor, values: Tensor, mask: Tensor, g
     return torch.where(mask, rewards + gamma * following, 0)
 
 
+def return_bounds(
+    behaviour_rewards: Sequence[float], horizon: int, gamma: float, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Bounds on the return from each step on: sum_{k < T - t} gamma^k r for the lowest and the highest reward r.
+
+    A session may end early, so that 0 always lies within the bounds.
+
+    Args:
+        behaviour_rewards: The reward of each behaviour.
+        horizon: T, the most steps of a session.
+        gamma: Discount.
+        device: Where the bounds are wanted.
+
+    Returns:
+        The lowest and the highest return from step t on, (T,) each.
+    """
+    age = torch.arange(horizon, device=device, dtype=torch.float32)
+    discounted_steps = torch.cumsum(gamma**age, 0).flip(0)  # step t: the discounted number of steps that can follow
+    return min(0.0, *behaviour_rewards) * discounted_steps, max(0.0, *behaviour_rewards) * discounted_steps
+
+
+@torch.no_grad()
+def bounded_targets(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, behaviour_rewards: Sequence[float]
+) -> Tensor:
+    """Temporal-difference targets whose V_{t+1} is clamped to what the rest of a session can pay.
+
+    So a target lies within `return_bounds` at its own step, however wrong the network is that predicts V, and errors cannot
+    grow without limit by bootstrapping.
+
+    Args:
+        rewards: (B, T).
+        values: (B, T) what the policy expects from each step on. That of the first step is not used.
+        mask: (B, T).
+        gamma: Discount.
+        behaviour_rewards: The reward of each behaviour.
+
+    Returns:
+        (B, T).
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    lowest, highest = return_bounds(behaviour_rewards, rewards.shape[1], gamma, rewards.device)
+    return temporal_difference_targets(rewards, values.clamp(lowest, highest), mask, gamma)
+
+
 def simulated_future_reward(predicted: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """R_future(o, t) = sum_{tau > t} gamma^{tau - t} r_phi(o_[1:tau-1], a_tau)  # Eq. future_reward.
 

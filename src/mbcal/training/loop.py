@@ -1,4 +1,4 @@
-"""The training loop: Adam over minibatches, a schedule of rates and stopping, checkpoints, and a guard against NaN.
+"""The training loop: Adam over minibatches, a schedule of rates and stopping, checkpoints, guards against divergence.
 
 Every random number is derived from seed, purpose, epoch and batch. So a run that was killed resumes from its last checkpoint
 and ends with the identical result: weights, optimiser state and a position are all that has to be saved.
@@ -6,6 +6,7 @@ and ends with the identical result: weights, optimiser state and a position are 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 
 from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.distributed.worker_slice import all_reduce_gradients
-from mbcal.errors import TrainingError
+from mbcal.errors import DivergenceWarning, TrainingError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.cuda_graph import GraphedStep
+from mbcal.training.epoch_batches import EpochBatches
 from mbcal.training.random import Key, Noise, derive_seed, permutation
 from mbcal.training.record import Curve, TrainingRecord
 from mbcal.training.schedule import Schedule
@@ -52,8 +54,8 @@ class TrainingJob:
     """Sessions to learn from, by number over all workers."""
     held_out_rows: NDArray[np.int64]
     """Sessions whose loss decides when to stop; empty runs every epoch."""
-    before_update: Callable[[], None] | None = None
-    """Called before every update, outside the CUDA graph."""
+    before_update: Callable[[int], None] | None = None
+    """Called before every update with the number of planned updates, outside the CUDA graph."""
     use_cuda_graph: bool = True
     """On a GPU, replay updates as a CUDA graph. Needs all data on the device."""
     loss_scale: float = 1.0
@@ -62,6 +64,8 @@ class TrainingJob:
     """Steps of all training rows; needed unless the config names a batch size."""
     base_loss: float | None = None
     """Held-out loss of the best constant prediction. Training does not stop early before it is beaten."""
+    max_loss: float | None = None
+    """Largest loss per step that is possible unless the network has diverged; an epoch above it ends training."""
     row_index: Tensor | None = None
     """`WorkerSlice.row_index` where several workers share the fit."""
 
@@ -86,10 +90,11 @@ def train(
         group: The workers that share the fit. All of them pass the same rows.
 
     Returns:
-        What happened. The network holds the weights of the best epoch on the held-out rows, or of the last one.
+        What happened. The network holds the weights of the best epoch on the held-out rows, or of the last one. If it
+        diverged, that is the last one before; a `DivergenceWarning` and the record say so.
 
     Raises:
-        TrainingError: If there are no rows, or a loss is NaN or infinite.
+        TrainingError: If there are no rows, a loss is NaN or infinite, or the network diverged in its first epoch.
     """
     if not len(job.train_rows):
         raise TrainingError(f"{job.name}: no sessions to learn from")
@@ -113,22 +118,6 @@ class _Position:
     curve: Curve = field(default_factory=list)
 
 
-class _EpochBatches:
-    """The batches of one epoch: rows in shuffled order, one noise seed and one loss slot per batch."""
-
-    def __init__(self, rows: Tensor, batch_size: int, noise_seeds: Tensor, first_batch: int) -> None:
-        self.rows, self.batch_size, self.noise_seeds = rows, batch_size, noise_seeds
-        self.count = len(noise_seeds)
-        self.n_full = len(rows) // batch_size
-        self.full_batches = rows[: self.n_full * batch_size].view(self.n_full, batch_size)
-        self.next_batch = torch.full((1,), first_batch, device=rows.device)  # a tensor, so that one CUDA graph serves all
-        self.losses = torch.zeros(self.count, 2, device=rows.device)  # summed loss and step count of every batch
-
-    def batch_rows(self, number: int) -> Tensor:
-        """Rows (B,) of one batch; the last batch may be shorter."""
-        return self.rows[number * self.batch_size : (number + 1) * self.batch_size]
-
-
 class _Trainer:
     """One call of `train`."""
 
@@ -144,8 +133,7 @@ class _Trainer:
         self.job, self.config, self.seed = job, config, seed
         self.progress, self.checkpoints, self.group = progress, checkpoints, group
         self.device = next(job.net.parameters()).device
-        n_rows = len(job.train_rows)
-        self.batch_size = config.batch_sessions(n_rows, job.n_steps)
+        self.batch_size = config.batch_sessions(len(job.train_rows), job.n_steps)
         self.position = _Position()
         self.best_state: dict[str, NDArray[Any]] = {}
         self._restore()
@@ -177,7 +165,7 @@ class _Trainer:
         order = permutation(derive_seed(self.seed, self.job.name, "order", position.epoch), len(train_rows), self.device)
         n_batches = -(-len(train_rows) // batch_size)
         noise_seeds = self._noise_seeds(n_batches, "noise", position.epoch)
-        batches = _EpochBatches(train_rows[order], batch_size, noise_seeds, position.batch)
+        batches = EpochBatches(train_rows[order], batch_size, noise_seeds, position.batch)
         self._announce_epoch(len(train_rows))
         self.job.net.train()
         use_graph = self.job.use_cuda_graph and self.device.type == "cuda" and self.group.size == 1
@@ -187,9 +175,10 @@ class _Trainer:
                 first = position.batch
                 position.batch = min(first + LOSS_CHECK_INTERVAL, batches.count)
                 for number in range(first, position.batch):
+                    planned_updates = self.config.epochs * batches.count
                     if self.job.before_update:
-                        self.job.before_update()
-                    self._set_rate(batches.count)
+                        self.job.before_update(planned_updates)
+                    self._set_rate(planned_updates)
                     if number < batches.n_full:
                         update_next()
                     else:  # the last, shorter batch does not fit the recorded graph
@@ -209,16 +198,16 @@ class _Trainer:
         self.progress.phase(title, n_sessions)
         self.progress.advance(position.batch * self.batch_size)
 
-    def _set_rate(self, n_batches: int) -> None:
-        planned_updates = None if len(self.job.held_out_rows) else self.config.epochs * n_batches
-        self.config.set_rate(self.job.optimiser, self.position.schedule.next_rate(self.config, planned_updates))
+    def _set_rate(self, planned_updates: int) -> None:
+        planned = None if len(self.job.held_out_rows) else planned_updates
+        self.config.set_rate(self.job.optimiser, self.position.schedule.next_rate(self.config, planned))
 
     def _clip_gradient(self) -> None:
         if self.config.clip is not None:
             parameters = [parameter for group in self.job.optimiser.param_groups for parameter in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.config.clip, foreach=True)
 
-    def _update_next(self, batches: _EpochBatches) -> None:
+    def _update_next(self, batches: EpochBatches) -> None:
         """Update on the next full batch. Its number is read from a tensor, so that the step can be recorded."""
         rows = batches.full_batches.index_select(0, batches.next_batch).squeeze(0)
         noise_seed = batches.noise_seeds.index_select(0, batches.next_batch).squeeze(0)
@@ -265,7 +254,7 @@ class _Trainer:
         seeds = [derive_seed(self.seed, self.job.name, *purpose, number) for number in range(count)]
         return torch.tensor(seeds, device=self.device)
 
-    def _check_losses(self, batches: _EpochBatches, first: int) -> None:
+    def _check_losses(self, batches: EpochBatches, first: int) -> None:
         """Add up the losses since batch `first`; raise if one is not finite."""
         position = self.position
         loss_sums, step_counts = batches.losses[first : position.batch].double().cpu().unbind(1)
@@ -286,12 +275,17 @@ class _Trainer:
     def _end_epoch(self, held_out_rows: Tensor) -> None:
         """Add an entry to the curve; decide whether this epoch is the best so far, and the last."""
         position, losses = self.position, {"loss": self.position.loss_sum / max(self.position.step_count, 1)}
+        if self.job.max_loss is not None and abs(losses["loss"]) > self.job.max_loss:
+            self._stop_diverged(losses["loss"])
+            return
         if len(held_out_rows):
             losses["held_out"] = self._held_out_loss(held_out_rows)
             if not np.isfinite(losses["held_out"]):
                 problem = f"the held-out loss became {losses['held_out']} after epoch {position.epoch + 1}"
                 raise TrainingError(f"{self.job.name}: {problem}; {self._last_good_checkpoint()}")
             self._follow_schedule(losses["held_out"])
+        elif self.job.max_loss is not None:
+            self.best_state = state_to_arrays(self.job.net, self.job.optimiser)
         position.curve.append({name: loss * self.job.loss_scale for name, loss in losses.items()})
         position.epoch, position.batch, position.loss_sum, position.step_count = position.epoch + 1, 0, 0.0, 0.0
         if position.epoch >= self.config.epochs and not position.stopped:
@@ -299,6 +293,19 @@ class _Trainer:
         if position.stopped and self.best_state:
             load_state_arrays(self.job.net, self.job.optimiser, self.best_state)
             self.best_state = {}
+
+    def _stop_diverged(self, loss: float) -> None:
+        """End training with the best weights, or those of the last epoch, before the network diverged."""
+        job, position = self.job, self.position
+        problem = f"diverged in epoch {position.epoch + 1} (loss {loss:.3g}, at most {job.max_loss:.3g} is possible)"
+        if not self.best_state:
+            raise TrainingError(f"{job.name}: {problem}; try a smaller learning rate")
+        position.stopped = f"stopped because the network {problem}"
+        load_state_arrays(job.net, job.optimiser, self.best_state)
+        self.best_state = {}
+        if self.group.rank == 0:
+            advice = "the last good weights are kept; try a smaller learning rate"
+            warnings.warn(f"{job.name}: {position.stopped}; {advice}", DivergenceWarning, stacklevel=2)
 
     def _follow_schedule(self, held_out_loss: float) -> None:
         step = self.position.schedule.end_epoch(self.config, held_out_loss, self.job.base_loss)

@@ -1,4 +1,7 @@
-"""Objectives of the training loop: likelihood of behaviours, squared error of values. Both sum over the steps that count."""
+"""Losses of the training loop: likelihood of behaviours, squared error of values, Huber loss of temporal differences.
+
+All of them sum over the steps that count.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,24 @@ from mbcal.types import MASK_ROW
 
 BASE_BLOCK = 16_384
 """Sessions counted at a time."""
+HUBER_DELTA = 1.0
+"""Errors beyond this many standard deviations of a session's return count linearly."""
+
+
+def huber(errors: Tensor, delta: float = HUBER_DELTA) -> Tensor:
+    """Square of small errors, linear in large ones: e² if |e| <= delta, else delta (2 |e| - delta).
+
+    Twice the usual Huber loss, so that it equals the squared error where errors are small. The gradient of one step is at
+    most 2 delta, however far a bootstrapped target is off.
+
+    Args:
+        errors: (…) in normalised units.
+        delta: Where the loss becomes linear.
+
+    Returns:
+        (…) one loss per error.
+    """
+    return 2 * nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)
 
 
 def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0) -> Objective:

@@ -30,12 +30,12 @@ from mbcal.scoring.choice import available_by_step
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.labels import temporal_difference_targets
+from mbcal.training.labels import return_bounds, temporal_difference_targets
 from mbcal.training.loop import Objective, TrainingJob, train
 from mbcal.training.random import Noise, derive_seed, hash_order, seeded_weights
 from mbcal.types import Sessions, SessionTensors
 
-DEFAULT_CONFIG = DQNConfig(training=TrainingConfig(epochs=12, batch=128, learning_rate=3e-3))
+DEFAULT_CONFIG = DQNConfig(copy_every=20, training=TrainingConfig(epochs=12, batch=128, learning_rate=3e-3))
 """Faster than agents learn: these fits are not stopped early, and a few slow passes only reach the log's mean."""
 
 
@@ -194,10 +194,8 @@ class _CrossFit:
 
     def _bounded(self, values: Tensor, batch: SessionTensors) -> Tensor:
         """Values (B, T, C), clamped to the range of the remaining return, so that errors cannot grow by bootstrapping."""
-        steps = torch.arange(1, batch.horizon + 1, device=values.device, dtype=values.dtype)
-        remaining = torch.cumsum(self.config.gamma ** (steps - 1), 0).flip(0)[:, None]
-        least, most = min(0.0, *batch.behaviour_set.rewards), max(0.0, *batch.behaviour_set.rewards)
-        return torch.minimum(torch.maximum(values, least * remaining), most * remaining)
+        lowest, highest = return_bounds(batch.behaviour_set.rewards, batch.horizon, self.config.gamma, values.device)
+        return values.clamp(lowest.unsqueeze(1), highest.unsqueeze(1))
 
     def _index_of(self, candidate_index: Tensor, rows: Tensor) -> Tensor:
         """Rows of a candidate index (N, T), on the network's device: (B, T, 1)."""
