@@ -95,7 +95,7 @@ def test_options_of_mbcal_on_several_workers_equal_one(more: Any, monkeypatch: p
 
 
 def test_an_interrupted_group_resumes_from_the_checkpoint_of_the_first_worker(tmp_path: Path) -> None:
-    alone = make("mbcal").fit(MANY)
+    alone = make("mbcal", gamma=0.95).fit(MANY)
 
     class LostError(Exception):
         pass
@@ -110,7 +110,7 @@ def test_an_interrupted_group_resumes_from_the_checkpoint_of_the_first_worker(tm
             all_reduce_sum(*tensors)
 
         group.all_reduce_sum = counted  # type: ignore[method-assign]
-        return make("mbcal").fit(worker_part(MANY, group), group=group, checkpoints=kept)
+        return make("mbcal", gamma=0.95).fit(worker_part(MANY, group), group=group, checkpoints=kept)
 
     for lost_after in (12, 18):
         with pytest.raises(LostError):
