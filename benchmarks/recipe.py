@@ -6,7 +6,8 @@
 
 `behaviours` fits GRU4Rec with every variant of the recipe and records the held-out loss, epochs and seconds. `advantage`
 fits MBCAL with several gammas and mask rates. STORE is a store's folder, or `newsfeed:SESSIONS:ITEMS` for a generated one,
-whose truth then judges the policies, too, on users of its simulator part. One JSON line per fit; a run that is stopped resumes.
+whose truth then judges the policies, too, on users of its simulator part. One JSON line per fit; a run that is stopped
+resumes.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ def run_rounds(options: argparse.Namespace) -> None:
     config = mbcal.MBCALConfig(
         net=mbcal.NetConfig(features=store.agent_features),
         training=replace(training, epochs=1, batch=32, validation=0.0),
+        gamma=0.95,
         mix=1.0,
     )
     registry, log = Registry(folder / "registry"), folder / "log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.support.documents import README, blocks, commands_of, run
 from tests.support.layouts import COMBINED, ML_20M, kuairand
 from tests.support.logs import ROOT, write_csv, zipped
+from tests.support.worlds import KEYS
 
 
 def test_readme_opens_with_the_two_commands() -> None:
@@ -65,6 +67,20 @@ def test_every_command_on_experiments_runs(workshop: Path) -> None:
     assert len(experiments) == 5
     small = [re.sub("--agents all --seeds 3", "--agents mbcal,random --seeds 1", line) for line in experiments]
     run([prepare, *small, *own], workshop)
+
+
+def test_every_command_on_worlds_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a tiny world, since SARDINE takes its time."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    page = (ROOT / "docs/worlds.md").read_text().replace("sardine/SingleItem-BoredInf-v0", KEYS)
+    commands = commands_of(page)
+    assert len(commands) == 6
+    sizes = "log_sessions=100 test_sessions=20 rounds=1 round_sessions=50 training.epochs=1 net.hidden=8"
+    commands[-1] += "".join(f" --set {size}" for size in sizes.split())
+    run(commands, workshop)
+    [code] = blocks(page, "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
+    assert re.match(rf"judged by gym:{KEYS}, 20 test sessions\ngru4rec [\d.]+ .*\nchance [\d.]+ ", done.stdout)
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'mbcal[ray]'")

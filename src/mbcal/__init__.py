@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from mbcal.agents.fit_job import FittedModel, fit
     from mbcal.client import AsyncClient, Client
+    from mbcal.environments.gymnasium.world import GymnasiumWorld
     from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
     from mbcal.environments.newsfeed.oracle import Oracle
     from mbcal.environments.newsfeed.world import Newsfeed
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from mbcal.evaluation.models import evaluate_models
     from mbcal.evaluation.ope.estimate import estimate_value
     from mbcal.evaluation.simulators import fit_simulator
+    from mbcal.evaluation.worlds import collect, evaluate_in_world
     from mbcal.nn.config import NetConfig
     from mbcal.registry.registry import Registry
     from mbcal.release.gate import GateConfig
@@ -78,6 +80,7 @@ __all__ = [
     "GRU4Rec",
     "GRU4RecEpsilon",
     "GateConfig",
+    "GymnasiumWorld",
     "ItemTable",
     "KuaiRand",
     "Labels",
@@ -109,9 +112,11 @@ __all__ = [
     "UpdateConfig",
     "ValueConfig",
     "__version__",
+    "collect",
     "diagnose",
     "estimate_value",
     "evaluate",
+    "evaluate_in_world",
     "evaluate_models",
     "fit",
     "fit_simulator",
@@ -153,6 +158,7 @@ _LAZY_MODULES = {
     ),
     "mbcal.agents.fit_job": ("FittedModel", "fit"),
     "mbcal.client": ("AsyncClient", "Client"),
+    "mbcal.environments.gymnasium.world": ("GymnasiumWorld",),
     "mbcal.environments.newsfeed.log": ("NewsfeedConfig", "prepare_newsfeed"),
     "mbcal.environments.newsfeed.oracle": ("Oracle",),
     "mbcal.environments.newsfeed.world": ("Newsfeed",),
@@ -165,6 +171,7 @@ _LAZY_MODULES = {
     "mbcal.evaluation.models": ("evaluate_models",),
     "mbcal.evaluation.ope.estimate": ("estimate_value",),
     "mbcal.evaluation.simulators": ("fit_simulator",),
+    "mbcal.evaluation.worlds": ("collect", "evaluate_in_world"),
     "mbcal.nn.config": ("NetConfig",),
     "mbcal.registry.registry": ("Registry",),
     "mbcal.release.gate": ("GateConfig",),

@@ -28,7 +28,7 @@ SMALL = NetConfig(hidden=8, embedding=8)
 
 
 def config(**more: Any) -> MBCALConfig:
-    return MBCALConfig(net=SMALL, training=QUICK, **more)
+    return MBCALConfig(**{"net": SMALL, "training": QUICK, "gamma": 0.95, **more})
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.95])
@@ -228,7 +228,7 @@ def test_a_mix_is_chosen_where_the_advantage_fades(tmp_path: Path) -> None:
 
 def toy_config(**more: Any) -> MBCALConfig:
     how = TrainingConfig(epochs=15, batch=64, learning_rate=3e-3, validation=0.0)
-    return MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, **more)
+    return MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, gamma=0.95, **more)
 
 
 @pytest.mark.parametrize("mix", [-0.1, 1.5, "sometimes"])

@@ -33,6 +33,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         said = mbcal("fit", "feed", "--agent", agent, "--out", agent, *SMALL, cwd=folder).stdout
         assert f"{agent}: {agent}, fitted on" in said
         assert "held-out loss" in said
+        assert ("chosen from data (reward of" in said) == (agent == "mbcal")
     return folder
 
 

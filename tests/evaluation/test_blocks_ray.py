@@ -58,19 +58,18 @@ SMALL = {**TINY, "agents": ["mbcal", "random"], "seeds": 1}
 
 
 class RunObserver:
-    """Remembers the events, and does something at the first step of a cell."""
+    """Remembers the events, and calls a function at every step until it returns true."""
 
-    def __init__(self, at_first_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, act: Callable[[], bool] = lambda: True) -> None:
         self.phases: list[tuple[Cell, str]] = []
         self.finished: list[Cell] = []
-        self._act = at_first_step
+        self._act, self._has_acted = act, False
 
     def phase(self, cell: Cell, title: str, total: int | None) -> None:
         self.phases.append((cell, title))
 
     def advance(self, cell: Cell, amount: int) -> None:
-        act, self._act = self._act, lambda: None
-        act()
+        self._has_acted = self._has_acted or self._act()
 
     def done(self, cell: Cell) -> None:
         self.finished.append(cell)
@@ -111,10 +110,11 @@ def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run
     prepare_on(ray_engine, run)
     killed: list[int] = []
 
-    def kill() -> None:
-        victim = workers()[0]
-        killed.append(victim.pid)
-        victim.send_signal(signal.SIGKILL)
+    def kill() -> bool:
+        for victim in workers()[:1]:  # none if both have just ended their task
+            killed.append(victim.pid)
+            victim.send_signal(signal.SIGKILL)
+        return bool(killed)
 
     watch = RunObserver(kill)
     execute_on(ray_engine, run, run.missing, watch)

@@ -37,7 +37,7 @@ def test_the_verdict_in_words() -> None:
 
 def test_dependence_is_found_where_it_is_and_not_where_it_is_not() -> None:
     training = TrainingConfig(epochs=20, batch=64, learning_rate=3e-3)
-    config = MBCALConfig(net=NetConfig(hidden=16, embedding=16), training=training)
+    config = MBCALConfig(gamma=0.95, net=NetConfig(hidden=16, embedding=16), training=training)
     for noise in (False, True):
         agent = MBCAL(config, "cpu").fit(logged(1200, noise=noise))
         found, chance = dependence(agent, logged(1200, seed=9, noise=noise), seed=0)

@@ -11,8 +11,8 @@ import pytest
 from mbcal import agents
 from mbcal.agents import GRU4Rec
 from mbcal.errors import OptionError
-from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
+from mbcal.evaluation.evaluator import TEST_SEED, evaluate
+from mbcal.evaluation.experiment.batch_rl import batch_rl
 from mbcal.evaluation.experiment.config import PRESETS, ExperimentConfig, experiment_config, load_experiment_config
 from mbcal.evaluation.experiment.context import ExperimentContext, summarise
 from mbcal.evaluation.experiment.growing_batch import collect, growing_batch

@@ -115,7 +115,9 @@ def test_an_item_that_was_not_available_is_refused() -> None:
 KEY_FIRST = ItemScorer(torch.tensor([0.0] * FIRST_ITEM_ROW + [1.0] * KEYS + [0.5] * SWEETS + [0.0] * (24 - KEYS - SWEETS)))
 """Both keys, then sweets."""
 SWEETS_ONLY = ItemScorer(torch.tensor([0.0] * (FIRST_ITEM_ROW + KEYS) + [1.0] * SWEETS + [0.5] * (24 - KEYS - SWEETS)))
-QUICK = DQNConfig(net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=25, batch=64, learning_rate=5e-3))
+QUICK = DQNConfig(
+    net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=25, batch=64, learning_rate=5e-3, warmup=10)
+)
 EPSILON = 0.5
 
 

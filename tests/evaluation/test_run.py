@@ -15,8 +15,7 @@ import pytest
 
 from mbcal import load
 from mbcal.errors import OptionError, OutputError, StoreError
-from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.batch_rl import TEST_SEED
+from mbcal.evaluation.evaluator import TEST_SEED, evaluate
 from mbcal.evaluation.experiment.config import ExperimentConfig, experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.tracking import track

@@ -38,9 +38,9 @@ EPSILON = 0.3
 GATE = GateConfig(sessions=100, effective=0, bias=9, tolerance=0.05)
 
 
-def agent(sessions: int, seed: int = 0, epochs: int = 15) -> Agent:
-    how = TrainingConfig(epochs=epochs, batch=64, learning_rate=3e-3, validation=0.0)
-    made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, mix=1.0, seed=seed), "cpu")
+def agent(sessions: int, seed: int = 0, epochs: int = 25) -> Agent:
+    how = TrainingConfig(epochs=epochs, batch=64, warmup=10, validation=0.0)
+    made = MBCAL(MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=how, gamma=0.95, mix=1.0, seed=seed), "cpu")
     return made.fit(logged(sessions, seed))
 
 
@@ -174,7 +174,7 @@ def test_what_the_log_says_decides(
 def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     weak.publish(agent(1200).save(tmp_path / "good"))
     served(weak, tmp_path / "log", 150)
-    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=15, batch=64, learning_rate=3e-3))
+    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=40, batch=64, warmup=10))
     simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
     gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
     settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}

@@ -81,6 +81,16 @@ def test_what_was_shown_comes_last_and_only_when_nothing_else_is_left() -> None:
     assert sorted(place.item for place in again) == ["item 2", "item 9"]
 
 
+def test_with_repeats_what_was_shown_is_ranked_like_the_rest() -> None:
+    agent = fitted()
+    found = Ranker(version(agent), repeats=True).rank(HISTORY, ITEMS, SHOWN, **options(12))
+    assert sorted(place.item for place in found) == sorted(ITEMS)
+    scores = [place.score for place in found]
+    assert scores == sorted(scores, reverse=True)
+    once = {place.item: place.score for place in Ranker(version(agent)).rank(HISTORY, ITEMS, SHOWN, **options(12))}
+    assert {place.item: place.score for place in found if place.item in once} == once
+
+
 def test_unknown_items_get_a_finite_score_and_are_flagged() -> None:
     ranker = Ranker(version(fitted()))
     place = ranker.rank([], ["unknown"], [], **options(10, 0.1))[0]

@@ -449,7 +449,7 @@ from mbcal.agents import MBCAL, MBCALConfig
 from mbcal.nn.config import NetConfig
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
-config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
+config = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
 agent = MBCAL(config, "cpu")
 agent.fit(Store.open(store).sessions("train"), checkpoints=Checkpoints(checkpoints, {}, every=-1))
 agent.save(model)

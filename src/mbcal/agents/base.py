@@ -78,6 +78,8 @@ class Agent(ABC):
         """Content hashes of the stores it was fitted on."""
         self.provenance: dict[str, Any] = {}
         """Free notes that are saved with it."""
+        self.choices: dict[str, Any] = {}
+        """By setting: what a fit chose from data and the evidence, as plain values; saved with it."""
         self.nets: dict[str, Any] = {}
         """Networks by name, as `build_networks` created them."""
         self.optimisers: dict[str, torch.optim.Adam] = {}

@@ -141,6 +141,8 @@ class FittedModel:
     """Sessions it was fitted on."""
     records: dict[str, TrainingRecord]
     """How the training of each network went."""
+    choices: Mapping[str, Any]
+    """By setting: what was chosen from data, and the evidence; see `Agent.choices`."""
 
 
 def fit(
@@ -206,7 +208,8 @@ def fit(
     if job.checkpoints.is_dir():
         on_resume()
     records = run_fit_job(engine or LocalEngine(), job, resources, progress)
-    return FittedModel(out, agent, store.n_sessions("train"), records)
+    choices = Artifact.open(out, MODEL_KIND).manifest["choices"]
+    return FittedModel(out, agent, store.n_sessions("train"), records, choices)
 
 
 def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:

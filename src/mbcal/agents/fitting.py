@@ -52,13 +52,14 @@ def fit_agent(
     if not agent.is_started:
         agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1))
     agent.domain.require_compatible(sessions, "this agent")
-    is_first_fit = agent.n_fits == 0
+    is_first_fit, config, choices = agent.n_fits == 0, agent.config, dict(agent.choices)
     backup = {} if is_first_fit else {name: _state(agent, name) for name in agent.nets}
     try:
         context = _create_context(agent, sessions, worker_slice, users, training, progress, checkpoints)
         agent.learn(context)
         require_equal_weights(agent.nets, agent.name, group)
     except BaseException:
+        agent.config, agent.choices = config, choices
         if is_first_fit:
             agent.reset(agent.domain)
         for name, arrays in backup.items():

@@ -14,26 +14,32 @@ With `mix` above 0, a share of the future with the item masked, less its mean in
 (`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
 that learns the residual.
 
+The discount gamma is chosen from data in the first fit unless it is given (`gamma_choice`).
+
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
 (`labels.simulated_future_reward`, Eq. future_reward).
 
 Deviations: (1) labels are normalised inside g_eta and restored at its output; (2) a one-off fit stops early on held-out
 users; (3) sessions may be shorter than the horizon, and losses are means over steps, not over sessions; (4) h_0 is read
-from the user's history by a GRU unless configured otherwise, where the paper writes Emb(u).
+from the user's history by a GRU unless configured otherwise, where the paper writes Emb(u); (5) gamma and the mask rate
+are not the paper's 0.95 and 0.2 unless configured so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mbcal.agents.base import Agent
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.values import ValueConfig, reward_term, value_term
+from mbcal.agents.gamma_choice import choose_gamma
+from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
@@ -42,7 +48,7 @@ from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.labels import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
+from mbcal.training.labels import counterfactual_future_advantages, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
 MIXES = (0.1, 0.3, 1.0)
@@ -54,10 +60,13 @@ MIX_LEVEL = 0.99
 
 
 @dataclass(frozen=True)
-class MBCALConfig(ValueConfig):
+class MBCALConfig(AgentConfig):
     """Settings of MBCAL."""
 
-    mask_rate: float = 0.2
+    gamma: Literal["auto"] | float = "auto"
+    """Discount of future rewards, in [0, 1]. `auto` chooses it in the first fit (`gamma_choice`); the fitted agent's config
+    has the chosen number, which later fits keep."""
+    mask_rate: float = 0.05
     """Probability with which an item is masked when the environment model is trained, in [0, 1)."""
     mix: float | Literal["auto"] = 0.0
     """lambda of `labels.mixed_advantage`, in [0, 1]: 0 is the paper's advantage, 1 the whole future less its mean in the
@@ -65,6 +74,10 @@ class MBCALConfig(ValueConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.gamma, str):
+            require_discount(self.gamma)
+        elif self.gamma != "auto":
+            raise OptionError(f"gamma: must be in [0, 1], or auto, got {self.gamma}")
         if not 0 <= self.mask_rate < 1:
             raise OptionError(f"mask_rate: must be in [0, 1), got {self.mask_rate}")
         if self.mix != "auto" and (isinstance(self.mix, str) or not 0 <= self.mix <= 1):
@@ -101,6 +114,9 @@ class MBCAL(Agent):
         return nets
 
     def learn(self, context: FitContext) -> None:
+        if self.config.gamma == "auto":
+            choice = choose_gamma(context, self.config, self.config.mask_rate, self.labels)
+            self.config, self.choices["gamma"] = replace(self.config, gamma=choice.gamma), choice.record()
         context.fit_behaviours("environment", self.config.mask_rate)
         advantage = context.label("labels of advantage", self.advantage)
         context.fit_values("advantage", advantage)
@@ -113,15 +129,35 @@ class MBCAL(Agent):
         if self.config.mix == "auto":
             self.nets["mix"].value.fill_(self._choose_mix(context))
 
+    @property
+    def gamma(self) -> float:
+        """The discount, as given or chosen; raises ModelError before it was chosen."""
+        if isinstance(self.config.gamma, str):
+            raise self._not_fitted()
+        return self.config.gamma
+
+    @staticmethod
+    def labels(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
+        """Compute the labels of g_eta.
+
+        Args:
+            net: The environment model, a network of K behaviours.
+            rewards: (K,) the reward of each behaviour.
+            batch: B logged sessions.
+            gammas: G discounts.
+
+        Returns:
+            (B, G, T).
+        """
+        return counterfactual_future_advantages(net, rewards, batch, gammas)
+
     def advantage(self, batch: SessionTensors) -> Tensor:
         """Return the label of g_eta at every step, (B, T)."""
-        return counterfactual_future_advantage(self.nets["environment"], self._rewards(), batch, self.config.gamma)
+        return self.labels(self.nets["environment"], self._rewards(), batch, (self.gamma,))[:, 0]
 
-    @torch.no_grad()
     def future(self, batch: SessionTensors) -> Tensor:
         """Return the simulated future reward at every step, (B, T)."""
-        predicted = expected_reward(self.nets["environment"].forward_batch(batch), self._rewards())
-        return simulated_future_reward(predicted, batch.mask, self.config.gamma)
+        return _simulated_futures(self.nets["environment"], self._rewards(), batch, (self.gamma,))[:, 0]
 
     @torch.no_grad()
     def baseline(self, batch: SessionTensors) -> Tensor:
@@ -201,5 +237,13 @@ class MBCALWithoutVarianceReduction(MBCAL):
 
     name = "mbcal-no-vr"
 
-    def advantage(self, batch: SessionTensors) -> Tensor:
-        return self.future(batch)
+    @staticmethod
+    def labels(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
+        return _simulated_futures(net, rewards, batch, gammas)
+
+
+@torch.no_grad()
+def _simulated_futures(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
+    """The simulated future reward at every step of B sessions for G discounts, (B, G, T)."""
+    predicted = expected_reward(net.forward_batch(batch), rewards)
+    return torch.stack([simulated_future_reward(predicted, batch.mask, gamma) for gamma in gammas], 1)

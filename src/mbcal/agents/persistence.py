@@ -36,6 +36,7 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "config": to_dict(agent.config),
         "fits": agent.n_fits,
         "training": {name: asdict(record) for name, record in agent.records.items()},
+        "choices": agent.choices,
         "behaviours": to_dict(domain.behaviours),
         "horizon": domain.horizon,
         "history": domain.history,
@@ -103,7 +104,7 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
                 if key.startswith(f"{name}/")
             }
             load_state_arrays(net, agent.optimisers.get(name), state)
-        agent.n_fits = manifest["fits"]
+        agent.n_fits, agent.choices = manifest["fits"], manifest["choices"]
         agent.records = {name: TrainingRecord(**record) for name, record in manifest["training"].items()}
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
     except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`

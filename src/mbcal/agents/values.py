@@ -32,8 +32,13 @@ class ValueConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gamma <= 1:
-            raise OptionError(f"gamma: must be in [0, 1], got {self.gamma}")
+        require_discount(self.gamma)
+
+
+def require_discount(gamma: float) -> None:
+    """Raise OptionError unless gamma is in [0, 1]."""
+    if not 0 <= gamma <= 1:
+        raise OptionError(f"gamma: must be in [0, 1], got {gamma}")
 
 
 def session_returns(data: DeviceSessions, gamma: float) -> Tensor:

@@ -12,6 +12,7 @@ import typer
 
 from mbcal import __version__
 from mbcal.cli import (
+    collect,
     describe,
     diagnose,
     evaluate,
@@ -39,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(prepare.app, name="prepare")
+app.command("collect")(collect.collect_command)
 app.command("describe")(describe.describe_store)
 app.command("diagnose")(diagnose.diagnose_command)
 app.command("simulator")(simulator.simulator_command)

@@ -33,12 +33,18 @@ PIPE_WIDTH = 160
 
 def evaluate_command(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Models written by 'mbcal fit'.")],
-    data: Annotated[Path, typer.Option(help="The store whose test users are served.", show_default=False)],
+    data: Annotated[Path | None, typer.Option(help="The store whose test users are served.", show_default=False)] = None,
     simulator: Annotated[
         list[Path] | None,
         typer.Option(help="A simulator that judges, from 'mbcal simulator'; may be repeated.", show_default=False),
     ] = None,
     truth: Annotated[bool, typer.Option("--truth", help="Let the generated newsfeed itself judge.")] = False,
+    env: Annotated[
+        str | None,
+        typer.Option(help="A Gymnasium environment to play instead, 'gym:ID' (docs/worlds.md).", show_default=False),
+    ] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes of --env, the same for every model.", min=2)] = 200,
+    repeats: Annotated[bool, typer.Option("--repeats", help="In --env, let an item be shown again.")] = False,
     sessions: Annotated[int | None, typer.Option(help="Most test sessions to serve.", min=1, show_default="all")] = None,
     epsilon: Annotated[float, typer.Option(help="Probability of a random choice; 0 is greedy.")] = 0.0,
     seed: Seed = 0,
@@ -53,13 +59,26 @@ def evaluate_command(
 
     A uniformly random policy ("chance") is evaluated beside the models.
     All models meet the same users, candidates and noise, so differences are paired. Intervals are clustered by user.
+    With --env, all models play the same episodes of a Gymnasium environment and rank all its items.
     """
     from mbcal.evaluation.judges import TRUTH
     from mbcal.evaluation.models import evaluate_models
+    from mbcal.evaluation.worlds import evaluate_in_world
 
+    resources = worker_resources(engine, device, gpus)
+    if env is not None:
+        if data or simulator or truth or sessions or engine != "local":
+            raise OptionError("env: episodes are played in the environment; leave out --data, its judges and --engine")
+        with progress() as listener:
+            comparison = evaluate_in_world(
+                models, env, episodes=episodes, epsilon=epsilon, repeats=repeats, seed=seed, device=device, progress=listener
+            )
+        _print(comparison, as_json)
+        return
+    if data is None:
+        raise OptionError("data: missing; give --data STORE whose test users are served, or --env gym:ID")
     if not simulator and not truth:
         raise OptionError("simulator: missing; give --simulator SIM (from 'mbcal simulator'), or --truth for the newsfeed")
-    resources = worker_resources(engine, device, gpus)
     with create_engine(engine, workers, address) as running_engine, progress() as listener:
         comparison = evaluate_models(
             models,
@@ -73,13 +92,13 @@ def evaluate_command(
             resources=resources,
             progress=listener,
         )
+    _print(comparison, as_json)
+
+
+def _print(comparison: ModelComparison, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
-    else:
-        _print_comparison(comparison)
-
-
-def _print_comparison(comparison: ModelComparison) -> None:
+        return
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
@@ -92,4 +111,5 @@ def _print_comparison(comparison: ModelComparison) -> None:
             table.add_row(*row)
         console.print(f"judged by {judge}, {comparison.sessions:,} test sessions", style="bold")
         console.print(table)
-    console.print(f"as logged, real users: {comparison.logged}")
+    if comparison.logged is not None:
+        console.print(f"as logged, real users: {comparison.logged}")

@@ -31,7 +31,10 @@ CellsOption = Annotated[
 def experiment_command(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[newsfeed|DIR|CONFIG.toml]", help="The generated newsfeed, a store, or a file of settings."),
+        typer.Argument(
+            metavar="[newsfeed|DIR|gym:ID|CONFIG.toml]",
+            help="The generated newsfeed, a store, a Gymnasium world, or a file of settings.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=False)] = None,
     preset: Annotated[str, typer.Option(help="Sizes: quick (minutes), laptop (an hour), paper (a GPU).")] = "quick",
@@ -105,7 +108,7 @@ def _new_run(
     from mbcal.evaluation.experiment.overrides import split_list
 
     if source is None or out is None:
-        raise OptionError("experiment: give newsfeed, a store or a TOML file, and --out RUN; or --resume RUN")
+        raise OptionError("experiment: give newsfeed, a store, gym:ID or a TOML file, and --out RUN; or --resume RUN")
     options: dict[str, Any] = {
         "agents": None if agents is None else split_list(agents),
         "protocols": None if protocols is None else split_list(protocols),

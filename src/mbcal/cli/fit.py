@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,7 +59,11 @@ def fit_agent(
     hidden: HiddenOption = None,
     embedding: EmbeddingOption = None,
     gamma: Annotated[
-        float | None, typer.Option(help="Discount of future rewards.", show_default="0.95; methods that look ahead")
+        str | None,
+        typer.Option(
+            help="Discount of future rewards, 0 to 1; for mbcal also 'auto', which chooses it from data.",
+            show_default="auto for mbcal, else 0.95",
+        ),
     ] = None,
     mask_rate: Annotated[
         float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.05; mbcal")
@@ -100,9 +105,9 @@ def fit_agent(
         user=user,
         hidden=hidden,
         embedding=embedding,
-        gamma=gamma,
+        gamma=_number_or_auto("gamma", gamma),
         mask_rate=mask_rate,
-        mix=_parse_mix(mix),
+        mix=_number_or_auto("mix", mix),
         seed=seed,
     )
     resources = worker_resources(engine, device, gpus)
@@ -128,12 +133,22 @@ def fit_agent(
 def _show(model: FittedModel, data: Path) -> None:
     typer.echo(f"{model.path}: {model.agent}, fitted on {model.n_sessions:,} sessions")
     print_records(model.records)
+    if "gamma" in model.choices:
+        typer.echo(f"  {_describe_gamma(model.choices['gamma'])}")
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 
 
-def _parse_mix(text: str | None) -> float | str | None:
+def _describe_gamma(choice: Mapping[str, Any]) -> str:
+    """The chosen discount and the rewards it was chosen by; `choice` is a `GammaChoice.record`."""
+    if not choice["candidates"]:
+        return f"gamma: {choice['gamma']:g}, since there are too few users to choose it from data"
+    rewards = ", ".join(f"{candidate['reward']:.2f} with {candidate['gamma']:g}" for candidate in choice["candidates"])
+    return f"gamma: {choice['gamma']:g}, chosen from data (reward of {choice['sessions']:,} imagined sessions: {rewards})"
+
+
+def _number_or_auto(name: str, text: str | None) -> float | str | None:
     try:
         return text if text in (None, "auto") else float(text)
     except ValueError:
-        raise OptionError(f"mix: must be in [0, 1], or auto, got {text!r}") from None
+        raise OptionError(f"{name}: must be in [0, 1], or auto, got {text!r}") from None

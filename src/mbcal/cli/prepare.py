@@ -58,7 +58,7 @@ class Job:
                 overwrite=self.overwrite,
                 progress=listener,
             )
-        _summarise(store)
+        summarise(store)
 
 
 def _job(
@@ -107,7 +107,8 @@ def _with_job(command: Callable[..., None]) -> Callable[..., None]:
     return with_job
 
 
-def _summarise(store: Store) -> None:
+def summarise(store: Store) -> None:
+    """Print the sizes of a new store."""
     counts, rejected = store.manifest["counts"], sum(store.manifest["rejected"].values())
     typer.echo(
         f"{store.path}: {counts['rows']:,} steps of {counts['users']:,} users with {counts['items']:,} items, "
@@ -262,4 +263,4 @@ def prepare_feed(
     with progress() as listener:
         log = NewsfeedConfig(sessions, items)
         store = prepare_newsfeed(options.out, log, options.config, overwrite=options.overwrite, progress=listener)
-    _summarise(store)
+    summarise(store)

@@ -26,6 +26,9 @@ def serve(
     epsilon: Annotated[
         float, typer.Option(min=0, max=1, help="Probability of a random item at each rank, so that the log explores.")
     ] = 0.1,
+    repeats: Annotated[
+        bool, typer.Option("--repeats", help="Let items that were shown in a session be ranked again in it.")
+    ] = False,
     log: Annotated[Path | None, typer.Option(help="Folder of the decision log.", show_default="nothing is logged")] = None,
     state: Annotated[
         str, typer.Option(help="Where sessions are remembered: 'memory', or 'redis://…' for several servers.")
@@ -69,6 +72,7 @@ def serve(
         epsilon,
         Limits(max_candidates, max_body, max_in_progress=max_in_progress, rate=rate),
         print_event,
+        repeats=repeats,
     )
     _run(App(service, admin_token), host, port)
 

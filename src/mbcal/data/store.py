@@ -34,6 +34,8 @@ from mbcal.types import Behaviours, Catalog, Sessions
 
 AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
 """Layout -> features that agents use by default. In other layouts agents use ids alone, as in the paper."""
+WORLD_SOURCE = "gymnasium"
+"""Layout of logs collected in a Gymnasium environment. Agents use all features of its items."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,8 +78,10 @@ class Store:
     @property
     def agent_features(self) -> tuple[str, ...]:
         """Features that agents use by default, fewer than simulators do on purpose."""
-        defaults = AGENT_FEATURES.get(self.manifest["source"], ())
-        return tuple(name for name in defaults if name in self.catalog.features)
+        features = self.catalog.features
+        if self.manifest["source"] == WORLD_SOURCE:
+            return tuple(features)
+        return tuple(name for name in AGENT_FEATURES.get(self.manifest["source"], ()) if name in features)
 
     @property
     def horizon(self) -> int:

@@ -6,6 +6,10 @@ A user's part depends on nothing but the name, the seed and the shares. So it st
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def part_thresholds(split: tuple[float, float, float]) -> tuple[int, int]:
@@ -26,6 +30,22 @@ def part_of(user_hash: int, split: tuple[float, float, float]) -> int:
     """
     first, second = part_thresholds(split)
     return int(user_hash >= first) + int(user_hash >= second)
+
+
+def order_users(names: Iterable[str], split: tuple[float, float, float], seed: int) -> tuple[list[str], NDArray[np.uint8]]:
+    """Put users into the order of a store: by part, then by hash.
+
+    Args:
+        names: Names of the users, U of them.
+        split: Shares of users in the three parts.
+        seed: Seed of the hashes.
+
+    Returns:
+        The names in order, and the index in `PARTS` of each one's part, (U,).
+    """
+    hashes = {name: stable_hash(name, seed, "part") for name in names}
+    ordered = sorted(hashes, key=lambda name: (part_of(hashes[name], split), hashes[name], name))
+    return ordered, np.asarray([part_of(hashes[name], split) for name in ordered], np.uint8)
 
 
 def stable_hash(name: str, seed: int, purpose: str) -> int:

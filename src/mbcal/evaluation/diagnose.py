@@ -20,8 +20,7 @@ from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator, SimulatorConfig
-from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.experiment.batch_rl import TEST_SEED
+from mbcal.evaluation.evaluator import TEST_SEED, evaluate
 from mbcal.metrics import Mean, mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
@@ -205,7 +204,7 @@ def advantage_and_residual(agent: MBCAL, sessions: Sessions) -> LabelArrays:
         batch = block.tensors(agent.device, without=("candidates", "propensities", "timestamps"))
         expected = expected_reward(agent.nets["environment"].forward_batch(batch), table)
         logged = torch.where(batch.mask, table[batch.behaviours.long()], 0)
-        advantage, gamma = agent.label(batch), agent.config.gamma
+        advantage, gamma = agent.label(batch), agent.gamma
         masked = simulated_future_reward(expected, batch.mask, gamma) - advantage
         residual = simulated_future_reward(logged, batch.mask, gamma) - masked
         for parts, values in ((advantages, advantage), (residuals, residual)):

@@ -10,12 +10,16 @@ from torch import Tensor
 
 from mbcal.agents.base import Agent
 from mbcal.environments.base import Environment
+from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ModelError
 from mbcal.metrics import Mean, mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.types import LOG_ORIGIN, Sessions, SessionTensors
+
+TEST_SEED = 1_000_003
+"""Names candidates and noise of every test: the same for all methods, seeds and rounds, so that rewards are paired."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,6 +28,8 @@ class EvaluationResult:
 
     served: Sessions
     """N sessions with the policy's items and the environment's behaviours."""
+    returns: NDArray[np.float32] | None = None
+    """(N,) reward of each session as the environment paid it, if that is not the sum over behaviours."""
 
     def __repr__(self) -> str:
         mean = self.mean
@@ -32,7 +38,7 @@ class EvaluationResult:
     @property
     def rewards(self) -> NDArray[np.float32]:
         """(N,) undiscounted reward of each session."""
-        return session_rewards(self.served)
+        return session_rewards(self.served) if self.returns is None else self.returns
 
     @property
     def mean(self) -> Mean:
@@ -91,6 +97,24 @@ def evaluate(
         progress=progress,
     )
     return EvaluationResult(served)
+
+
+def play_test(
+    policy: Policy,
+    world: GymnasiumWorld,
+    episodes: int,
+    *,
+    epsilon: float = 0.0,
+    seed: int = 0,
+    title: str = "episodes",
+    progress: Progress = SILENT,
+) -> EvaluationResult:
+    """Play episodes by one policy and measure the reward per episode, as the environment pays it.
+
+    Arguments are those of `GymnasiumWorld.play`.
+    """
+    played = world.play_episodes(policy, episodes, epsilon=epsilon, seed=seed, title=title, progress=progress)
+    return EvaluationResult(played.sessions, played.returns)
 
 
 def require_same_store(agent: Agent, sessions: Sessions, owner: str | None = None) -> None:

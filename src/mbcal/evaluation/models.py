@@ -56,8 +56,8 @@ class ModelComparison:
 
     rows: list[ModelResult]
     """By judge, and under each judge the models in the given order, then the random policy."""
-    logged: Mean
-    """Reward per session of the same sessions as they were logged."""
+    logged: Mean | None
+    """Reward per session of the same sessions as they were logged; None if new episodes were played instead."""
     sessions: int
     """Number of test sessions served."""
     seed: int
@@ -82,7 +82,7 @@ class ModelComparison:
             }
             for row in self.rows
         ]
-        logged = {"mean": self.logged.mean, "interval": _finite_ends(self.logged)}
+        logged = None if self.logged is None else {"mean": self.logged.mean, "interval": _finite_ends(self.logged)}
         return {"rows": rows, "logged": logged, "seed": self.seed}
 
     def table(self, judge: str) -> list[tuple[str, str, str, str]]:
@@ -103,10 +103,12 @@ class ModelComparison:
         for judge in self.judges:
             lines.append(f"judged by {judge}, {self.sessions:,} test sessions")
             lines += [" ".join(filter(None, row)) for row in self.table(judge)]
-        return "\n".join([*lines, f"as logged, real users: {self.logged}"])
+        return "\n".join(lines if self.logged is None else [*lines, f"as logged, real users: {self.logged}"])
 
 
-class _Model(NamedTuple):
+class OpenModel(NamedTuple):
+    """A loaded model with its name in results."""
+
     name: str
     agent: Agent
     folder: Path | str
@@ -120,7 +122,7 @@ class _Judge(NamedTuple):
     """For workers of an engine: a folder, or `TRUTH`."""
 
 
-_Entry = TypeVar("_Entry", _Model, _Judge)
+_Entry = TypeVar("_Entry", OpenModel, _Judge)
 
 
 def evaluate_models(
@@ -172,7 +174,7 @@ def evaluate_models(
     opened_judges = _open_judges(judges, store, test, device)
     opened_models = _open_models(models, test, device)
     random = Random(device=opened_judges[0].environment.device.type).fit(test)
-    opened_models.append(_Model(CHANCE, random, CHANCE))
+    opened_models.append(OpenModel(CHANCE, random, CHANCE))
     rows = [row for judge in opened_judges for row in serving.compare(opened_models, judge)]
     return ModelComparison(rows, mean_interval(test.rewards.sum(1), test.user), len(test), seed)
 
@@ -189,21 +191,13 @@ class _Serving:
     resources: WorkerResources
     progress: Progress
 
-    def compare(self, models: Sequence[_Model], judge: _Judge) -> list[ModelResult]:
+    def compare(self, models: Sequence[OpenModel], judge: _Judge) -> list[ModelResult]:
         """Results of all models under one judge, in their order."""
         rewards = [self._rewards(model, judge) for model in models]
-        return [
-            ModelResult(
-                judge=judge.name,
-                model=model.name,
-                agent=model.agent.name,
-                reward=mean_interval(model_rewards, self.test.user),
-                gap=mean_interval(model_rewards - rewards[0], self.test.user),
-            )
-            for model, model_rewards in zip(models, rewards, strict=True)
-        ]
+        names = [(model.name, model.agent.name) for model in models]
+        return compare_rewards(judge.name, names, rewards, self.test.user)
 
-    def _rewards(self, model: _Model, judge: _Judge) -> NDArray[np.float32]:
+    def _rewards(self, model: OpenModel, judge: _Judge) -> NDArray[np.float32]:
         """(N,) reward of each test session, in this process or on the engine's workers."""
         title = f"{model.name}, judged by {judge.name}"
         if self.engine is None:
@@ -229,6 +223,23 @@ class _Serving:
         )
 
 
+def compare_rewards(
+    judge: str, names: Sequence[tuple[str, str]], rewards: Sequence[NDArray[np.float32]], users: NDArray[np.int32]
+) -> list[ModelResult]:
+    """Return the results of models under one judge.
+
+    Args:
+        judge: Name of the judge.
+        names: Name and method of each model.
+        rewards: Reward of every session of each model, (N,) each, paired.
+        users: (N,) user of every session.
+    """
+    return [
+        ModelResult(judge, name, agent, mean_interval(values, users), mean_interval(values - rewards[0], users))
+        for (name, agent), values in zip(names, rewards, strict=True)
+    ]
+
+
 def _open_judges(judges: Sequence[str | Path | Simulator], store: Store, test: Sessions, device: str) -> list[_Judge]:
     """Judges with distinct names; raises InputError if a simulator was fitted on some of the test users."""
     opened = _number_repeats([_open_judge(judge, store, device) for judge in judges])
@@ -238,12 +249,17 @@ def _open_judges(judges: Sequence[str | Path | Simulator], store: Store, test: S
     return opened
 
 
-def _open_models(models: Sequence[str | Path | Agent], test: Sessions, device: str) -> list[_Model]:
+def _open_models(models: Sequence[str | Path | Agent], test: Sessions, device: str) -> list[OpenModel]:
     """Models with distinct names; raises ModelError if one does not fit the test sessions."""
-    opened = _number_repeats([_open_model(model, device) for model in models])
+    opened = open_models(models, device)
     for model in opened:
         require_same_store(model.agent, test, model.name)
     return opened
+
+
+def open_models(models: Sequence[str | Path | Agent], device: str) -> list[OpenModel]:
+    """Load models that are given as folders; names are made distinct: the second "mbcal" becomes "mbcal (2)"."""
+    return _number_repeats([_open_model(model, device) for model in models])
 
 
 def _open_judge(judge: str | Path | Simulator, store: Store, device: str) -> _Judge:
@@ -254,10 +270,10 @@ def _open_judge(judge: str | Path | Simulator, store: Store, device: str) -> _Ju
     return _Judge(f"{judge.config.family} simulator", judge, "")
 
 
-def _open_model(model: str | Path | Agent, device: str) -> _Model:
+def _open_model(model: str | Path | Agent, device: str) -> OpenModel:
     if isinstance(model, str | Path):
-        return _Model(str(model), load(model, device), model)
-    return _Model(model.name, model, "")
+        return OpenModel(str(model), load(model, device), model)
+    return OpenModel(model.name, model, "")
 
 
 def _number_repeats(entries: list[_Entry]) -> list[_Entry]:

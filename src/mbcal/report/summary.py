@@ -21,6 +21,7 @@ _JUDGES: Mapping[str, str] = {
     "truth": "the newsfeed's truth",
     "lstm": "the LSTM simulator",
     "transformer": "the transformer simulator",
+    "world": "the world itself",
 }
 
 
@@ -39,13 +40,12 @@ class RunSummary:
     @cached_property
     def users(self) -> NDArray[np.int32]:
         """(N,) user of every test session."""
-        users: NDArray[np.int32] = self.run.test_sessions(self.run.store()).user
-        return users
+        return self.run.test_users()
 
     @cached_property
     def report_cards(self) -> dict[str, dict[str, Any]]:
         """Report cards of the simulators among the judges, as plain values."""
-        folders = {judge: self.run.folder / "simulators" / judge for judge in self.judges if judge != "truth"}
+        folders = {judge: self.run.folder / "simulators" / judge for judge in self.judges if judge not in ("truth", "world")}
         return {judge: Artifact.open(path, SIMULATOR_KIND).manifest["report_card"] for judge, path in folders.items()}
 
     def by_agent(self, protocol: str) -> dict[str, list[CellRecord]]:

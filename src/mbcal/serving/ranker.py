@@ -59,14 +59,15 @@ class _CachedState(NamedTuple):
 class Ranker:
     """One version, ready to rank. Not thread-safe."""
 
-    def __init__(self, version: RankableVersion, cache_size: int = 50_000) -> None:
+    def __init__(self, version: RankableVersion, cache_size: int = 50_000, repeats: bool = False) -> None:
         """Prepare a version.
 
         Args:
             version: The version to rank with.
             cache_size: Number of sessions whose scorer state is kept; the least recently used are dropped.
+            repeats: Whether items that were shown in the session may be ranked again.
         """
-        self.version, self._cache_size = version, cache_size
+        self.version, self._cache_size, self._repeats = version, cache_size, repeats
         self._states: OrderedDict[str, _CachedState] = OrderedDict()
         self._behaviour_index = {name: index for index, name in enumerate(version.behaviours.names)}
         self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)).tobytes()
@@ -100,7 +101,8 @@ class Ranker:
 
         Args:
             history: What the user did before the session; the version's latest `history` steps of it are used.
-            candidates: Items to rank, C of them. Those already shown are ranked only if every candidate was.
+            candidates: Items to rank, C of them. Those already shown are ranked only if every candidate was,
+                or repeats are allowed.
             shown: What was shown in the session so far.
             k: Maximum number of items to return.
             epsilon: Probability, at each rank, of a uniformly random item among those left.
@@ -128,9 +130,10 @@ class Ranker:
         ]
 
     def _available(self, candidates: Candidates, shown: TextSteps) -> NDArray[np.bool_]:
-        """Which candidates may be chosen, (C,): those not shown yet, or all if all were shown."""
-        if not shown and len(candidates.rows) <= MOST:
-            return self._all[: len(candidates.rows)]
+        """Which candidates may be chosen, (C,): those not shown yet; all if all were shown or repeats are allowed."""
+        if self._repeats or not shown:
+            count = len(candidates.rows)
+            return self._all[:count] if count <= MOST else np.ones(count, np.bool_)
         shown_items = {item for item, _ in shown}
         rows = self.version.catalog.rows_of(shown_items)
         if UNKNOWN_ROW in rows:  # unknown items share one row, so they are compared by name

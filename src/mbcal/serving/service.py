@@ -95,6 +95,8 @@ class Service:
     """Called with the name of an event and its values, such as `on_event("swapped", version="v000002")`."""
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(secrets.randbits(128)))
     """Source of exploration."""
+    repeats: bool = False
+    """Whether items that were shown in a session may be ranked again in it."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None
@@ -122,7 +124,7 @@ class Service:
             name = self.registry.current()
             if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
                 return
-            self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name)))
+            self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name), repeats=self.repeats))
             self.counts.setdefault(name, VersionCounts())
             self.on_event("swapped", version=name)
         except MbcalError as error:

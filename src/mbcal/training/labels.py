@@ -7,6 +7,7 @@ steps, whose own results are 0. Everything is computed without gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,17 +147,30 @@ def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: S
     Returns:
         (B, T), 0 at a session's last step and in the padding.
     """
+    return counterfactual_future_advantages(net, rewards, batch, (gamma,))[:, 0]
+
+
+@torch.no_grad()
+def counterfactual_future_advantages(
+    net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]
+) -> Tensor:
+    """Compute `counterfactual_future_advantage` for G discounts, which share the steps of the network.
+
+    Returns:
+        (B, G, T).
+    """
     size, horizon = batch.items.shape
     state = net.begin(*batch.history)
     if net.config.cell == "gru" and triton.runs_on(rewards):
-        fast: Tensor | None = triton.advantage(net.scoring_tables(), rewards, state[0], batch, gamma)
-        if fast is not None:
-            return fast
+        tables = net.scoring_tables()
+        fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma) for gamma in gammas]
+        if fast[0] is not None:
+            return torch.stack(fast, 1)
     mask, previous = batch.mask, net.previous(batch.behaviours)
     logged_gates = net.gates(batch.items, previous)  # (B, T, G)
     masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)  # column t: the branch masked at t
-    advantage = logged_gates.new_zeros(size, horizon)
+    advantages = logged_gates.new_zeros(size, len(gammas), horizon)
     for step in range(horizon):
         opened = net.cell_step(masked_gates[:, step], state)
         state = net.cell_step(logged_gates[:, step], state)
@@ -166,9 +180,10 @@ def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: S
             _store(branches, slice(0, step), open_branches)
             gain = _reward(net, state, rewards).unsqueeze(1) - _reward(net, open_branches, rewards)  # (B, step)
             age = torch.arange(step, 0, -1, device=gain.device)
-            advantage[:, :step] += gamma**age * gain * mask[:, step : step + 1]
+            for column, gamma in enumerate(gammas):
+                advantages[:, column, :step] += gamma**age * gain * mask[:, step : step + 1]
         _store(branches, step, opened)
-    return advantage
+    return advantages
 
 
 def mixed_advantage(advantage: Tensor, masked_future: Tensor, expected: Tensor, mix: float) -> Tensor:

@@ -26,7 +26,7 @@ from mbcal.data.shards import ShardPlan
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Shard
 from mbcal.data.store_writer import StoreWriter
-from mbcal.data.user_split import part_of, stable_hash
+from mbcal.data.user_split import order_users
 from mbcal.data.workspace import Workspace
 from mbcal.environments.newsfeed.world import Newsfeed, UserState
 from mbcal.errors import OptionError
@@ -258,9 +258,7 @@ def _write_store(newsfeed: NewsfeedConfig, config: SessionConfig, writer: StoreW
 def _order_users(count: int, config: SessionConfig) -> tuple[list[str], NDArray[np.uint8]]:
     """Names of all users in the order of a store (by part, then by hash), and the part of each, (count,)."""
     width = len(str(count - 1))
-    hashes = {name: stable_hash(name, config.seed, "part") for name in (f"user-{k:0{width}d}" for k in range(count))}
-    names = sorted(hashes, key=lambda name: (part_of(hashes[name], config.split), hashes[name], name))
-    return names, np.asarray([part_of(hashes[name], config.split) for name in names], np.uint8)
+    return order_users((f"user-{k:0{width}d}" for k in range(count)), config.split, config.seed)
 
 
 def _generate_shards(world: Newsfeed, plan: ShardPlan, newsfeed: NewsfeedConfig, config: SessionConfig) -> Iterator[Shard]:

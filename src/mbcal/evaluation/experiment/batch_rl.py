@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import cast
 
+from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.world import Newsfeed
-from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.evaluator import TEST_SEED
 from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, summarise
+from mbcal.evaluation.experiment.judging import judge_policy
 from mbcal.evaluation.judges import TRUTH
 from mbcal.evaluation.variance import analyse_variance
 from mbcal.evaluation.xray import xray
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.checkpoints import Checkpoints
-
-TEST_SEED = 1_000_003
-"""Names candidates and noise of every test: the same for all methods, seeds and rounds, so that rewards are paired."""
 
 
 def batch_rl(
@@ -41,12 +40,14 @@ def batch_rl(
     agent.fit(context.train, progress=progress, checkpoints=checkpoints)
     judged, rewards = {}, {}
     served = None  # of the first judge
-    for judge, environment in context.judges.items():
-        result = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+    for judge in context.judges:
+        result = judge_policy(context, agent, judge, progress=progress)
         judged[judge], rewards[judge] = summarise(result), result.rewards
         served = result.served if served is None else served
     assert served is not None  # noqa: S101 - an experiment has at least one judge
-    regression = analyse_variance(agent, context.users, served, settings.futures, settings.future_states, TEST_SEED)
+    regression = None  # a world cannot go back to a state to resample its futures
+    if not isinstance(context.users, GymnasiumWorld):
+        regression = analyse_variance(agent, context.users, served, settings.futures, settings.future_states, TEST_SEED)
     record = {
         "judges": judged,
         "regression": None if regression is None else {**asdict(regression), "explained": regression.explained},
@@ -58,8 +59,7 @@ def batch_rl(
 
 def _test_oracle(context: ExperimentContext, progress: Progress) -> CellResult:
     """Test the policy that plans with the true world: the upper reference for regret."""
-    world = context.judges[TRUTH]
-    policy = oracle.OraclePolicy(cast(Newsfeed, world), context.test.horizon)
-    result = evaluate(policy, world, context.test, seed=TEST_SEED, title="test of the oracle", progress=progress)
+    policy = oracle.OraclePolicy(cast(Newsfeed, context.judges[TRUTH]), context.test.horizon)
+    result = judge_policy(context, policy, TRUTH, title="test of the oracle", progress=progress)
     record = {"judges": {TRUTH: summarise(result)}, "regression": None, "curves": {}, "xray": None}
     return CellResult(record, {TRUTH: result.rewards}, None)

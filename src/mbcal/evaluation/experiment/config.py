@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mbcal.config import from_dict
+from mbcal.environments.gymnasium.adapter import PREFIX
 from mbcal.environments.simulator import SimulatorConfig
 from mbcal.errors import InputError, OptionError, nearest
 from mbcal.evaluation.experiment.overrides import apply_overrides
@@ -17,8 +18,8 @@ from mbcal.training.config import TrainingConfig
 
 ProtocolName = Literal["batch", "growing"]
 """Batch-RL and Growing Batch-RL."""
-JudgeName = Literal["lstm", "transformer", "truth"]
-"""Environments that can judge: a simulator of either family, or the generated newsfeed itself."""
+JudgeName = Literal["lstm", "transformer", "truth", "world"]
+"""Who can judge: a simulator of either family, the generated newsfeed itself, or a Gymnasium world."""
 NEWSFEED = "newsfeed"
 """As `data`: the generated newsfeed, in place of a store."""
 
@@ -28,7 +29,7 @@ class ExperimentConfig:
     """One experiment: data, methods, protocols, sizes."""
 
     data: str = NEWSFEED
-    """`newsfeed` (generated), or the folder of a store."""
+    """`newsfeed` (generated), the folder of a store, or a Gymnasium world, `gym:ID`."""
     agents: tuple[str, ...] = ("all",)
     """Methods by name, `path.py:Class` for one of your own, or `all`; with settings of their own after a plus:
     `mbcal+gamma=0.9+net.hidden=64`."""
@@ -36,14 +37,17 @@ class ExperimentConfig:
     """How often each method is trained; seeds count from 0."""
     protocols: tuple[ProtocolName, ...] = ("batch", "growing")
     judges: tuple[JudgeName, ...] = ()
-    """Who judges; the first also responds in Growing Batch-RL. By default the truth and an LSTM on the newsfeed, else the
-    LSTM."""
+    """Who judges; the first also responds in Growing Batch-RL. By default the truth and an LSTM on the newsfeed, the world
+    in a Gymnasium world, else the LSTM."""
     log_sessions: int = 8_000
-    """Sessions of the generated log, all parts together; of a store, the most sessions of its train part (0: all)."""
+    """Sessions of the generated log, all parts together; episodes of the random log of a Gymnasium world; of a store, the
+    most sessions of its train part (0: all)."""
+    repeats: bool = False
+    """In a Gymnasium world: whether an item may be shown again in an episode."""
     items: int = 300
     """Items of the generated newsfeed."""
     test_sessions: int = 1_500
-    """Most sessions served in every test."""
+    """Most sessions served in every test; episodes played in it in a Gymnasium world."""
     rounds: int = 4
     """Growing Batch-RL: rounds of collect, update, test."""
     round_sessions: int = 1_500
@@ -85,8 +89,22 @@ class ExperimentConfig:
                 raise OptionError(f"{name}: a name is there twice; give each once, and set seeds to repeat a method")
         if not self.protocols or not self.agents:
             raise OptionError("protocols and agents: give at least one of each")
-        if self.data == NEWSFEED and self.log_sessions < 10:
-            raise OptionError(f"log_sessions: the newsfeed needs at least 10, got {self.log_sessions}")
+        if self.is_generated and self.log_sessions < 10:
+            raise OptionError(f"log_sessions: a generated log needs at least 10, got {self.log_sessions}")
+        if self.is_world and set(self.judges) - {"world"}:
+            raise OptionError("judges: in a Gymnasium world, the world itself judges; leave judges out")
+        if "world" in self.judges and not self.is_world:
+            raise OptionError("judges: only a Gymnasium world (gym:ID) is its own judge; give truth, lstm or transformer")
+
+    @property
+    def is_world(self) -> bool:
+        """Whether the data is a Gymnasium world."""
+        return self.data.startswith(PREFIX)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the run generates its own log: of the newsfeed or of a Gymnasium world."""
+        return self.data == NEWSFEED or self.is_world
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -161,7 +179,8 @@ def load_experiment_config(
     """Read the settings of an experiment: a preset, then a TOML file, then single settings, then overrides.
 
     Args:
-        source: A TOML file of settings (a name that ends in .toml), else the data: `newsfeed` or the folder of a store.
+        source: A TOML file of settings (a name that ends in .toml), else the data: `newsfeed`, the folder of a
+            store, or `gym:ID`.
         preset: `quick`, `laptop` or `paper`; a file may name its own.
         overrides: Settings as text, as the command line takes them: `rounds=3`, `simulator.hidden=64`, `agents=mbcal,dqn`.
         **settings: Settings by name: `seeds=1, agents=["mbcal", "dqn"]`.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mbcal.agents import Agent, AgentConfig, agent_class
 from mbcal.config import from_dict, to_dict
 from mbcal.environments.base import Environment
+from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.errors import OptionError
 from mbcal.evaluation.evaluator import EvaluationResult
 from mbcal.evaluation.experiment.config import ExperimentConfig
@@ -29,8 +30,8 @@ class ExperimentContext:
     train: Sessions
     """Sessions of train users: Batch-RL learns from them, Growing Batch-RL serves their users to collect."""
     test: Sessions
-    """Sessions of test users, with candidates: the same for every test."""
-    judges: dict[str, Environment]
+    """Sessions of test users, with candidates: the same for every test. Empty if a Gymnasium world judges."""
+    judges: dict[str, Environment | GymnasiumWorld]
     """Environments by name, in the order of the report. The first also responds when agents collect."""
     features: tuple[str, ...]
     """Item features agents see unless the settings name others."""
@@ -47,7 +48,7 @@ class ExperimentContext:
         return self.test.tensors(resolve_device(self.device), without=("propensities", "timestamps"))
 
     @cached_property
-    def users(self) -> Environment:
+    def users(self) -> Environment | GymnasiumWorld:
         """Who responds when agents collect: the first judge."""
         return next(iter(self.judges.values()))
 

@@ -5,7 +5,8 @@
     round k:  train users ──▶ served by the policy of round k - 1 ──▶ update ──▶ test users, served greedily
               (epsilon-greedy if the method explores)             (these sessions and earlier rounds: training/replay.py)
 
-Before the first round there is no policy, so round 1 is collected by a random one. No test session is ever learned from.
+In a Gymnasium world, new episodes are played in place of train and test users. Before the first round there is no policy, so
+round 1 is collected by a random one. No test session is ever learned from.
 """
 
 from __future__ import annotations
@@ -16,21 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mbcal.agents import Agent
 from mbcal.agents.persistence import read_agent
-from mbcal.environments.candidates import session_candidates
-from mbcal.environments.rollout import Policy, rollout
+from mbcal.environments.rollout import Policy
 from mbcal.errors import ModelError
-from mbcal.evaluation.evaluator import evaluate, session_rewards
-from mbcal.evaluation.experiment.batch_rl import TEST_SEED
+from mbcal.evaluation.evaluator import session_rewards
 from mbcal.evaluation.experiment.context import CellResult, ExperimentContext, mean_record, summarise
-from mbcal.metrics import mean_interval
+from mbcal.evaluation.experiment.judging import collect_round, judge_policy, judge_reward
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.storage.artifacts import CHECKPOINT_KIND, MODEL_KIND, Artifact, write_artifact
-from mbcal.training.random import derive_seed, random_integers
+from mbcal.training.random import derive_seed
 from mbcal.training.replay import replayed_rounds, round_passes
 from mbcal.types import SessionTensors
 
@@ -68,16 +65,14 @@ def growing_batch(
         passes = round_passes(sum(map(_count_steps, memory)), settings.training.epochs, settings.round_epochs)
         training = replace(settings.training, epochs=passes)
         agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), training=training, progress=progress)
-        title, test = f"round {number}: test", context.test_tensors
-        served = rollout(agent, context.users, test, seed=TEST_SEED, title=title, progress=progress)
-        reward = mean_interval(session_rewards(served), context.test.user)
+        reward = judge_reward(context, agent, title=f"round {number}: test", progress=progress)
         rounds.append({"round": number, "collected": float(session_rewards(collected).mean()), **mean_record(reward)})
         if checkpoints is not None and time.monotonic() - saved_at >= CHECKPOINT_EVERY:
             _save(checkpoints, agent, rounds, memory if settings.replay != 1 else [])
             saved_at = time.monotonic()
     judged, rewards = {}, {}
-    for judge, environment in context.judges.items():
-        result = evaluate(agent, environment, context.test, seed=TEST_SEED, title=f"test by {judge}", progress=progress)
+    for judge in context.judges:
+        result = judge_policy(context, agent, judge, progress=progress)
         judged[judge], rewards[judge] = summarise(result), result.rewards
     return CellResult({"judges": judged, "rounds": rounds}, rewards, agent)
 
@@ -97,29 +92,13 @@ def collect(context: ExperimentContext, agent: Agent, seed: int, number: int, pr
         progress: Notified of sessions.
 
     Returns:
-        `round_sessions` sessions of train users, sampled with replacement; the first judge responds.
+        `round_sessions` sessions; see `collect_round`.
     """
-    settings, train = context.settings, context.train_tensors
-    # the purposes given to derive_seed are part of every recorded result: do not reword them
-    users_seed, noise_seed = (derive_seed(seed, purpose, number) for purpose in ("users of round", "luck of round"))
-    indices = torch.arange(settings.round_sessions, device=train.device)
-    starts = train[random_integers(users_seed, indices, len(train))]
-    progress.phase(f"round {number}: candidates", None)
-    candidates = session_candidates(starts, noise_seed, sample_from=train)
     policy: Policy = agent
-    epsilon = settings.epsilon if agent.explores else 0.0
+    epsilon = context.settings.epsilon if agent.explores else 0.0
     if not agent.n_fits:
         policy, epsilon = RandomScorer(derive_seed(seed, agent.name) & 0x7FFFFFFF), 1.0
-    return rollout(
-        policy,
-        context.users,
-        starts,
-        epsilon=epsilon,
-        seed=noise_seed,
-        candidates=candidates,
-        title=f"round {number}: collect",
-        progress=progress,
-    )
+    return collect_round(context, policy, epsilon, seed, number, progress)
 
 
 def _save(checkpoints: Path, agent: Agent, rounds: list[dict[str, Any]], memory: list[SessionTensors]) -> None:

@@ -36,16 +36,19 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
+from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ModelError, OptionError, OutputError, StoreError
-from mbcal.evaluation.experiment.batch_rl import TEST_SEED, batch_rl
+from mbcal.evaluation.evaluator import TEST_SEED
+from mbcal.evaluation.experiment.batch_rl import batch_rl
 from mbcal.evaluation.experiment.config import NEWSFEED, ExperimentConfig, JudgeName
 from mbcal.evaluation.experiment.context import ExperimentContext, agent_config
 from mbcal.evaluation.experiment.growing_batch import growing_batch
 from mbcal.evaluation.judges import TRUTH, true_environment
+from mbcal.evaluation.worlds import collect
 from mbcal.nn.embeddings import require_features
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import Artifact, write_artifact
@@ -53,7 +56,7 @@ from mbcal.storage.atomic import write_atomic
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.storage.manifest import ArtifactKind
 from mbcal.training.device import resolve_device
-from mbcal.types import Sessions
+from mbcal.types import Catalog, Sessions
 from mbcal.version import __version__
 
 SCHEMA = 1
@@ -116,8 +119,8 @@ class Run:
         folder = Path(folder)
         agent_features = [agent_config(name, settings, (), 0)[1].net.features for name in _agent_names(settings)]
         resolved_device = str(resolve_device(device))
-        store = None if settings.data == NEWSFEED else Store.open(settings.data)
-        catalog = Newsfeed(1, 100).catalog if store is None else store.catalog
+        store = None if settings.is_generated else Store.open(settings.data)
+        catalog = _generated_catalog(settings) if store is None else store.catalog
         for features in (*agent_features, settings.net.features, settings.simulator.features):
             require_features(catalog, features or ())
         if TRUTH in settings.judges and store is not None and store.manifest["source"] != "newsfeed":
@@ -182,17 +185,33 @@ class Run:
         """Who judges, in the order of the report."""
         if self.settings.judges:
             return self.settings.judges
+        if self.settings.is_world:
+            return ("world",)
         return ("truth", "lstm") if self.settings.data == NEWSFEED else ("lstm",)
 
+    @cached_property
+    def world(self) -> GymnasiumWorld:
+        """The Gymnasium world that is the data; raises OptionError if the data is not one."""
+        return GymnasiumWorld(self.settings.data, repeats=self.settings.repeats)
+
     def store(self, progress: Progress = SILENT) -> Store:
-        """Open the data. The newsfeed is generated on the first call."""
-        if self.settings.data != NEWSFEED:
-            return Store.open(self.settings.data)
-        path = self.folder / "data"
+        """Open the data. The log of the newsfeed or of a Gymnasium world is generated on the first call."""
+        settings, path = self.settings, self.folder / "data"
+        if not settings.is_generated:
+            return Store.open(settings.data)
         if not (path / "manifest.json").is_file():
-            config = NewsfeedConfig(self.settings.log_sessions, self.settings.items)
-            prepare_newsfeed(path, config, SessionConfig(), progress=progress)
+            if settings.is_world:
+                collect(self.world, path, sessions=settings.log_sessions, split=(0.0, 1.0, 0.0), progress=progress)
+            else:
+                config = NewsfeedConfig(settings.log_sessions, settings.items)
+                prepare_newsfeed(path, config, SessionConfig(), progress=progress)
         return Store.open(path)
+
+    def test_users(self) -> NDArray[np.int32]:
+        """Return the user of every test session, (N,); in a Gymnasium world, one per episode."""
+        if self.settings.is_world:
+            return np.arange(self.settings.test_sessions, dtype=np.int32)
+        return self.test_sessions(self.store()).user
 
     def test_sessions(self, store: Store) -> Sessions:
         """Return the test sessions, with the same candidates for every cell, however many sessions are served."""
@@ -210,7 +229,7 @@ class Run:
         self._require_same_data(store)
         for judge in self.judge_names:
             path = self.folder / "simulators" / judge
-            if judge == "truth" or (path / "manifest.json").is_file():
+            if judge == "truth" or judge == "world" or (path / "manifest.json").is_file():
                 continue
             config = replace(self.settings.simulator, family=judge)
             fit_settings = {"config": to_dict(config), "data": store.manifest["content_hash"]}
@@ -244,10 +263,13 @@ class Run:
         """What the cells share, in memory once per process. The run must be prepared."""
         store = self.store()
         train = store.sessions("train")
-        if self.settings.data != NEWSFEED and self.settings.log_sessions:
+        if self.settings.is_world:
+            judged_by: dict[str, Environment | GymnasiumWorld] = {"world": self.world}
+            return ExperimentContext(self.settings, train, train[:0], judged_by, store.agent_features, self.device)
+        if not self.settings.is_generated and self.settings.log_sessions:
             train = train[: self.settings.log_sessions]
         test = self.test_sessions(store)
-        judges: dict[str, Environment] = {}
+        judges: dict[str, Environment | GymnasiumWorld] = {}
         for name in self.judge_names:
             if name == "truth":
                 judges[name] = true_environment(store, self.device)
@@ -295,6 +317,11 @@ class Run:
 def _agent_names(settings: ExperimentConfig) -> list[str]:
     """Names of the agents, `all` resolved."""
     return [agent for name in settings.agents for agent in (AGENTS if name == "all" else [name])]
+
+
+def _generated_catalog(settings: ExperimentConfig) -> Catalog:
+    """A catalogue with the features of the data that the run will generate."""
+    return GymnasiumWorld(settings.data, repeats=settings.repeats).catalog if settings.is_world else Newsfeed(1, 100).catalog
 
 
 def _folder_name(agent: str) -> str:

@@ -33,7 +33,6 @@ import torch
 
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources, emit
 from mbcal.errors import MbcalError, TrainingError
-from mbcal.evaluation.experiment.config import NEWSFEED
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.progress import SILENT, Progress
 
@@ -86,7 +85,7 @@ def prepare_on(engine: Engine, run: Run, resources: WorkerResources = ONE_CORE, 
         OptionError: If a worker does not see the run's folder or its data.
     """
     engine.require_shared_file(run.folder / "settings.json")
-    if run.settings.data != NEWSFEED:
+    if not run.settings.is_generated:
         engine.require_shared_file(Path(run.settings.data) / "manifest.json")
 
     def on_message(_: int, event: Event) -> None:

@@ -1,0 +1,1 @@
+"""Foreign worlds: Gymnasium environments whose action is an item."""
