@@ -123,7 +123,7 @@ class DDPG(Agent):
         critic = [parameter for name, parameter in trainable if not name.startswith("online.actor.")]
         actor = [parameter for name, parameter in trainable if name.startswith("online.actor.")]
         optimiser = self.config.training.create_optimiser(critic)
-        optimiser.add_param_group({"params": actor, "share": self.config.actor_share, "weight_decay": 0.0})
+        optimiser.add_param_group({"params": actor, "share": self.config.actor_share})
         self.config.training.apply_to(optimiser)
         return optimiser
 
