@@ -201,7 +201,7 @@ def test_the_x_ray_adds_up_to_the_label() -> None:
     shared = context(epochs=3)
     played = batch_rl(shared, "mbcal", 0)
     seen = played.record["xray"]
-    agent, gamma = played.agent, shared.settings.gamma
+    agent, gamma = played.agent, played.record["gamma"]
     assert agent is not None
     served = evaluate(agent, DelayedPrize(), shared.test, seed=TEST_SEED).served[:2]
     label = agent.label(served.tensors())  # type: ignore[attr-defined]

@@ -88,6 +88,7 @@ def _page_data(summary: RunSummary) -> dict[str, Any]:
     run = summary.run
     agents = list(dict.fromkeys(result.cell.agent for result in summary.results))
     mbcal_records = [result.record for result in summary.by_agent("batch").get("mbcal", [])]
+    with_xray = next((record for record in mbcal_records if record.get("xray")), {"xray": [], "gamma": None})
     behaviours: Behaviours = run.store().behaviours
     return {
         "colours": {agent: colour(index) for index, agent in enumerate(agents)},
@@ -100,7 +101,7 @@ def _page_data(summary: RunSummary) -> dict[str, Any]:
             for judge in summary.judges
         },
         "judge": summary.judges[0],
-        "gamma": run.settings.gamma,
+        "gamma": with_xray["gamma"],
         "most": max(behaviours.rewards),
-        "xray": next((record["xray"] for record in mbcal_records if record.get("xray")), []),
+        "xray": with_xray["xray"],
     }

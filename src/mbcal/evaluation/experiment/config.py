@@ -58,10 +58,10 @@ class ExperimentConfig:
     """Growing Batch-RL: rounds to learn from; 1 is the last alone. None: as many as hold 5 million steps."""
     epsilon: float = 0.1
     """Probability of a random choice when collecting."""
-    gamma: float = 0.95
-    """Discount of every method that has one."""
-    mask_rate: float = 0.05
-    """Mask rate of every method that has one."""
+    gamma: float | None = None
+    """Discount of every method that has one. None: the default of each method."""
+    mask_rate: float | None = None
+    """Mask rate of every method that has one. None: the default of each method."""
     net: NetConfig = field(default_factory=NetConfig)
     """Networks of every agent. Features that are not named are those usual for the kind of store."""
     training: TrainingConfig = field(default_factory=TrainingConfig)

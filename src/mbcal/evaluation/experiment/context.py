@@ -80,7 +80,7 @@ def agent_config(
         net=settings.net if settings.net.features is not None else replace(settings.net, features=features),
         training=settings.training,
         seed=seed,
-        **{key: value for key, value in shared.items() if key in setting_names},
+        **{key: value for key, value in shared.items() if value is not None and key in setting_names},
     )
     if not overrides:
         return kind, config
