@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 TINY: dict[str, Any] = {
-    "agents": ["mbcal", "gru4rec", "random"], "seeds": 2, "log_sessions": 400, "gamma": 0.95, "test_sessions": 60, "rounds": 2,
-    "round_sessions": 80, "round_epochs": 1, "replay": 1, "futures": 4, "future_states": 4, "xray": 2,
+    "agents": ["mbcal", "gru4rec", "random"], "seeds": 2, "log_sessions": 400, "test_sessions": 60, "gamma": 0.95,
+    "rounds": 2, "round_sessions": 80, "round_epochs": 1, "replay": 1, "futures": 4, "future_states": 4, "xray": 2,
     "net": {"hidden": 8, "embedding": 8}, "training": {"epochs": 2, "batch": 64, "warmup": 0, "validation": 0.0},
     "simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}},
 }  # fmt: skip
