@@ -88,7 +88,8 @@ def _page_data(summary: RunSummary) -> dict[str, Any]:
     run = summary.run
     agents = list(dict.fromkeys(result.cell.agent for result in summary.results))
     mbcal_records = [result.record for result in summary.by_agent("batch").get("mbcal", [])]
-    with_xray = next((record for record in mbcal_records if record.get("xray")), {"xray": [], "gamma": None})
+    no_xray: dict[str, Any] = {"xray": [], "gamma": None}
+    with_xray = next((record for record in mbcal_records if record.get("xray")), no_xray)
     behaviours: Behaviours = run.store().behaviours
     return {
         "colours": {agent: colour(index) for index, agent in enumerate(agents)},
