@@ -49,7 +49,7 @@ def test_ties_go_to_the_smaller() -> None:
         ((base, better, base + 0.5), 0.95),
         ((better, base, base), 0.8),
     ):
-        assert largest_better(dict(zip(GAMMAS, rewards, strict=True)), users).gamma == chosen
+        assert largest_better(dict(zip((0.8, 0.95, 1.0), rewards, strict=True)), users).gamma == chosen
 
 
 def test_the_evidence_by_hand() -> None:

@@ -41,7 +41,7 @@ from mbcal.scoring.scorers import UNKNOWN_USER, NetScorer, ScoreTerm
 from mbcal.training.random import derive_seed, hash_fractions, hash_order
 from mbcal.types import SessionTensors
 
-GAMMAS = (0.8, 0.95, 1.0)
+GAMMAS = (0.95, 1.0)
 """Candidates, in rising order."""
 GAMMA_SESSIONS = 20_000
 """Sessions that the choice is made on, of both halves together; no further user is added once this number is reached."""
