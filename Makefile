@@ -15,8 +15,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/mbcal/kernels/n
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mbcal needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	# torch by its exact pin and first: a range could fetch a CUDA build of several gigabytes
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)" setuptools
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)" setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
 
 setup: $(STAMP) ## make the virtual environment and install everything, pinned
