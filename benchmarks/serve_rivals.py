@@ -95,7 +95,7 @@ def application(variant: str, service: Service) -> Any:
 
         return starlette_app(service)
     if variant in ("msgspec", "orjson"):
-        ranker.CandidateReader = DictReader  # type: ignore[misc, assignment]
+        ranker.CandidateReader = DictReader  # type: ignore[misc, assignment]  # the variant is put in its place
         endpoints._decode_rank = decoder(variant)
     return App(service)
 

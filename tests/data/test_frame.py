@@ -196,6 +196,7 @@ def test_bad_frames_are_one_sentence(tmp_path: Path, frame: Any, message: str) -
         (one_row(), {"levels": [1]}, "rewards: with levels, give one number for each level"),
         ({"uid": [1]}, {}, "source: dict is not a log"),
         (MovieLens("ml.zip"), {}, "user: belongs to a path or data frame; MovieLens has its own columns"),
+        (MovieLens("ml.zip"), {**dict.fromkeys(COLUMNS), "time_unit": "s"}, "time_unit: belongs to a path or data frame"),
     ],
 )
 def test_arguments_that_do_not_fit(tmp_path: Path, source: Any, changes: dict[str, Any], message: str) -> None:

@@ -43,7 +43,7 @@ class Restless(LocalEngine):
 
 
 def travelled(what: Any) -> Any:
-    return pickle.loads(pickle.dumps(what))  # noqa: S301  # our own
+    return pickle.loads(pickle.dumps(what))  # noqa: S301  # as an engine sends tasks to its workers
 
 
 @pytest.fixture(autouse=True)

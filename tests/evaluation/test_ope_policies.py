@@ -62,8 +62,8 @@ def test_target_propensities_by_hand() -> None:
     np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions, 0.3), expected)
     np.testing.assert_allclose(target_propensities(BY_NUMBER, sessions.tensors(), 0.3, block=1), expected)
     np.testing.assert_allclose(target_propensities(to_numpy(BY_NUMBER), sessions, 0.3, in_numpy=True), expected)
-    nobody = ItemScorer(torch.zeros(CATALOG.n_rows))  # all alike: the first
-    np.testing.assert_allclose(target_propensities(nobody, sessions, 0.0), [[0, 0, 1], [1, 0, 1]])
+    tied = ItemScorer(torch.zeros(CATALOG.n_rows))  # all alike: the first
+    np.testing.assert_allclose(target_propensities(tied, sessions, 0.0), [[0, 0, 1], [1, 0, 1]])
 
 
 def test_each_step_may_have_candidates_of_its_own() -> None:

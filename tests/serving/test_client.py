@@ -47,8 +47,9 @@ def test_refusals_are_one_sentence(registry: Registry) -> None:
         pytest.raises(ServiceError, match=twice),
     ):
         client.rank([], ["a", "a"])
-    with Client("http://127.0.0.1:9", retries=1) as nobody, pytest.raises(ServiceError, match="'mbcal serve' running there"):
-        nobody.rank([], ["a"])
+    running = "'mbcal serve' running there"
+    with Client("http://127.0.0.1:9", retries=1) as unreachable, pytest.raises(ServiceError, match=running):
+        unreachable.rank([], ["a"])
 
 
 def test_the_client_ranks_as_the_library_does(registry: Registry, models: list[Path]) -> None:

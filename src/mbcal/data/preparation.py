@@ -93,7 +93,8 @@ def prepare(
         named: dict[str, Any] = {**columns, **optional}
         reader: LogReader = TableLog(source, rule=behaviour_rule(rewards, levels), time_unit=time_unit, **named)
     else:
-        reader = _require_reader(source, {**columns, **optional, "rewards": rewards, "levels": levels})
+        unit = None if time_unit == "auto" else time_unit
+        reader = _require_reader(source, {**columns, **optional, "rewards": rewards, "levels": levels, "time_unit": unit})
     with Workspace(Path(out), memory_limit, overwrite) as work:
         progress.phase("finding and unpacking files")
         log = reader.read(work)

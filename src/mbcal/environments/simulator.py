@@ -1,8 +1,9 @@
 """Simulators: learned users that judge agents.
 
 An agent judged by a network like its own would be judged by its own mistakes. So a simulator is an LSTM or a transformer
-where agents have a GRU, sees every feature where agents see few, and is fitted on the store's *simulator* users, whom no
-agent meets. It remembers the users it was fitted on, and refuses to be evaluated on them or to judge agents on them.
+where agents have a GRU, sees every feature where agents see few, and is fitted on the store's *simulator* users, on
+which no agent is fitted. It remembers the users it was fitted on, and refuses to be evaluated on them or to judge agents
+on them.
 """
 
 from __future__ import annotations

@@ -118,8 +118,11 @@ class Ranker:
         listed = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
         state, available = self.state_after(history, shown, session), self._available(listed, shown)
         k = min(k, int(np.count_nonzero(available)))
-        arguments = (state, listed.rows, available, k, epsilon, uniform[:k])
-        positions, propensities, scores, parts = self._rank_in_c(*arguments) or self._rank_in_numpy(*arguments)
+        arguments = (listed.rows, available, k, epsilon, uniform[:k])
+        chosen = None
+        if self._native is not None and isinstance(state, ScorerState):
+            chosen = self._native.rank(state.hidden, state.previous, *arguments)  # None if it cannot
+        positions, propensities, scores, parts = chosen or self._rank_in_numpy(state, *arguments)
         rows = listed.rows.data
         known = [self._known[rows[position]] == 1 for position in positions]
         return [
@@ -145,19 +148,6 @@ class Ranker:
             self._is_shown[rows] = False
         return available if available.any() else ~available
 
-    def _rank_in_c(
-        self,
-        state: Any,
-        rows: NDArray[np.int32],
-        available: NDArray[np.bool_],
-        k: int,
-        epsilon: float,
-        uniform: NDArray[np.float64],
-    ) -> ChosenCandidates | None:
-        if self._native is None or not isinstance(state, ScorerState):
-            return None
-        return self._native.rank(state.hidden, state.previous, rows, available, k, epsilon, uniform)
-
     def _rank_in_numpy(
         self,
         state: Any,
@@ -167,7 +157,7 @@ class Ranker:
         epsilon: float,
         uniform: NDArray[np.float64],
     ) -> ChosenCandidates:
-        """The reference implementation of `_rank_in_c`."""
+        """The reference implementation of `SessionRanker.rank`, for scorers and machines without the C kernel."""
         parts_by_name = self.version.scorer.score_parts(state, rows[None])
         parts = np.stack([parts_by_name[name][0] for name in self._parts])  # (parts, C)
         scores = np.add.reduce(parts)

@@ -23,12 +23,12 @@ def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """G_t = sum_{tau >= t} gamma^{tau - t} r_tau.
 
     Args:
-        rewards: (B, T).
-        mask: (B, T).
-        gamma: Discount.
+        rewards: (B, T) reward of every step.
+        mask: (B, T) bool, true where a step counts.
+        gamma: Discount, in [0, 1].
 
     Returns:
-        (B, T).
+        (B, T) the return from each step on, its own reward included; 0 where no step counts.
 
     Raises:
         ValueError: If the shapes differ.
@@ -47,13 +47,13 @@ def temporal_difference_targets(rewards: Tensor, values: Tensor, mask: Tensor, g
     """y_t = r_t + gamma V_{t+1}, and r_t at a session's last step  # Eq. ValueIteration.
 
     Args:
-        rewards: (B, T).
-        values: (B, T) what the policy expects from each step on. That of the first step is not used.
-        mask: (B, T).
-        gamma: Discount.
+        rewards: (B, T) reward of every step.
+        values: (B, T) value of the state before each step, V_t. That of the first step is not used.
+        mask: (B, T) bool, true where a step counts.
+        gamma: Discount, in [0, 1].
 
     Returns:
-        (B, T).
+        (B, T) one target per step; 0 where no step counts.
 
     Raises:
         ValueError: If the shapes differ.

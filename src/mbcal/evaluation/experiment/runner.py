@@ -42,7 +42,7 @@ def run_experiment(
         engine: Whose workers run the cells; by default this machine.
         resources: What each worker of the engine takes of a machine; with a share of a GPU it computes there.
         tracker: Also send results to `mlflow` or `wandb`.
-        observer: Is told about the progress of cells.
+        observer: Notified of the progress of cells.
         progress: Notified of the preparation: the generated log, the simulators.
 
     Returns:

@@ -103,7 +103,7 @@ def execute_on(
         engine: Whose workers compute.
         run: A prepared run.
         cells: The cells to run.
-        observer: Is told about their progress.
+        observer: Notified of their progress.
         resources: What each worker takes of a machine; with a share of a GPU it computes there.
     """
 
@@ -164,7 +164,7 @@ def execute_all(run: Run, cells: list[Cell], workers: int, observer: RunObserver
         run: A prepared run.
         cells: The cells to run.
         workers: Cells at a time; with 1 they run in this process.
-        observer: Is told about their progress.
+        observer: Notified of their progress.
 
     Raises:
         TrainingError: If a worker process dies. What is done stays; resume the run.
