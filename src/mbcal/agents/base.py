@@ -84,6 +84,8 @@ class Agent(ABC):
         """Optimisers by network; networks without parameters have none."""
         self.curves: dict[str, Curve] = {}
         """Losses of the last fit by network, one entry per epoch."""
+        self.warnings: tuple[str, ...] = ()
+        """What a user should know about the log of the last fit, in words."""
         self._domain: Domain | None = None
         self._scorer: Scorer | None = None
 

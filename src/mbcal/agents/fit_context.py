@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mbcal.distributed.worker_slice import WorkerSlice
+from mbcal.nn.base import SessionNet
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import ValueNet
 from mbcal.progress import Progress
@@ -23,6 +24,8 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Curve, Objective, TrainingJob, train
 from mbcal.training.losses import base_nll, behaviour_nll, value_mse
+from mbcal.training.propensities import train_with_propensities
+from mbcal.training.selection import EVIDENCE_SESSIONS, shown_evidence
 from mbcal.types import SessionTensors
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -53,8 +56,14 @@ class FitContext:
     """The agent's networks by name."""
     optimisers: Mapping[str, torch.optim.Adam]
     """Their optimisers."""
+    ratios: Tensor | None = None
+    """`exploration_ratios` of this worker's sessions, (N, T) on the device; None without logged propensities."""
+    keep: Tensor | None = None
+    """(N, T) probabilities with which `fit_behaviours` and `fit_values` keep each item; set where propensities are used."""
     curves: dict[str, Curve] = field(default_factory=dict)
     """Losses by network, filled by `train`."""
+    warnings: list[str] = field(default_factory=list)
+    """What a user should know about the log or the fit, in words."""
 
     def train(
         self,
@@ -66,6 +75,7 @@ class FitContext:
         use_cuda_graph: bool | None = None,
         copies: int = 1,
         base_loss: float | None = None,
+        stage: str | None = None,
     ) -> None:
         """Train one network: minibatches, Adam, early stopping, checkpoints. The losses go to `curves`.
 
@@ -77,13 +87,15 @@ class FitContext:
             use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
             copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
                 imagined).
+            base_loss: Held-out loss of the best constant prediction.
+            stage: Name of the training in checkpoints, messages and noise; by default the network's.
 
         Raises:
             TrainingError: If a loss becomes NaN.
         """
         worker_slice = self.worker_slice
         job = TrainingJob(
-            name=name,
+            name=stage or name,
             net=self.nets[name],
             objective=objective,
             optimiser=self.optimisers[name],
@@ -135,13 +147,40 @@ class FitContext:
             problem = f"fit_values: {name!r} is a {type(net).__name__}, not a ValueNet"
             raise TypeError(f"{problem}; create a ValueNet in build_networks, or train with an objective of your own")
         self.fit_label_scaler(net.label_scaler, labels)
-        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=1.0)
+        self.train(name, value_mse(net, self.data, labels, mask_item, self.keep), base_loss=1.0)
 
     def fit_behaviours(self, name: str, mask_rate: float = 0.0) -> None:
-        """Fit a network of behaviours by likelihood."""
-        objective = behaviour_nll(self.nets[name], self.data, mask_rate)
-        base_loss = base_nll(self.data, torch.from_numpy(self.held_out_rows)) if len(self.held_out_rows) else None
-        self.train(name, objective, base_loss=base_loss)
+        """Fit a network of behaviours by likelihood, with logged propensities where `TrainingConfig` says so.
+
+        If propensities are used, `keep` is set, and later calls of `fit_values` use them too. Adds a warning if what was
+        shown still counts as evidence of what users like.
+
+        Args:
+            name: The network, a key of `nets`.
+            mask_rate: Probability that a step's item is masked.
+
+        Raises:
+            InputError: If propensities are asked for and were not logged.
+            TrainingError: If a loss becomes NaN.
+        """
+        net, worker_slice = self.nets[name], self.worker_slice
+        if not isinstance(net, SessionNet):
+            raise TypeError(f"fit_behaviours: {name!r} is a {type(net).__name__}, not a SessionNet")
+        held_out = worker_slice.local_rows(torch.from_numpy(self.held_out_rows))
+        measured = held_out if len(self.held_out_rows) else torch.arange(len(self.data))
+
+        def train(keep: Tensor | None) -> None:
+            base_loss = base_nll(self.data, held_out, keep, worker_slice.group) if len(self.held_out_rows) else None
+            objective = behaviour_nll(net, self.data, mask_rate, keep)
+            self.train(name, objective, base_loss=base_loss, stage=None if keep is None else f"{name}-weighted")
+
+        setting, group = self.config.propensity_weights, worker_slice.group
+        self.keep = train_with_propensities(
+            net, self.optimisers[name], self.data, measured, self.ratios, setting, train, group
+        )
+        evidence = shown_evidence(net, self.data[measured[:EVIDENCE_SESSIONS]], self.seed, group)
+        if evidence.is_large:
+            self.warnings.append(evidence.warning(self.ratios is not None))
 
     def fit_label_scaler(self, scaler: LabelScaler, labels: Tensor) -> None:
         """Fit the scale of labels over all workers. `fit_values` does so; call it only for networks trained otherwise.

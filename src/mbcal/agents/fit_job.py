@@ -141,6 +141,8 @@ class FittedModel:
     """Sessions it was fitted on."""
     curves: dict[str, Curve]
     """Losses by network, one entry per epoch."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know about the log, in words."""
 
 
 def fit(
@@ -206,7 +208,8 @@ def fit(
     if job.checkpoints.is_dir():
         on_resume()
     curves = run_fit_job(engine or LocalEngine(), job, resources, progress)
-    return FittedModel(out, agent, store.n_sessions("train"), curves)
+    warnings = tuple(Artifact.open(out, MODEL_KIND).manifest["warnings"])
+    return FittedModel(out, agent, store.n_sessions("train"), curves, warnings)
 
 
 def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:

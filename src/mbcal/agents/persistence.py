@@ -34,6 +34,7 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "config": to_dict(agent.config),
         "fits": agent.n_fits,
         "curves": agent.curves,
+        "warnings": list(agent.warnings),
         "behaviours": to_dict(domain.behaviours),
         "horizon": domain.horizon,
         "history": domain.history,
@@ -102,6 +103,7 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
             }
             load_state_arrays(net, agent.optimisers.get(name), state)
         agent.n_fits, agent.curves = manifest["fits"], manifest["curves"]
+        agent.warnings = tuple(manifest["warnings"])
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
     except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`
         raise artifact.damage_error(str(error).splitlines()[0]) from error

@@ -93,3 +93,5 @@ def _print_comparison(comparison: ModelComparison) -> None:
         console.print(f"judged by {judge}, {comparison.sessions:,} test sessions", style="bold")
         console.print(table)
     console.print(f"as logged, real users: {comparison.logged}")
+    for warning in comparison.warnings:
+        console.print(f"Warning: {warning}", soft_wrap=True)

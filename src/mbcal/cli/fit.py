@@ -60,6 +60,9 @@ def fit_agent(
             show_default="0; mbcal",
         ),
     ] = None,
+    propensity_weights: Annotated[
+        str, typer.Option(help="Correct the fit by logged propensities: auto, on or off (docs/coverage.md).")
+    ] = "auto",
     warm_start: Annotated[
         Path | None, typer.Option("--from", help="Continue from this model instead of from nothing.", show_default=False)
     ] = None,
@@ -81,6 +84,7 @@ def fit_agent(
     from mbcal.distributed.engines import create_engine
 
     training = {"epochs": epochs, "patience": patience, "validation": validation, "batch": batch}
+    training["propensity_weights"] = propensity_weights
     optional = {
         "features": None if features is None else feature_names(features),
         "user": user,
@@ -121,6 +125,8 @@ def _show(model: FittedModel, data: Path) -> None:
         kind = "held-out loss" if "held_out" in best else "loss"
         value = best.get("held_out", best["loss"])
         typer.echo(f"  {name}: {kind} {value:.4f}, epoch {curve.index(best) + 1} of {len(curve)}")
+    for warning in model.warnings:
+        typer.echo(f"Warning: {warning}", err=True)
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 
