@@ -83,7 +83,7 @@ def fit_agent(
     from mbcal.agents.fit_job import fit
     from mbcal.distributed.engines import create_engine
 
-    training = {"epochs": epochs, "patience": patience, "validation": validation, "batch": batch}
+    training: dict[str, Any] = {"epochs": epochs, "patience": patience, "validation": validation, "batch": batch}
     training["propensity_weights"] = propensity_weights
     optional = {
         "features": None if features is None else feature_names(features),

@@ -37,6 +37,8 @@ LARGE_CORRELATION = 0.05
 """Propensities matter if their correlation with the rewards, beyond the network, is at least this ..."""
 STANDARD_ERRORS = 4.0
 """... and this many standard errors."""
+BLOCK = 1024
+"""Sessions that `propensity_correlation` takes at a time."""
 BOUNDS = 128
 """Bounds compared, from 1 to `CLIP` times the mean ratio."""
 
@@ -156,7 +158,8 @@ def propensity_correlation(
         Partial correlation of reward and log propensity given the reward that the network expects, and the number of steps.
     """
     gram = torch.zeros(4, 4, dtype=torch.float64, device=data.device)
-    for part in rows.split(1024):
+    for begin in range(0, len(rows), BLOCK):
+        part = rows[begin : begin + BLOCK]
         batch = data[part]
         rewards = batch.behaviour_set.reward_table(data.device)
         expected = expected_reward(net.forward_batch(batch), rewards)[batch.mask]
