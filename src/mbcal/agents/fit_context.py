@@ -178,7 +178,7 @@ class FitContext:
         self.keep = train_with_propensities(
             net, self.optimisers[name], self.data, measured, self.ratios, setting, train, group
         )
-        evidence = shown_evidence(net, self.data[measured[:EVIDENCE_SESSIONS]], self.seed, group)
+        evidence = shown_evidence(net, self.data[:EVIDENCE_SESSIONS], self.seed, group)
         if evidence.is_large:
             self.warnings.append(evidence.warning(self.ratios is not None))
 
