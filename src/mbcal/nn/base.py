@@ -30,7 +30,9 @@ class SessionNet(nn.Module):
         super().__init__()
         self.config, self.start = config, behaviours.start
         self.items = ItemEmbedding(catalog, config)
-        self.behaviours = Embedding(len(behaviours) + 1, config.embedding, config.embedding_scale)  # with the start symbol b_s
+        self.behaviours = Embedding(
+            len(behaviours) + 1, config.embedding, config.embedding_scale
+        )  # with the start symbol b_s
 
     # ---- what a family defines
 

@@ -16,9 +16,7 @@ from mbcal.training.random import Noise
 from mbcal.types import MASK_ROW, SessionTensors
 
 
-def behaviour_nll(
-    net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0, keep: Tensor | None = None
-) -> Objective:
+def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0, keep: Tensor | None = None) -> Objective:
     """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
 
     Behaviours are never masked, so the network also learns to predict steps whose item is masked.

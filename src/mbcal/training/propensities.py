@@ -1,7 +1,7 @@
 """Learning from the log of a policy that knew more than the log holds.
 
-Let such a policy choose a_t with probability p_t = mu(a_t | o_<t, u), where u is a state of the user that is not logged. What
-was shown then tells what the user likes, and a network of P(b_t | o_<t, a_t) learns that from the items shown now and
+Let such a policy choose a_t with probability p_t = mu(a_t | o_<t, u), where u is a state of the user that is not logged.
+What was shown then tells what the user likes, and a network of P(b_t | o_<t, a_t) learns that from the items shown now and
 before. A policy of our own chooses without u, so for its sessions the network is wrong.
 
 Logged propensities repair it by resampling. With a reference pi_bar that does not know u (uniform over the candidates), the
@@ -9,9 +9,9 @@ ratio w_t = pi_bar(a_t) / p_t and a bound M >= w_t, every item is *kept* with pr
 
     P(a_t shown and kept | o_<t, u) = mu(a_t | o_<t, u) · w_t / M = pi_bar(a_t) / M
 
-does not depend on u. So neither a kept item nor the masking of one tells anything about u; only behaviours do. The loss counts
-kept steps. For one step this is the likelihood weighted by w_t; for the steps before it stands in for the product
-w_1 · … · w_{t-1}, whose variance grows exponentially with t: instead of a weight of almost zero, a history gets a masked step.
+does not depend on u. So neither a kept item nor the masking of one tells anything about u; only behaviours do. The loss
+counts kept steps. For one step this is the likelihood weighted by w_t; for the steps before it stands in for the product
+w_1 · … · w_{t-1}, whose variance grows exponentially with t: instead of a weight near zero, a history gets a masked step.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def exploration_ratios(sessions: SessionTensors) -> Tensor | None:
 def keep_probabilities(ratios: Tensor, mask: Tensor, group: Group = SINGLE_WORKER) -> Tensor:
     """Return min(1, w_t / M), the probability with which each item is kept, for a bound M chosen from the data.
 
-    M is the smallest bound that cuts off at most `CLIPPED_SHARE` of the sum of all ratios, and at most `CLIP` times their mean.
+    M is the smallest bound that cuts off at most `CLIPPED_SHARE` of the sum of all ratios, but at most `CLIP` times their
+    mean.
     Equal ratios keep everything: for the log of a uniformly random policy the loss is the usual one.
 
     Args:

@@ -2,8 +2,8 @@
 
 Before an item is shown and after it, averaged over the behaviours that may follow, the belief about every other item should
 be the same: only a response tells something about the user. For a network that was fitted to the log of a policy that knew
-the user's taste it is not, since there an item is shown *because* the user likes such items. With R(j | o) the expected reward
-of item j,
+the user's taste it is not, since there an item is shown *because* the user likes such items. With R(j | o) the expected
+reward of item j,
 
     drift    D(i, j) = sum_b f(b | o, i) R(j | o, (i, b)) - R(j | o)           what showing i does to the belief about j
     evidence E(i, j) = the change of R(j | o, (i, b)) from the worst to the best response b, by linear regression
