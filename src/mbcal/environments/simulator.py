@@ -37,7 +37,6 @@ from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.loop import Curve, TrainingJob, train
 from mbcal.training.losses import behaviour_nll
-from mbcal.training.propensities import exploration_ratios, train_with_propensities
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Behaviours, Catalog, Sessions
@@ -122,26 +121,17 @@ class Simulator:
         mark_seen_items(net, sessions.tensors(), first=True)
         training, device_sessions = self.config.training, DeviceSessions(sessions, self.device)
         train_rows, held_out_rows = split_held_out_users(sessions.user, training.validation, self.config.seed)
-        optimiser, seed = training.create_optimiser(net.parameters()), derive_seed(self.config.seed, "simulator")
-
-        def train_network(keep: Tensor | None) -> None:
-            job = TrainingJob(
-                name="simulator" if keep is None else "simulator-weighted",
-                net=net,
-                objective=behaviour_nll(net, device_sessions, keep=keep),
-                optimiser=optimiser,
-                train_rows=train_rows,
-                held_out_rows=held_out_rows,
-                use_cuda_graph=device_sessions.is_on_device,
-            )
-            self.curve = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
-
-        ratios = exploration_ratios(sessions.tensors())
-        ratios = None if ratios is None else ratios.to(self.device)
-        measured = torch.from_numpy(held_out_rows if len(held_out_rows) else train_rows)
-        train_with_propensities(
-            net, optimiser, device_sessions, measured, ratios, training.propensity_weights, train_network
+        job = TrainingJob(
+            name="simulator",
+            net=net,
+            objective=behaviour_nll(net, device_sessions),
+            optimiser=training.create_optimiser(net.parameters()),
+            train_rows=train_rows,
+            held_out_rows=held_out_rows,
+            use_cuda_graph=device_sessions.is_on_device,
         )
+        seed = derive_seed(self.config.seed, "simulator")
+        self.curve = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
         fill_unknown_items(net)
         self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
         self.fitted_users, self.origin = np.unique(sessions.user), sessions.origin

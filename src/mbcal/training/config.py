@@ -53,7 +53,7 @@ class TrainingConfig:
     """Share of users held out to tell when to stop; with 0 every epoch is run."""
     propensity_weights: PropensityWeights = "auto"
     """Whether logged propensities correct the fit for what the logging policy knew and the log does not hold. `auto`: where
-    they tell more about the rewards than a network fitted without them (docs/coverage.md)."""
+    they tell more about the rewards than a network fitted without them (docs/coverage.md). Simulators ignore it."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
