@@ -41,8 +41,8 @@ def manifest(model: Path) -> dict[str, Any]:
 
 def require_equal(one: Path, other: Path) -> None:
     """The same losses within 1e-5, and the same weights but for rounding."""
-    for name, curve in manifest(one)["curves"].items():
-        for epoch, other_epoch in zip(curve, manifest(other)["curves"][name], strict=True):
+    for name, record in manifest(one)["training"].items():
+        for epoch, other_epoch in zip(record["curve"], manifest(other)["training"][name]["curve"], strict=True):
             assert epoch == pytest.approx(other_epoch, abs=1e-5, rel=1e-5)
     agents = [load(path, "cpu") for path in (one, other)]
     for name in agents[0].nets:

@@ -65,6 +65,18 @@ def test_several_workers_fit_the_agent_of_one(name: str, workers: int) -> None:
         require_equal(alone, agent)
 
 
+@pytest.mark.parametrize("setting", ["auto", "on"])
+def test_several_workers_use_propensities_as_one_does(setting: str) -> None:
+    """Propensities that follow the reward, so that `auto` uses them; the bound of the ratios is that of all workers."""
+    liked = np.where(MANY.behaviours > 0, 0.6, 0.06)
+    log = dataclasses.replace(MANY, propensities=np.where(MANY.mask, liked, 0).astype(np.float32))
+    training = dataclasses.replace(QUICK, propensity_weights=setting)
+    alone = make("mbcal").fit(log, training=training)
+    assert alone.records != make("mbcal").fit(MANY, training=QUICK).records
+    for agent in together(2, lambda group: make("mbcal").fit(worker_part(log, group), training=training, group=group)):
+        require_equal(alone, agent)
+
+
 def test_several_workers_fit_the_example_agent_of_one() -> None:
     """Its value network scales labels by those of all workers."""
     kind = agent_class(f"{ROOT}/examples/own_agent.py:Cautious")

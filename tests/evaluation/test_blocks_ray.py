@@ -208,7 +208,7 @@ def test_roll_outs_by_blocks_earn_the_same(feed: Feed, engine: Any) -> None:
     for model, agent in ((feed.far, feed.agent), (CHANCE, AGENTS["random"]().fit(some))):
         for judge, environment in ((feed.users, feed.simulator), (TRUTH, world)):
             whole = evaluate(agent, environment, some, epsilon=0.2, seed=3).rewards
-            assert np.array_equal(evaluate_in_blocks(engine, users, model, judge, epsilon=0.2), whole)
+            assert np.array_equal(evaluate_in_blocks(engine, users, model, judge, epsilon=0.2).rewards, whole)
 
 
 def test_candidates_that_were_not_logged_are_drawn_alike(feed: Feed, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,8 @@ def test_candidates_that_were_not_logged_are_drawn_alike(feed: Feed, engine: Any
     monkeypatch.setattr(Store, "sessions", lambda *a: replace(read(*a), candidates=None))
     bare = replace(feed.test, candidates=None)
     whole = evaluate(feed.agent, feed.simulator, replace(bare, candidates=session_candidates(bare, 5))[:200], seed=5).rewards
-    assert np.array_equal(evaluate_in_blocks(engine, SessionRange(feed.data, "test", 200, 5), feed.far, feed.users), whole)
+    served = evaluate_in_blocks(engine, SessionRange(feed.data, "test", 200, 5), feed.far, feed.users)
+    assert np.array_equal(served.rewards, whole)
 
 
 def test_off_policy_estimates_by_blocks_are_the_same(feed: Feed, engine: Any) -> None:

@@ -11,6 +11,7 @@ from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig,
 from mbcal.data.cutting import SessionConfig
 from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share
 from mbcal.metrics import Mean
+from mbcal.training.selection import ShownEvidence
 from tests.support.toys import logged
 
 
@@ -18,7 +19,7 @@ def mean(value: float, width: float = 0.1) -> Mean:
     return Mean(value, value - width, value + width, 100, width / 2)
 
 
-FOUND = Diagnosis(0.3, 0.1, mean(50.0), mean(52.0), mean(2.0), 0.99, 40.0, None)
+FOUND = Diagnosis(0.3, 0.1, mean(50.0), mean(52.0), mean(2.0), 0.99, 40.0, None, ShownEvidence(0.02, 0.01))
 
 
 def test_the_verdict_in_words() -> None:

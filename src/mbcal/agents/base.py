@@ -86,6 +86,8 @@ class Agent(ABC):
         """Optimisers by network; networks without parameters have none."""
         self.records: dict[str, TrainingRecord] = {}
         """How the last fit of each network went: losses, updates, why it stopped."""
+        self.warnings: tuple[str, ...] = ()
+        """What a user should know about the log of the last fit, in words."""
         self._domain: Domain | None = None
         self._scorer: Scorer | None = None
 

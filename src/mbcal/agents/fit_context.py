@@ -24,7 +24,9 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective, TrainingJob, train
 from mbcal.training.losses import base_mse, base_nll, behaviour_nll, value_mse
+from mbcal.training.propensities import train_with_propensities
 from mbcal.training.record import TrainingRecord
+from mbcal.training.selection import EVIDENCE_SESSIONS, shown_evidence
 from mbcal.types import SessionTensors
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -55,8 +57,14 @@ class FitContext:
     """The agent's networks by name."""
     optimisers: Mapping[str, torch.optim.Adam]
     """Their optimisers."""
+    ratios: Tensor | None = None
+    """`exploration_ratios` of this worker's sessions, (N, T) on the device; None without logged propensities."""
+    keep: Tensor | None = None
+    """(N, T) probabilities with which `fit_behaviours` and `fit_values` keep each item; set where propensities are used."""
     records: dict[str, TrainingRecord] = field(default_factory=dict)
     """How the training of each network went, filled by `train`."""
+    warnings: list[str] = field(default_factory=list)
+    """What a user should know about the log or the fit, in words."""
 
     def train(
         self,
@@ -69,6 +77,7 @@ class FitContext:
         copies: int = 1,
         base_loss: float | None = None,
         max_loss: float | None = None,
+        stage: str | None = None,
     ) -> None:
         """Train one network: minibatches, Adam, early stopping, checkpoints. What happened goes to `records`.
 
@@ -82,13 +91,14 @@ class FitContext:
                 imagined).
             base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
             max_loss: Loss per step above which the network has diverged; see `TrainingJob.max_loss`.
+            stage: Name of the training in checkpoints, messages and noise; by default the network's.
 
         Raises:
             TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
         """
         worker_slice = self.worker_slice
         job = TrainingJob(
-            name=name,
+            name=stage or name,
             net=self.nets[name],
             objective=objective,
             optimiser=self.optimisers[name],
@@ -142,21 +152,47 @@ class FitContext:
             raise TypeError(f"{problem}; create a ValueNet in build_networks, or train with an objective of your own")
         self.fit_label_scaler(net.label_scaler, labels)
         normalized = net.label_scaler.normalize(labels)
-        base_loss = base_mse(normalized, self.data.mask, self.held_out_rows, self.worker_slice)
-        self.train(name, value_mse(net, self.data, labels, mask_item), base_loss=base_loss)
+        base_loss = base_mse(normalized, self._weights, self.held_out_rows, self.worker_slice)
+        self.train(name, value_mse(net, self.data, labels, mask_item, self.keep), base_loss=base_loss)
 
     def fit_behaviours(self, name: str, mask_rate: float = 0.0) -> None:
-        """Fit a network of behaviours by likelihood.
+        """Fit a network of behaviours by likelihood, with logged propensities where `TrainingConfig` says so.
+
+        If propensities are used, `keep` is set, and later calls of `fit_values` use them too. Adds a warning if what was
+        shown still counts as evidence of what users like.
 
         Args:
             name: The network, a key of `nets`.
             mask_rate: Probability that a step's item is masked.
+
+        Raises:
+            InputError: If propensities are asked for and were not logged.
+            TrainingError: If a loss becomes NaN.
         """
-        net = self.nets[name]
+        net, worker_slice = self.nets[name], self.worker_slice
         if not isinstance(net, SessionNet):
             raise TypeError(f"fit_behaviours: {name!r} is a {type(net).__name__}, not a SessionNet")
-        base_loss = base_nll(self.data, self.held_out_rows, self.worker_slice)
-        self.train(name, behaviour_nll(net, self.data, mask_rate), base_loss=base_loss)
+        held_out = worker_slice.local_rows(torch.from_numpy(self.held_out_rows))
+        measured = held_out if len(self.held_out_rows) else torch.arange(len(self.data))
+
+        def train(keep: Tensor | None) -> None:
+            self.keep = keep
+            base_loss = base_nll(self.data, self._weights, self.held_out_rows, worker_slice)
+            objective = behaviour_nll(net, self.data, mask_rate, keep)
+            self.train(name, objective, base_loss=base_loss, stage=None if keep is None else f"{name}-weighted")
+
+        setting, group = self.config.propensity_weights, worker_slice.group
+        self.keep = train_with_propensities(
+            net, self.optimisers[name], self.data, measured, self.ratios, setting, train, group
+        )
+        evidence = shown_evidence(net, self.data[:EVIDENCE_SESSIONS], self.seed, group)
+        if evidence.is_large:
+            self.warnings.append(evidence.warning(self.ratios is not None))
+
+    @property
+    def _weights(self) -> Tensor:
+        """(N, T) how much each step counts in a loss: its probability of being kept, 0 in the padding."""
+        return self.data.mask if self.keep is None else self.keep * self.data.mask
 
     def _n_train_steps(self) -> float:
         """Steps of all training sessions of all workers."""

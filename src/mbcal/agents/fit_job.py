@@ -143,6 +143,8 @@ class FittedModel:
     """How the training of each network went."""
     choices: Mapping[str, Any]
     """By setting: what was chosen from data, and the evidence; see `Agent.choices`."""
+    warnings: tuple[str, ...] = ()
+    """What a user should know about the log, in words."""
 
 
 def fit(
@@ -208,8 +210,10 @@ def fit(
     if job.checkpoints.is_dir():
         on_resume()
     records = run_fit_job(engine or LocalEngine(), job, resources, progress)
-    choices = Artifact.open(out, MODEL_KIND).manifest["choices"]
-    return FittedModel(out, agent, store.n_sessions("train"), records, choices)
+    manifest = Artifact.open(out, MODEL_KIND).manifest
+    return FittedModel(
+        out, agent, store.n_sessions("train"), records, choices=manifest["choices"], warnings=tuple(manifest["warnings"])
+    )
 
 
 def _template(store: Store, agent: str, warm_start: str | Path | None, device: str, settings: Mapping[str, Any]) -> Agent:

@@ -24,6 +24,7 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
+from mbcal.training.propensities import exploration_ratios
 from mbcal.training.random import derive_seed, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Sessions, SessionTensors
@@ -68,6 +69,7 @@ def fit_agent(
     for net in agent.nets.values():
         fill_unknown_items(net)
     agent.records, agent.n_fits = context.records, agent.n_fits + 1
+    agent.warnings = tuple(context.warnings)
     if sessions.origin and sessions.origin not in agent.origins:
         agent.origins = (*agent.origins, sessions.origin)
     agent.refresh_scorer()
@@ -93,6 +95,7 @@ def _create_context(
     checkpoints: Checkpoints | None,
 ) -> FitContext:
     seed = derive_seed(agent.config.seed, agent.name, "fit", agent.n_fits)
+    ratios = exploration_ratios(sessions.tensors() if isinstance(sessions, Sessions) else sessions)
     tensors = DeviceSessions(sessions, agent.device, agent.needs_candidates).tensors
     train_rows, held_out_rows = split_held_out_users(users, training.validation, agent.config.seed)
     if agent.config.net.user == "id":
@@ -115,6 +118,7 @@ def _create_context(
         checkpoints=checkpoints,
         nets=agent.nets,
         optimisers=agent.optimisers,
+        ratios=None if ratios is None else ratios.to(agent.device),
     )
 
 

@@ -37,6 +37,7 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "fits": agent.n_fits,
         "training": {name: asdict(record) for name, record in agent.records.items()},
         "choices": agent.choices,
+        "warnings": list(agent.warnings),
         "behaviours": to_dict(domain.behaviours),
         "horizon": domain.horizon,
         "history": domain.history,
@@ -106,6 +107,7 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
             load_state_arrays(net, agent.optimisers.get(name), state)
         agent.n_fits, agent.choices = manifest["fits"], manifest["choices"]
         agent.records = {name: TrainingRecord(**record) for name, record in manifest["training"].items()}
+        agent.warnings = tuple(manifest["warnings"])
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
     except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`
         raise artifact.damage_error(str(error).splitlines()[0]) from error

@@ -73,8 +73,15 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
             "–" if effective is None else f"{effective:.1%}",
             "the log has no propensities" if effective is None else "of the log for evaluating a uniform policy",
         ),
+        (
+            "being shown counts for",
+            f"{diagnosis.shown_evidence.slope:.0%}",
+            "of a like, to the fitted model; well above 0 if the log's policy knew more than the log holds",
+        ),
     ):
         table.add_row(name, value, meaning)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(table)
     console.print(f"\n{diagnosis.verdict}")
+    for warning in diagnosis.warnings:
+        console.print(f"Warning: {warning}")

@@ -113,3 +113,5 @@ def _print(comparison: ModelComparison, as_json: bool) -> None:
         console.print(table)
     if comparison.logged is not None:
         console.print(f"as logged, real users: {comparison.logged}")
+    for warning in comparison.warnings:
+        console.print(f"Warning: {warning}", soft_wrap=True)

@@ -75,6 +75,12 @@ def fit_agent(
             show_default="0; mbcal",
         ),
     ] = None,
+    propensity_weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Correct the fit by logged propensities: auto, on or off (docs/coverage.md).", show_default="auto"
+        ),
+    ] = None,
     warm_start: Annotated[
         Path | None, typer.Option("--from", help="Continue from this model instead of from nothing.", show_default=False)
     ] = None,
@@ -108,6 +114,7 @@ def fit_agent(
         gamma=_number_or_auto("gamma", gamma),
         mask_rate=mask_rate,
         mix=_number_or_auto("mix", mix),
+        propensity_weights=propensity_weights,
         seed=seed,
     )
     resources = worker_resources(engine, device, gpus)
@@ -135,6 +142,8 @@ def _show(model: FittedModel, data: Path) -> None:
     print_records(model.records)
     if "gamma" in model.choices:
         typer.echo(f"  {_describe_gamma(model.choices['gamma'])}")
+    for warning in model.warnings:
+        typer.echo(f"Warning: {warning}", err=True)
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 

@@ -135,7 +135,7 @@ class Simulator:
             held_out_rows=held_out_rows,
             use_cuda_graph=device_sessions.is_on_device,
             n_steps=float(sessions.length[train_rows].sum()),
-            base_loss=base_nll(device_sessions, held_out_rows, all_here),
+            base_loss=base_nll(device_sessions, device_sessions.mask, held_out_rows, all_here),
         )
         seed = derive_seed(self.config.seed, "simulator")
         self.record = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)

@@ -3,6 +3,7 @@
 ::
 
     evaluate_in_blocks         rewards of a model, judged by an environment           (N,)    see `evaluate`
+                               times that it showed each item                         (rows,)
     policy_choices_in_blocks   choices of a model along logged sessions               (N, T)  see `policy_choices`
     labels_in_blocks           counterfactual advantages, and residuals               (N, T)  see `advantage_and_residual`
     estimate_value_in_blocks   off-policy estimates from the choices                          see `estimate_value`
@@ -69,6 +70,15 @@ class SessionRange:
         return available if self.sessions is None else min(self.sessions, available)
 
 
+class ServedSummary(NamedTuple):
+    """What came of serving N sessions by a model."""
+
+    rewards: NDArray[np.float32]
+    """(N,) undiscounted reward of each session."""
+    times_shown: NDArray[np.int64]
+    """(rows,) how often each catalogue row was shown."""
+
+
 class Block(NamedTuple):
     """One task: sessions `first` to `last` - 1 of a part, and what to compute for them. Can be pickled."""
 
@@ -93,7 +103,7 @@ def evaluate_in_blocks(
     resources: WorkerResources = ONE_CORE,
     title: str = "roll-outs",
     progress: Progress = SILENT,
-) -> NDArray[np.float32]:
+) -> ServedSummary:
     """Serve users by a model on the workers of an engine.
 
     Args:
@@ -107,11 +117,12 @@ def evaluate_in_blocks(
         progress: Notified of sessions.
 
     Returns:
-        Rewards of the N sessions, (N,) float32.
+        Rewards of the N sessions, and how often each item was shown.
     """
     blocks = _blocks(engine, users, model, resources)
     tasks = [block._replace(judge=_absolute(judge, TRUTH), epsilon=epsilon) for block in blocks]
-    return np.concatenate(_map_blocks(engine, _evaluate_block, tasks, resources, title, progress))
+    rewards, times_shown = zip(*_map_blocks(engine, _evaluate_block, tasks, resources, title, progress), strict=True)
+    return ServedSummary(np.concatenate(rewards), np.sum(times_shown, 0))
 
 
 def policy_choices_in_blocks(
@@ -216,11 +227,12 @@ def _map_blocks(
 # ---- jobs, run by workers
 
 
-def _evaluate_block(block: Block) -> NDArray[np.float32]:
+def _evaluate_block(block: Block) -> ServedSummary:
     sessions = _sessions_with_candidates(block)
     agent = Random(device=block.device).fit(sessions) if block.model == CHANCE else _agent(block.model, block.device)
     judge = _judge(block.judge, block.data, block.device)
-    return evaluate(agent, judge, sessions, epsilon=block.epsilon, seed=block.seed, first_index=block.first).rewards
+    result = evaluate(agent, judge, sessions, epsilon=block.epsilon, seed=block.seed, first_index=block.first)
+    return ServedSummary(result.rewards, result.times_shown)
 
 
 def _choose_in_block(block: Block) -> tuple[NDArray[np.int64], ...]:

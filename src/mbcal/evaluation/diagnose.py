@@ -20,6 +20,7 @@ from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator, SimulatorConfig
+from mbcal.evaluation.coverage import WELL_COVERED
 from mbcal.evaluation.evaluator import TEST_SEED, evaluate
 from mbcal.metrics import Mean, mean_interval
 from mbcal.nn.base import expected_reward
@@ -27,6 +28,7 @@ from mbcal.nn.config import NetConfig
 from mbcal.progress import SILENT, Progress
 from mbcal.training.config import TrainingConfig
 from mbcal.training.labels import simulated_future_reward
+from mbcal.training.selection import ShownEvidence, shown_evidence
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, Sessions
 
 LabelArrays = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -35,8 +37,6 @@ PERMUTATIONS = 20
 """Permutations of the advantages that show how large a share arises at random."""
 BLOCK = 1024
 """Sessions labelled at a time."""
-WELL_COVERED = 5
-"""An item is well covered if it was shown at least this often."""
 ENOUGH_COVERAGE = 0.9
 """Below this share of well-covered steps the verdict comes with a warning."""
 
@@ -61,6 +61,10 @@ class Diagnosis:
     """Median number of times an item of the catalogue was shown in the train part."""
     effective: float | None
     """Effective sample size for evaluating a uniform policy, as a share of steps; None without logged propensities."""
+    shown_evidence: ShownEvidence
+    """How much the mere showing of an item counts as evidence of taste (`training.selection`)."""
+    warnings: tuple[str, ...] = ()
+    """Warnings of the far-sighted agent's fit, such as that of a policy that knew more than the log holds."""
 
     @property
     def pays(self) -> bool:
@@ -147,6 +151,8 @@ def diagnose(
         coverage=float((times_shown[test.items[test.mask]] >= WELL_COVERED).mean()),
         repeats=float(np.median(times_shown[FIRST_ITEM_ROW:])),
         effective=effective_share(test),
+        shown_evidence=shown_evidence(far_sighted.nets["environment"], test.tensors(far_sighted.device), seed),
+        warnings=far_sighted.warnings,
     )
 
 

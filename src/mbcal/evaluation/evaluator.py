@@ -41,6 +41,11 @@ class EvaluationResult:
         return session_rewards(self.served) if self.returns is None else self.returns
 
     @property
+    def times_shown(self) -> NDArray[np.int64]:
+        """How often the policy showed each catalogue row, (rows,)."""
+        return np.bincount(self.served.items[self.served.mask], minlength=self.served.catalog.n_rows)
+
+    @property
     def mean(self) -> Mean:
         """Mean reward per session, with an interval that is clustered by user."""
         return mean_interval(self.rewards, self.served.user)

@@ -23,7 +23,8 @@ from mbcal.environments.base import Environment
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.evaluation.blocks import CHANCE, SessionRange, evaluate_in_blocks
+from mbcal.evaluation.blocks import CHANCE, ServedSummary, SessionRange, evaluate_in_blocks
+from mbcal.evaluation.coverage import Coverage, coverage, times_logged
 from mbcal.evaluation.evaluator import evaluate, require_same_store
 from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.metrics import Mean, mean_interval
@@ -48,6 +49,8 @@ class ModelResult:
     """Mean reward per session, with an interval that is clustered by user."""
     gap: Mean
     """Difference to the first model, paired session by session; 0 for the first model itself."""
+    coverage: Coverage | None = None
+    """How far its choices lie outside the store's train part; None in a world, which needs no log to judge."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,22 @@ class ModelComparison:
                 "interval": _finite_ends(row.reward),
                 "gap": row.gap.mean,
                 "gap_interval": _finite_ends(row.gap),
+                "rare_items": None if row.coverage is None else row.coverage.rare,
+                "shifted_items": None if row.coverage is None else row.coverage.shifted,
             }
             for row in self.rows
         ]
         logged = None if self.logged is None else {"mean": self.logged.mean, "interval": _finite_ends(self.logged)}
-        return {"rows": rows, "logged": logged, "seed": self.seed}
+        return {"rows": rows, "logged": logged, "seed": self.seed, "warnings": self.warnings}
+
+    @property
+    def warnings(self) -> list[str]:
+        """One sentence for every model that leaves what the log covers, under the judge where it does so most."""
+        farthest: dict[str, Coverage] = {}
+        for row in self.rows:
+            if row.coverage is not None and row.coverage.is_low:
+                farthest[row.model] = max(row.coverage, farthest.get(row.model, row.coverage), key=lambda low: low.shifted)
+        return [coverage.warning(model) for model, coverage in farthest.items()]
 
     def table(self, judge: str) -> list[tuple[str, str, str, str]]:
         """Return one row of text per model under a judge: model, reward, 95% interval, difference to the first model."""
@@ -103,7 +117,9 @@ class ModelComparison:
         for judge in self.judges:
             lines.append(f"judged by {judge}, {self.sessions:,} test sessions")
             lines += [" ".join(filter(None, row)) for row in self.table(judge)]
-        return "\n".join(lines if self.logged is None else [*lines, f"as logged, real users: {self.logged}"])
+        if self.logged is not None:
+            lines.append(f"as logged, real users: {self.logged}")
+        return "\n".join([*lines, *(f"Warning: {warning}" for warning in self.warnings)])
 
 
 class OpenModel(NamedTuple):
@@ -170,7 +186,7 @@ def evaluate_models(
     store = store if isinstance(store, Store) else Store.open(store)
     test = store.sessions("test")
     test = replace(test, candidates=session_candidates(test, seed))[:sessions]  # a prefix keeps its candidates
-    serving = _Serving(store, test, epsilon, seed, engine, resources, progress)
+    serving = _Serving(store, test, times_logged(store), epsilon, seed, engine, resources, progress)
     opened_judges = _open_judges(judges, store, test, device)
     opened_models = _open_models(models, test, device)
     random = Random(device=opened_judges[0].environment.device.type).fit(test)
@@ -185,6 +201,8 @@ class _Serving:
 
     store: Store
     test: Sessions
+    logged: NDArray[np.int64]
+    """Times that each catalogue row was shown in the train part, (rows,)."""
     epsilon: float
     seed: int
     engine: Engine | None
@@ -193,12 +211,16 @@ class _Serving:
 
     def compare(self, models: Sequence[OpenModel], judge: _Judge) -> list[ModelResult]:
         """Results of all models under one judge, in their order."""
-        rewards = [self._rewards(model, judge) for model in models]
+        served = [self._serve(model, judge) for model in models]
         names = [(model.name, model.agent.name) for model in models]
-        return compare_rewards(judge.name, names, rewards, self.test.user)
+        rows = compare_rewards(judge.name, names, [summary.rewards for summary in served], self.test.user)
+        return [
+            replace(row, coverage=coverage(summary.times_shown, self.logged))
+            for row, summary in zip(rows, served, strict=True)
+        ]
 
-    def _rewards(self, model: OpenModel, judge: _Judge) -> NDArray[np.float32]:
-        """(N,) reward of each test session, in this process or on the engine's workers."""
+    def _serve(self, model: OpenModel, judge: _Judge) -> ServedSummary:
+        """Rewards and items shown in all test sessions, in this process or on the engine's workers."""
         title = f"{model.name}, judged by {judge.name}"
         if self.engine is None:
             result = evaluate(
@@ -210,7 +232,7 @@ class _Serving:
                 title=title,
                 progress=self.progress,
             )
-            return result.rewards
+            return ServedSummary(result.rewards, result.times_shown)
         return evaluate_in_blocks(
             self.engine,
             SessionRange(self.store.path, "test", len(self.test), self.seed),

@@ -5,6 +5,8 @@ All of them sum over the steps that count.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from mbcal.nn.recurrent import ValueNet
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.types import MASK_ROW
+from mbcal.types import MASK_ROW, SessionTensors
 
 BASE_BLOCK = 16_384
 """Sessions counted at a time."""
@@ -40,7 +42,7 @@ def huber(errors: Tensor, delta: float = HUBER_DELTA) -> Tensor:
     return 2 * nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)
 
 
-def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0) -> Objective:
+def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0, keep: Tensor | None = None) -> Objective:
     """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
 
     Behaviours are never masked, so the network also learns to predict steps whose item is masked.
@@ -49,6 +51,8 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0)
         net: A network of behaviours.
         data: The sessions that rows are taken from.
         mask_rate: Probability that a step's item is masked.
+        keep: (N, T) on the device, probability that a step is kept (`propensities.keep_probabilities`). The items of other
+            steps are masked, and these steps do not count.
 
     Returns:
         The objective: rows (B,) and noise -> summed loss () and number of steps ().
@@ -57,8 +61,13 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0)
     def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         items, mask = batch.items, batch.mask
+        if keep is not None:
+            uniform, other_uniform = noise.uniform((*items.shape, 2)).unbind(-1)
+            items, mask = keep_items(batch, keep[rows], other_uniform)
+        elif mask_rate:
+            uniform = noise.uniform(items.shape)
         if mask_rate:
-            items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK_ROW)
+            items = items.masked_fill(uniform < mask_rate, MASK_ROW)
         logits = net(net.begin(*batch.history), items, batch.behaviours)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
         return (nll * mask.flatten()).sum(), mask.sum()
@@ -66,7 +75,24 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0)
     return objective
 
 
-def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bool = False) -> Objective:
+def keep_items(batch: SessionTensors, keep: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep every item with its own probability and mask the others.
+
+    Args:
+        batch: B sessions.
+        keep: (B, T) probabilities.
+        uniform: (B, T) uniform numbers in [0, 1).
+
+    Returns:
+        Items (B, T) with `MASK_ROW` where none is kept, and (B, T) bool: steps that count and were kept.
+    """
+    kept = uniform < keep
+    return batch.items.masked_fill(~kept, MASK_ROW), batch.mask & kept
+
+
+def value_mse(
+    net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bool = False, keep: Tensor | None = None
+) -> Objective:
     """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's normalised units  # Eq. CFAApproximator.
 
     Args:
@@ -74,14 +100,18 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bo
         data: The N sessions that rows are taken from.
         labels: (N, T) in reward units, one per step of `data`.
         mask_item: Mask each step's own item, so that the network learns the mean label of a state.
+        keep: See `behaviour_nll`.
 
     Returns:
         The objective: rows (B,) and noise -> summed loss () and number of steps ().
     """
 
-    def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+    def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
         mask = batch.mask
+        if keep is not None:
+            items, mask = keep_items(batch, keep[rows], noise.uniform(mask.shape))
+            batch = replace(batch, items=items)
         outputs = net.forward_masked(batch) if mask_item else net.forward_batch(batch)
         error = outputs.squeeze(-1) - net.label_scaler.normalize(labels[rows])
         return (error.square() * mask).sum(), mask.sum()
@@ -89,11 +119,12 @@ def value_mse(net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bo
     return objective
 
 
-def base_nll(data: DeviceSessions, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+def base_nll(data: DeviceSessions, weights: Tensor, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
     """Return the loss of the best constant prediction of behaviours: their frequencies.
 
     Args:
         data: This worker's sessions.
+        weights: (N, T) how much each of their steps counts.
         rows: The sessions that count, by number over all workers.
         worker_slice: Which of all workers' sessions `data` holds.
 
@@ -103,20 +134,20 @@ def base_nll(data: DeviceSessions, rows: NDArray[np.int64], worker_slice: Worker
     if not len(rows):
         return None
     counts = torch.zeros(256, dtype=torch.float64, device=data.device)
-    for block in torch.split(worker_slice.local_rows(torch.from_numpy(rows)), BASE_BLOCK):
-        batch = data[block.to(data.device)]
-        counts += batch.behaviours[batch.mask].long().bincount(minlength=256)
+    for block in torch.split(worker_slice.local_rows(torch.from_numpy(rows)).to(data.device), BASE_BLOCK):
+        behaviours = data[block].behaviours.flatten().long()
+        counts += behaviours.bincount(weights[block].flatten().double(), minlength=256)
     worker_slice.group.all_reduce_sum(counts)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())
 
 
-def base_mse(labels: Tensor, mask: Tensor, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+def base_mse(labels: Tensor, weights: Tensor, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
     """Return the loss of the best constant prediction of labels: their mean.
 
     Args:
         labels: (N, T), those of this worker.
-        mask: (N, T) bool, true where a step counts.
+        weights: (N, T) how much each step counts.
         rows: The sessions that count, by number over all workers.
         worker_slice: Which of all workers' sessions this worker holds.
 
@@ -126,8 +157,8 @@ def base_mse(labels: Tensor, mask: Tensor, rows: NDArray[np.int64], worker_slice
     if not len(rows):
         return None
     local = worker_slice.local_rows(torch.from_numpy(rows)).to(labels.device)
-    counted = labels[local][mask[local]].double()
-    sums = torch.stack([torch.ones_like(counted).sum(), counted.sum(), counted.square().sum()])
+    weight, label = weights[local].double(), labels[local].double()
+    sums = torch.stack([weight.sum(), (weight * label).sum(), (weight * label.square()).sum()])
     worker_slice.group.all_reduce_sum(sums)
-    mean, mean_square = sums[1:] / sums[0].clamp(min=1)
+    mean, mean_square = sums[1:] / sums[0].clamp(min=1e-9)
     return float(mean_square - mean.square())

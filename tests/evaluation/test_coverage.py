@@ -1,0 +1,37 @@
+"""Whether a policy stays within what the log covers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mbcal.evaluation.coverage import Coverage, coverage
+
+
+def test_shares_by_hand() -> None:
+    """Of 100 served steps, 10 show an item never logged, 40 one that is logged 100 times as rarely, 50 the usual one."""
+    logged = np.array([0, 0, 0, 4, 996])
+    served = np.array([0, 0, 10, 40, 50])
+    found = coverage(served, logged)
+    assert found == Coverage(rare=0.5, shifted=0.5)
+    assert found.is_low
+
+
+def test_the_log_itself_is_covered() -> None:
+    logged = np.array([0, 0, 30, 40, 50])
+    assert coverage(logged, logged) == Coverage(rare=0.0, shifted=0.0)
+    assert not coverage(logged, logged).is_low
+
+
+def test_a_policy_that_shows_one_item_to_all_leaves_the_log() -> None:
+    logged = np.array([0, 0, *[10] * 100])
+    served = np.zeros(102, np.int64)
+    served[7] = 1_000
+    found = coverage(served, logged)
+    assert (found.rare, found.shifted) == (0.0, 1.0)
+    assert "100% are items that it shows more than 10 times as often as the log" in found.warning("model")
+
+
+def test_nothing_served_is_covered() -> None:
+    assert coverage(np.zeros(4, np.int64), np.zeros(4, np.int64)) == Coverage(0.0, 0.0)
+    assert coverage(np.array([0, 0, 1]), np.zeros(3, np.int64)).rare == pytest.approx(1.0)
