@@ -34,6 +34,7 @@ from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact, write_artifact
 from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.calibration import calibrate
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
@@ -93,6 +94,8 @@ class Simulator:
         """Content hash of the store they are from."""
         self.record = TrainingRecord()
         """How the fit went: losses, updates, why it stopped."""
+        self.temperature = 1.0
+        """What its logits were divided by, so that probabilities agree with frequencies (`training.calibration`)."""
         self.provenance: Mapping[str, Any] = {}
         """Free notes that are saved with it."""
         self._environment: ModelEnvironment | None = None
@@ -140,6 +143,7 @@ class Simulator:
         seed = derive_seed(self.config.seed, "simulator")
         self.record = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
         fill_unknown_items(net)
+        self.temperature = calibrate(net, device_sessions, held_out_rows)
         self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
         self.fitted_users, self.origin = np.unique(sessions.user), sessions.origin
         return self
@@ -267,6 +271,7 @@ class Simulator:
             "config": to_dict(self.config),
             "behaviours": to_dict(self.behaviours),
             "training": asdict(self.record),
+            "temperature": self.temperature,
             "provenance": dict(self.provenance),
             "origin": self.origin,
             "report_card": None if card is None else asdict(card),
@@ -293,6 +298,7 @@ class Simulator:
             simulator._environment = ModelEnvironment(net.to(simulator.device), catalog, artifact.behaviours)
             simulator.fitted_users, simulator.origin = artifact.arrays("fitted")["users"], manifest["origin"]
             simulator.record, simulator.provenance = TrainingRecord(**manifest["training"]), manifest["provenance"]
+            simulator.temperature = float(manifest["temperature"])
         except (KeyError, TypeError, RuntimeError) as error:
             raise artifact.damage_error(str(error).splitlines()[0]) from error
         return simulator

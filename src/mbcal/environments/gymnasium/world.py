@@ -88,7 +88,8 @@ class GymnasiumWorld:
     ) -> None:
         self.name, self.repeats = name.removeprefix(PREFIX), repeats
         environment = make_environment(self.name)
-        self._environments = [environment]
+        self.environments = [environment]
+        """The environments of the episodes that are played side by side; row e of a batch is in environment e."""
         count, self._to_action = item_actions(environment.action_space, self.title)
         self.catalog = Catalog(
             tuple(str(number) for number in range(count)), read_features(environment.unwrapped, count, item_features)
@@ -170,8 +171,8 @@ class GymnasiumWorld:
             raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
         if episodes < 1 or batch < 1:
             raise OptionError(f"episodes and batch: must be at least 1, got {episodes} and {batch}")
-        while len(self._environments) < min(batch, episodes):
-            self._environments.append(make_environment(self.name))
+        while len(self.environments) < min(batch, episodes):
+            self.environments.append(make_environment(self.name))
         progress.phase(title, episodes)
         played = []
         for begin in range(0, episodes, batch):
@@ -184,7 +185,7 @@ class GymnasiumWorld:
     @torch.no_grad()
     def _play_batch(self, policy: Policy, first: int, count: int, epsilon: float, seed: int) -> Episodes:
         """Play `count` episodes in lockstep, of which the first has index `first`."""
-        environments, horizon = self._environments[:count], self.horizon
+        environments, horizon = self.environments[:count], self.horizon
         for index, environment in enumerate(environments, first):
             environment.reset(seed=_episode_seed(seed, index))
         device = getattr(policy, "device", torch.device("cpu"))
@@ -257,7 +258,7 @@ class GymnasiumWorld:
 
     def _probe(self, limit: int | None) -> tuple[NDArray[np.float64], int]:
         """Rewards of some random episodes, and the steps of the longest."""
-        environment, rewards, lengths = self._environments[0], [], []
+        environment, rewards, lengths = self.environments[0], [], []
         for episode in range(PROBE_EPISODES):
             seed = _episode_seed(0, f"probe {episode}")
             environment.reset(seed=seed)

@@ -1,0 +1,268 @@
+"""Methods in a foreign world: SARDINE (`pip install 'mbcal[worlds]'`), whose users get bored of a topic.
+
+    python benchmarks/sardine.py run OUT.jsonl --processes 8       everything; a run that is stopped resumes
+    python benchmarks/sardine.py run OUT.jsonl --kinds batch       some of: yardstick, batch, privileged, peer
+    python benchmarks/sardine.py table OUT.jsonl                   clicks per session, as CSV
+
+yardstick   chance, greedy with the truth known, and a rule that knows the truth and avoids boredom
+batch       learn from a log of a random policy, 7,200 or 40,000 sessions of 100 steps
+privileged  learn from a log of a policy that knew the hidden state of users, half of its choices random
+peer        PPO of stable-baselines3 (`pip install stable-baselines3`), with as many steps in the world as a log has
+
+Every policy ranks the whole catalogue and shows an item once per episode, but for the peer, which may repeat items. Test
+episodes are the same for all. Logs lie beside OUT.jsonl and are made once. Growing Batch-RL in the same world is an
+experiment: `mbcal experiment gym:sardine/SingleItem-BoredInf-v0 --protocols growing …` (docs/results.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import mbcal
+from mbcal.agents import agent_class
+from mbcal.evaluation.worlds import RANDOM_POLICY
+from mbcal.metrics import mean_interval
+from mbcal.training.random import derive_seed
+
+WORLDS = {"BoredInf": "sardine/SingleItem-BoredInf-v0", "Static": "sardine/SingleItem-Static-v0"}
+TEST_SEED, TEST_EPISODES = derive_seed(0, "test"), 300
+"""The test episodes of `mbcal evaluate --env`."""
+LOG_PART = 2_500
+"""Sessions of a log that one process plays."""
+SIZES = (7_200, 40_000)
+SEEDS = 3
+METHODS = ("gru4rec", "mbcal", "mbcal-no-vr", "mcpe", "dqn", "dyna-q")
+YARDSTICKS = ("chance", "greedy with the truth", "rule with the truth")
+USES = ("off", "on")
+"""Of logged propensities in a fit."""
+PEER_STEPS = 720_000
+"""Steps of 7,200 sessions."""
+
+
+class Cell(NamedTuple):
+    """One result: what is measured, in which world, by which policy, from how much data, with which seed."""
+
+    kind: str
+    world: str
+    policy: str
+    sessions: int = 0
+    seed: int = 0
+
+
+def all_cells() -> Iterator[Cell]:
+    for world in WORLDS:
+        yield from (Cell("yardstick", world, policy) for policy in YARDSTICKS)
+    for seed in range(SEEDS):
+        yield Cell("peer", "BoredInf", "sb3-ppo", PEER_STEPS // 100, seed)
+        for size in reversed(SIZES):
+            yield from (Cell("batch", "BoredInf", method, size, seed) for method in METHODS)
+            for method in ("gru4rec", "mbcal"):
+                yield from (Cell("privileged", "BoredInf", f"{method}+propensity_weights={use}", size, seed) for use in USES)
+        yield from (Cell("batch", "Static", method, SIZES[0], seed) for method in ("gru4rec", "mbcal"))
+
+
+# ---- policies that know the truth
+
+
+class TruthPolicy:
+    """Ranks by the probability of a click, read from the environments' hidden states.
+
+    Args:
+        world: The world whose episodes it plays.
+        avoids_boredom: Leave out topics that one more click would make boring.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, world: mbcal.GymnasiumWorld, avoids_boredom: bool = False) -> None:
+        self.world, self.avoids_boredom = world, avoids_boredom
+
+    def begin(self, user: Tensor, *history: Tensor) -> int:  # noqa: ARG002 - as policies are called
+        return len(user)
+
+    def score(self, state: int, candidates: Tensor) -> Tensor:  # noqa: ARG002 - as policies are called
+        return torch.from_numpy(np.stack([self._chances(row) for row in range(state)]))
+
+    def observe(self, state: int, item: Tensor, behaviour: Tensor) -> int:  # noqa: ARG002 - as policies are called
+        return state
+
+    def _chances(self, row: int) -> NDArray[np.float64]:
+        environment = self.world.environments[row].unwrapped
+        score = environment.item_embedd @ environment.cur_user_embedd / environment.max_score
+        chance = 1 / (1 + np.exp(-(score - environment.offset) * environment.slope))
+        if self.avoids_boredom:
+            recent = np.bincount(np.asarray(environment.clicked_item_topics, int), minlength=environment.num_topics)
+            chance = np.where((recent >= environment.boredom_thresh - 1)[environment.item_comp], -1, chance)
+        return np.asarray(chance)
+
+
+# ---- logs
+
+
+@cache
+def open_world(world: str) -> mbcal.GymnasiumWorld:
+    return mbcal.GymnasiumWorld(WORLDS[world])
+
+
+def log_path(folder: Path, world: str, policy: str, part: int) -> Path:
+    return folder / f"sardine-{world}-{policy}-{part}.npz"
+
+
+def play_log(folder: Path, world: str, policy: str, part: int) -> None:
+    """Play a part of a log and keep items, behaviours and propensities."""
+    played = open_world(world)
+    player, epsilon = (RANDOM_POLICY, 1.0) if policy == "random" else (TruthPolicy(played), 0.5)
+    sessions = played.play(player, LOG_PART, epsilon=epsilon, seed=0, first_index=part * LOG_PART)
+    arrays = {name: getattr(sessions, name) for name in ("items", "behaviours", "propensities")}
+    np.savez_compressed(log_path(folder, world, policy, part), **arrays)
+
+
+@cache
+def open_log(folder: Path, world: str, policy: str) -> mbcal.Sessions:
+    """All sessions of a log."""
+    played, parts = open_world(world), []
+    for part in range(log_parts(world)):
+        with np.load(log_path(folder, world, policy, part)) as arrays:
+            parts.append({name: arrays[name] for name in arrays.files})
+    joined: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    count, horizon = joined["items"].shape
+    return mbcal.Sessions(
+        played.catalog,
+        played.behaviours,
+        length=np.full(count, horizon, np.int32),
+        user=np.arange(count, dtype=np.int32),
+        history_items=np.zeros((count, 0), np.int32),
+        history_behaviours=np.zeros((count, 0), np.uint8),
+        history_length=np.zeros(count, np.int32),
+        **joined,
+    )
+
+
+def log_policy(cell: Cell) -> str:
+    """Whose log a cell learns from."""
+    return "random" if cell.kind == "batch" else "truth"
+
+
+def log_parts(world: str) -> int:
+    """Parts of a log: of BoredInf 40,000 sessions, of Static three times 7,200."""
+    return -(-(SIZES[1] if world == "BoredInf" else SEEDS * SIZES[0]) // LOG_PART)
+
+
+# ---- results
+
+
+def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Fit the policy of a cell, if it learns, and play the test episodes."""
+    world, record, begin = open_world(cell.world), {}, time.monotonic()
+    if cell.kind == "peer":
+        returns = play_peer(cell)
+    elif cell.kind == "yardstick":
+        policy = RANDOM_POLICY if cell.policy == "chance" else TruthPolicy(world, cell.policy.startswith("rule"))
+        epsilon = 1.0 if cell.policy == "chance" else 0.0
+        returns = world.play_episodes(policy, TEST_EPISODES, epsilon=epsilon, seed=TEST_SEED).returns
+    else:
+        method, _, use = cell.policy.partition("+propensity_weights=")
+        log = open_log(folder, cell.world, log_policy(cell))
+        first = cell.seed * cell.sessions if (cell.seed + 1) * cell.sessions <= len(log) else 0
+        settings: dict[str, Any] = {"propensity_weights": use} if use else {}
+        agent = agent_class(method)(seed=cell.seed, features=("topic",), **settings)
+        agent.fit(log[first : first + cell.sessions])
+        record = {"warnings": agent.warnings, "gamma": getattr(agent.config, "gamma", None)}
+        record |= {"training": {name: str(net) for name, net in agent.records.items()}}
+        returns = world.play_episodes(agent, TEST_EPISODES, seed=TEST_SEED).returns
+    reward = mean_interval(returns, np.arange(len(returns)))
+    seconds = round(time.monotonic() - begin, 1)
+    return {**cell._asdict(), "clicks": reward.mean, "stderr": reward.stderr, "seconds": seconds, **record}
+
+
+def play_peer(cell: Cell) -> NDArray[np.float32]:
+    """PPO of stable-baselines3 on the environment's own observations."""
+    import gymnasium
+    from stable_baselines3 import PPO
+
+    environment = gymnasium.make(WORLDS[cell.world])
+    model = PPO("MultiInputPolicy", environment, gamma=1.0, seed=cell.seed, device="cpu")
+    model.learn(cell.sessions * 100)
+    returns = np.zeros(TEST_EPISODES, np.float32)
+    for episode in range(TEST_EPISODES):
+        observation, _ = environment.reset(seed=derive_seed(TEST_SEED, "episode", episode) & 0x7FFFFFFF)
+        has_ended = False
+        while not has_ended:
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = environment.step(action)
+            returns[episode] += float(reward)
+            has_ended = terminated or truncated
+    return returns
+
+
+def run(options: argparse.Namespace) -> None:
+    folder = options.out.resolve().parent
+    done = {key(row) for row in read(options.out)} if options.out.exists() else set()
+    cells = [cell for cell in all_cells() if cell.kind in options.kinds and cell not in done]
+    logs = {(cell.world, log_policy(cell)) for cell in cells if cell.kind in ("batch", "privileged")}
+    parts = [(world, policy, part) for world, policy in sorted(logs) for part in range(log_parts(world))]
+    parts = [part for part in parts if not log_path(folder, *part).exists()]
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for number, played in enumerate(as_completed([pool.submit(play_log, folder, *part) for part in parts]), 1):
+            played.result()
+            print(f"log: {number} of {len(parts)} parts", file=sys.stderr, flush=True)
+        futures = [pool.submit(run_cell, cell, folder) for cell in cells]
+        with options.out.open("a") as file:
+            for number, future in enumerate(as_completed(futures), 1):
+                file.write(json.dumps(future.result()) + "\n")
+                file.flush()
+                print(f"{number} of {len(cells)}", file=sys.stderr, flush=True)
+
+
+def key(row: dict[str, Any]) -> Cell:
+    return Cell(*(row[name] for name in Cell._fields))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print clicks per session by policy and data: mean and spread over seeds."""
+    clicks: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
+    for row in read(options.out):
+        clicks[row["kind"], row["world"], row["policy"], row["sessions"]].append(row["clicks"])
+    print("kind,world,policy,sessions,clicks,spread over seeds,seeds")
+    for name, values in sorted(clicks.items()):
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(",".join([*map(str, name), f"{statistics.mean(values):.2f}", f"{spread:.2f}", str(len(values))]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    running = commands.add_parser("run")
+    running.add_argument("out", type=Path)
+    running.add_argument("--kinds", nargs="+", default=["yardstick", "batch", "privileged", "peer"])
+    running.add_argument("--processes", type=int, default=2)
+    running.set_defaults(function=run)
+    tabling = commands.add_parser("table")
+    tabling.add_argument("out", type=Path)
+    tabling.set_defaults(function=table)
+    options = parser.parse_args()
+    options.function(options)
+
+
+if __name__ == "__main__":
+    main()
