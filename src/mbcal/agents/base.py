@@ -141,7 +141,10 @@ class Agent(ABC):
         checkpoints: Checkpoints | None = None,
         group: Group = SINGLE_WORKER,
     ) -> Self:
-        """Learn from sessions. Fitting again is a warm start: weights and optimiser continue from where they were.
+        """Learn from sessions. Fitting again is a warm start.
+
+        Weights and optimiser continue from where they were, unless
+        `TrainingConfig.shrink` is below 1.
 
         Args:
             data: A store, whose `train` part is used, or sessions.

@@ -7,7 +7,7 @@ a value network to them with `fit_values`. All three work unchanged when several
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -84,7 +84,8 @@ class FitContext:
         Args:
             name: The network, a key of `nets`.
             objective: Its loss, a function of rows and noise (`training.loop.Objective`).
-            held_out_rows: Rows for early stopping instead of the context's; with `NO_ROWS` every epoch is run.
+            held_out_rows: Rows for early stopping instead of the context's; with `NO_ROWS` training does not
+                stop early (`TrainingConfig.epochs_without_stopping`).
             before_update: Called before every update with the number of planned updates, outside the CUDA graph.
             use_cuda_graph: Whether all data that the objective reads lies on the device; by default whether `data` does.
             copies: How many times the objective's data holds all sessions, one copy after another (2 in Dyna-Q: real and
@@ -96,7 +97,9 @@ class FitContext:
         Raises:
             TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
         """
-        worker_slice = self.worker_slice
+        worker_slice, config, n_steps = self.worker_slice, self.config, self._n_train_steps() * copies
+        if held_out_rows is not None and not len(held_out_rows):
+            config = replace(config, epochs=config.epochs_without_stopping(len(self.train_rows) * copies, n_steps))
         job = TrainingJob(
             name=stage or name,
             net=self.nets[name],
@@ -107,14 +110,14 @@ class FitContext:
             before_update=before_update,
             use_cuda_graph=self.data.is_on_device if use_cuda_graph is None else use_cuda_graph,
             loss_scale=_loss_scale(self.nets[name]),
-            n_steps=self._n_train_steps() * copies,
+            n_steps=n_steps,
             base_loss=base_loss,
             max_loss=max_loss,
             row_index=worker_slice.row_index(self.data.device, copies),
         )
         self.records[name] = train(
             job,
-            self.config,
+            config,
             seed=self.seed,
             progress=self.progress,
             checkpoints=self.checkpoints,

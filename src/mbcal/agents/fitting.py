@@ -25,7 +25,7 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.propensities import exploration_ratios
-from mbcal.training.random import derive_seed, uniform
+from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Sessions, SessionTensors
 
@@ -56,6 +56,8 @@ def fit_agent(
     is_first_fit, config, choices = agent.n_fits == 0, agent.config, dict(agent.choices)
     backup = {} if is_first_fit else {name: _state(agent, name) for name in agent.nets}
     try:
+        if not is_first_fit and training.shrink < 1:
+            _shrink_weights(agent, training.shrink)
         context = _create_context(agent, sessions, worker_slice, users, training, progress, checkpoints)
         agent.learn(context)
         require_equal_weights(agent.nets, agent.name, group)
@@ -73,6 +75,21 @@ def fit_agent(
     if sessions.origin and sessions.origin not in agent.origins:
         agent.origins = (*agent.origins, sessions.origin)
     agent.refresh_scorer()
+
+
+@torch.no_grad()
+def _shrink_weights(agent: Agent, share: float) -> None:
+    """Mix the weights with those of a fresh network, and forget the optimisers' state.
+
+    Ash and Adams, *On Warm-Starting Neural Network Training* (NeurIPS 2020): a network that goes on from old weights ends
+    worse than a fresh one on the same data. Shrunk weights learn as well as fresh ones, and sooner.
+    """
+    with seeded_weights(agent.config.seed, agent.name, "weights", agent.n_fits):
+        fresh = agent.build_networks(agent.domain)
+    for name, optimiser in agent.optimisers.items():
+        for parameter, new in zip(agent.nets[name].parameters(), fresh[name].parameters(), strict=True):
+            parameter.mul_(share).add_(new.to(parameter.device), alpha=1 - share)
+        optimiser.state.clear()
 
 
 def _training_sessions(agent: Agent, data: Store | Sessions | SessionTensors) -> Sessions | SessionTensors:

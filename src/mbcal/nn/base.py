@@ -26,13 +26,15 @@ class SessionNet(nn.Module):
         config: Sizes and inputs.
     """
 
+    head: nn.Sequential
+    """From hidden states to outputs; its last layer is linear."""
+
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig) -> None:
         super().__init__()
         self.config, self.start = config, behaviours.start
         self.items = ItemEmbedding(catalog, config)
-        self.behaviours = Embedding(
-            len(behaviours) + 1, config.embedding, config.embedding_scale
-        )  # with the start symbol b_s
+        n_symbols = len(behaviours) + 1  # with the start symbol b_s
+        self.behaviours = Embedding(n_symbols, config.embedding, config.embedding_scale)
 
     # ---- what a family defines
 

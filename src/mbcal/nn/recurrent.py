@@ -55,9 +55,8 @@ class RecurrentNet(SessionNet):
         elif config.user == "id":
             if users < 1:
                 raise OptionError("user: the 'id' encoder needs to know how many users there are")
-            self.user = Embedding(
-                users + 1, config.hidden, config.embedding_scale
-            )  # the last row is for users not seen in training
+            n_rows = users + 1  # the last row is for users not seen in training
+            self.user = Embedding(n_rows, config.hidden, config.embedding_scale)
         self.head = nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, outputs))
 
     # ---- whole sessions

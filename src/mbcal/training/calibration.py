@@ -43,9 +43,8 @@ def calibrate(net: SessionNet, data: DeviceSessions, rows: NDArray[np.int64]) ->
         logits.append(net.forward_batch(batch)[batch.mask])
         behaviours.append(batch.behaviours[batch.mask].long())
     temperature = best_temperature(torch.cat(logits), torch.cat(behaviours))
-    layer = net.head[-1]
-    layer.weight.div_(temperature)
-    layer.bias.div_(temperature)
+    for parameter in net.head[-1].parameters():
+        parameter.div_(temperature)
     return temperature
 
 

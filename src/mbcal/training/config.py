@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,6 +16,8 @@ PropensityWeights = Literal["auto", "on", "off"]
 """When logged propensities are used in a fit."""
 UPDATES_PER_EPOCH = 200
 """Updates that a chosen batch aims at in one pass over the data."""
+UPDATES_WITHOUT_STOPPING = 8_000
+"""Updates of a network whose held-out loss does not tell when to stop."""
 MIN_BATCH_STEPS, MAX_BATCH_STEPS = 640, 5120
 """Bounds of a chosen batch, in steps."""
 
@@ -46,6 +49,9 @@ class TrainingConfig:
     """Largest norm of the gradient of an update; None: any."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    shrink: float = 1.0
+    """Share of the old weights when an agent is fitted again; the rest is that of a fresh network. 1 goes on from the old
+    weights. Below 1 it learns new data more easily, and forgets what is not among them (docs/training.md)."""
     validation: float = 0.1
     """Share of users held out to tell when to stop; with 0 every epoch is run."""
     propensity_weights: PropensityWeights = "auto"
@@ -74,8 +80,9 @@ class TrainingConfig:
             raise OptionError(f"validation: must be in [0, 1), got {self.validation}")
         if not self.learning_rate > 0:
             raise OptionError(f"learning_rate: must be above 0, got {self.learning_rate}")
-        if not 0 < self.decay <= 1:
-            raise OptionError(f"decay: must be above 0 and at most 1, got {self.decay}")
+        for name in ("decay", "shrink"):
+            if not 0 < getattr(self, name) <= 1:
+                raise OptionError(f"{name}: must be above 0 and at most 1, got {getattr(self, name)}")
         if self.clip is not None and not self.clip > 0:
             raise OptionError(f"clip: must be above 0, got {self.clip}")
 
@@ -90,6 +97,18 @@ class TrainingConfig:
             return self.batch
         wanted_steps = min(max(steps / UPDATES_PER_EPOCH, MIN_BATCH_STEPS), MAX_BATCH_STEPS)
         return max(1, min(round(wanted_steps * sessions / max(steps, 1)), sessions))
+
+    def epochs_without_stopping(self, sessions: int, steps: float) -> int:
+        """Epochs of a network whose held-out loss does not tell when to stop: 8,000 updates, at most `epochs`.
+
+        If no user is held out at all, every epoch is run.
+
+        Args:
+            sessions: Sessions to learn from.
+            steps: Their steps in all.
+        """
+        updates_per_epoch = math.ceil(sessions / self.batch_sessions(sessions, steps))
+        return min(self.epochs, math.ceil(UPDATES_WITHOUT_STOPPING / updates_per_epoch)) if self.validation else self.epochs
 
     def set_rate(self, optimiser: torch.optim.Adam, rate: float) -> None:
         """Set the learning rate of an optimiser; a group with a `share` gets that share of it."""

@@ -13,6 +13,8 @@ REPLAY_STEPS = 5_000_000
 """Steps of past rounds that are kept."""
 ROUND_STEPS = 10_000_000
 """Steps, counted in every pass, that are learned from in a round."""
+REPLAY_SHRINK = 0.5
+"""Share of the old weights at the beginning of a round that learns from all rounds."""
 
 
 def replayed_rounds(round_steps: Sequence[int], replay: int | None) -> int:
@@ -31,6 +33,19 @@ def replayed_rounds(round_steps: Sequence[int], replay: int | None) -> int:
             break
         count += 1
     return count
+
+
+def round_shrink(replayed: int, rounds: int, shrink: float | None) -> float:
+    """Return the share of the old weights at the beginning of a round.
+
+    Args:
+        replayed: Rounds that are learned from.
+        rounds: Rounds so far.
+        shrink: A fixed share, or None for `REPLAY_SHRINK` if all rounds are learned from, else 1.
+    """
+    if shrink is not None:
+        return shrink
+    return REPLAY_SHRINK if replayed == rounds else 1.0
 
 
 def round_passes(steps: int, most: int, passes: int | None) -> int:

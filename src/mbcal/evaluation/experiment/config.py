@@ -56,6 +56,9 @@ class ExperimentConfig:
     """Growing Batch-RL: most passes in a round. None: as many as make 10 million steps, and at least one."""
     replay: int | None = None
     """Growing Batch-RL: rounds to learn from; 1 is the last alone. None: as many as hold 5 million steps."""
+    shrink: float | None = None
+    """Growing Batch-RL: share of the old weights at the beginning of a round (`TrainingConfig.shrink`). None: 0.5 where all
+    earlier rounds are replayed, so that nothing is forgotten, else 1."""
     epsilon: float = 0.1
     """Probability of a random choice when collecting."""
     gamma: float | None = None
@@ -125,6 +128,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "round_sessions": 256_000,
         "round_epochs": 1,
         "replay": 1,
+        "shrink": 1.0,
         "future_states": 1024,
         "gamma": 0.95,
         "mask_rate": 0.2,

@@ -28,7 +28,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.storage.artifacts import CHECKPOINT_KIND, MODEL_KIND, Artifact, write_artifact
 from mbcal.training.random import derive_seed
-from mbcal.training.replay import replayed_rounds, round_passes
+from mbcal.training.replay import replayed_rounds, round_passes, round_shrink
 from mbcal.types import SessionTensors
 
 CHECKPOINT_EVERY = 15.0
@@ -63,7 +63,7 @@ def growing_batch(
         memory = [*memory, collected.without("propensities")]
         memory = memory[-replayed_rounds([_count_steps(sessions) for sessions in memory], settings.replay) :]
         passes = round_passes(sum(map(_count_steps, memory)), settings.training.epochs, settings.round_epochs)
-        training = replace(settings.training, epochs=passes)
+        training = replace(settings.training, epochs=passes, shrink=round_shrink(len(memory), number, settings.shrink))
         agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), training=training, progress=progress)
         reward = judge_reward(context, agent, title=f"round {number}: test", progress=progress)
         rounds.append({"round": number, "collected": float(session_rewards(collected).mean()), **mean_record(reward)})

@@ -1,8 +1,8 @@
 """The inner loops of roll-outs, labels and training as GPU kernels, written in Triton.
 
 Each function computes what one function of plain torch code computes, its reference implementation. It returns None where it
-does not apply (arrays on a CPU, no Triton, unsupported sizes), and the caller goes on with the reference implementation.
-`MBCAL_FUSED=0` turns all kernels off. Torch and Triton are imported when the first tensor on a GPU arrives.
+does not apply (arrays on a CPU, no Triton, sizes that do not fit the GPU), and the caller goes on with the reference
+implementation. `MBCAL_FUSED=0` turns all kernels off. Torch and Triton are imported when the first tensor on a GPU arrives.
 
 ============================  ==================================================
 function                      reference implementation
@@ -21,6 +21,7 @@ Modules: `cells` (device functions), `kernels`, `launches` (their call on tensor
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,7 @@ def score(tables: Tables, rewards: Array | None, hidden: Array, previous: Array,
     """
     if not _supports(hidden, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _launches().score(tables, rewards, hidden, previous, candidates)
+    return _launch(_launches().score, tables, rewards, hidden, previous, candidates)
 
 
 def read(cell: CellTables, hidden: Array, items: Array, behaviours: Array, length: Array | None) -> Array | None:
@@ -93,7 +94,9 @@ def read(cell: CellTables, hidden: Array, items: Array, behaviours: Array, lengt
     Returns:
         Hidden states (B, H) after, or None.
     """
-    return _launches().read(cell, hidden, items, behaviours, length) if _supports(hidden, cell) else None
+    if not _supports(hidden, cell):
+        return None
+    return _launch(_launches().read, cell, hidden, items, behaviours, length)
 
 
 def epsilon_greedy(scores: Array, available: Array, epsilon: float, uniform: Array) -> tuple[Array, Array] | None:
@@ -128,7 +131,7 @@ def respond(
     """
     if not _supports(state[0], tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    response: tuple[Array, tuple[Array, ...]] = _launches().respond(tables, state, item, previous, uniform)
+    response: tuple[Array, tuple[Array, ...]] | None = _launch(_launches().respond, tables, state, item, previous, uniform)
     return response
 
 
@@ -147,7 +150,15 @@ def advantage(tables: Tables, rewards: Array, begin: Array, batch: SessionTensor
     """
     if not _supports(begin, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _launches().advantage(tables, rewards, begin, batch, gamma)
+    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma)
+
+
+def _launch(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of `launches`; None if its kernel needs more memory than the GPU has on chip."""
+    try:
+        return function(*arguments)
+    except _launches().OutOfResources:
+        return None
 
 
 def _supports(hidden: Array, cell: CellTables, inner: int | None = None, outputs: int = 1) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import OutOfResources as OutOfResources  # for the caller, which imports no Triton
 
 from mbcal.kernels.triton import kernels
 
