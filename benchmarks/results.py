@@ -127,7 +127,7 @@ def settings_of(name: str, build: Path, share: int = 1, small: bool = False) -> 
     settings = {**EXPERIMENTS[name], **(DEFINITIONS["small"] if small else {}), "data": str(path)}
     if name in SIZES:
         settings["log_sessions"] = Store.open(path).manifest["counts"]["parts"]["train"]["sessions"] // share
-    return experiment_config(settings, "paper")
+    return experiment_config(settings)
 
 
 def share_simulators(prepared: Run, shared: Path) -> None:

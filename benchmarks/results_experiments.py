@@ -18,7 +18,7 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 EXPERIMENTS: dict[str, dict[str, Any]] = {name: _settings(name) for name in DEFINITIONS["experiments"]}
-"""By name: what differs from the preset `paper`."""
+"""By name: what differs from the defaults."""
 SHARES = (16, 8, 4, 2, 1)
 """Sample efficiency is measured by one run for each n: on one n-th of the log."""
 SIZES = {name for name in EXPERIMENTS if name.endswith("-size")}

@@ -143,8 +143,7 @@ class Agent(ABC):
     ) -> Self:
         """Learn from sessions. Fitting again is a warm start.
 
-        Weights and optimiser continue from where they were, unless
-        `TrainingConfig.shrink` is below 1.
+        Weights and optimiser continue from where they were, unless `TrainingConfig.shrink` is below 1.
 
         Args:
             data: A store, whose `train` part is used, or sessions.

@@ -57,7 +57,7 @@ class _ActorCritic(nn.Module):
         self.items = ItemEmbedding(domain.catalog, config.net)
         self.point = nn.Linear(self.items.size, config.action)
         self.behaviours = Embedding(domain.behaviours.start + 1, config.net.embedding, config.net.embedding_scale)
-        width, hidden = config.net.embedding + config.action, config.net.hidden
+        width, hidden = config.net.embedding + config.action, config.net.width
         self.history, self.cell = (nn.GRU(width, hidden, batch_first=True) for _ in range(2))
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 

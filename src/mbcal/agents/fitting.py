@@ -14,7 +14,7 @@ from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.data.store import Store
 from mbcal.distributed.group import Group
-from mbcal.distributed.worker_slice import WorkerSlice, require_equal_weights
+from mbcal.distributed.worker_slice import WorkerSlice, all_reduce_count, require_equal_weights
 from mbcal.environments.candidates import session_candidates
 from mbcal.errors import InputError
 from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
@@ -51,6 +51,8 @@ def fit_agent(
         raise InputError("fit: there are no sessions to learn from")
     users = worker_slice.all_gather(torch.as_tensor(sessions.user)).cpu().numpy()
     if not agent.is_started:
+        n_steps = all_reduce_count(int(sessions.length.sum()), group)
+        agent.config = replace(agent.config, net=agent.config.net.sized(n_steps))
         agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1))
     agent.domain.require_compatible(sessions, "this agent")
     is_first_fit, config, choices = agent.n_fits == 0, agent.config, dict(agent.choices)

@@ -39,7 +39,7 @@ BatchOption = Annotated[
     int | None, typer.Option(help="Sessions per update.", show_default="640 to 5,120 steps, by the data")
 ]
 RateOption = Annotated[float | None, typer.Option(help="Learning rate after the warm-up.", show_default="0.003")]
-HiddenOption = Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="64")]
+HiddenOption = Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="64; 128 for large logs")]
 EmbeddingOption = Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
 

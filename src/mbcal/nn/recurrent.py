@@ -49,15 +49,15 @@ class RecurrentNet(SessionNet):
         if config.cell == "transformer":
             raise OptionError("cell: 'transformer' is for simulators; agents take gru or lstm")
         layer = nn.GRU if config.cell == "gru" else nn.LSTM
-        self.cell = layer(config.embedding + self.items.size, config.hidden, batch_first=True)
+        self.cell = layer(config.embedding + self.items.size, config.width, batch_first=True)
         if config.user == "history":
-            self.history = nn.GRU(config.embedding + self.items.size, config.hidden, batch_first=True)
+            self.history = nn.GRU(config.embedding + self.items.size, config.width, batch_first=True)
         elif config.user == "id":
             if users < 1:
                 raise OptionError("user: the 'id' encoder needs to know how many users there are")
             n_rows = users + 1  # the last row is for users not seen in training
-            self.user = Embedding(n_rows, config.hidden, config.embedding_scale)
-        self.head = nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Linear(config.hidden, outputs))
+            self.user = Embedding(n_rows, config.width, config.embedding_scale)
+        self.head = nn.Sequential(nn.Linear(config.width, config.width), nn.ReLU(), nn.Linear(config.width, outputs))
 
     # ---- whole sessions
 
@@ -68,7 +68,7 @@ class RecurrentNet(SessionNet):
         elif self.config.user == "id":
             hidden = self.user(user.clamp(max=self.user.num_embeddings - 1))
         else:
-            hidden = torch.zeros(len(user), self.config.hidden, device=user.device)
+            hidden = torch.zeros(len(user), self.config.width, device=user.device)
         return self.initial_state(hidden)
 
     def initial_state(self, hidden: Tensor) -> State:
@@ -77,7 +77,7 @@ class RecurrentNet(SessionNet):
 
     def _encode_history(self, items: Tensor, behaviours: Tensor, length: Tensor) -> Tensor:
         """The hidden state (B, H) after the last step of each history (B, L); zero for an empty one."""
-        zeros = torch.zeros(len(items), self.config.hidden, device=items.device)
+        zeros = torch.zeros(len(items), self.config.width, device=items.device)
         if items.shape[1] == 0:
             return zeros
         return last_hidden(run_gru(self.history, self.inputs(items, behaviours), zeros), length)

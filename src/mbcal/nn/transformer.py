@@ -24,7 +24,7 @@ LAYERS, HEADS, POSITIONS = 2, 2, 64
 
 
 class TransformerNet(SessionNet):
-    """Transformer blocks of width W = `config.hidden`, rounded up to a multiple of the heads.
+    """Transformer blocks of width W = `config.width`, rounded up to a multiple of the heads.
 
     `config.user` is ignored: the history is always read.
 
@@ -37,7 +37,7 @@ class TransformerNet(SessionNet):
 
     def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int) -> None:
         super().__init__(catalog, behaviours, config)
-        width = config.hidden + config.hidden % HEADS
+        width = config.width + config.width % HEADS
         self.read = nn.Linear(config.embedding + self.items.size, width)  # inputs of history steps
         self.show = nn.Linear(config.embedding + self.items.size, width)  # inputs of session steps
         self.before = Embedding(POSITIONS, width, config.embedding_scale)  # steps between a history step and the session

@@ -18,6 +18,8 @@ from mbcal.training.device_data import DeviceSessions
 
 CALIBRATION_SESSIONS = 20_000
 """Held-out sessions that the temperature is fitted on, at most."""
+MAX_TEMPERATURE = 2.0
+"""Temperatures between 1 / 2 and 2 are calibration; beyond, the network has learned too little to be calibrated."""
 BLOCK = 2_048
 """Sessions predicted at a time."""
 
@@ -49,7 +51,7 @@ def calibrate(net: SessionNet, data: DeviceSessions, rows: NDArray[np.int64]) ->
 
 
 def best_temperature(logits: Tensor, behaviours: Tensor) -> float:
-    """Return the temperature with the lowest negative log likelihood.
+    """Return the temperature with the lowest negative log likelihood, between 1 / 2 and 2.
 
     Args:
         logits: (S, K) of S steps.
@@ -67,4 +69,4 @@ def best_temperature(logits: Tensor, behaviours: Tensor) -> float:
             return value
 
         optimiser.step(loss)  # type: ignore[no-untyped-call]
-    return float(log_temperature.detach().exp())
+    return min(max(float(log_temperature.detach().exp()), 1 / MAX_TEMPERATURE), MAX_TEMPERATURE)

@@ -54,7 +54,7 @@ class TrainingConfig:
     weights. Below 1 it learns new data more easily, and forgets what is not among them (docs/training.md)."""
     validation: float = 0.1
     """Share of users held out to tell when to stop; with 0 every epoch is run."""
-    propensity_weights: PropensityWeights = "auto"
+    propensity_weights: PropensityWeights = "off"
     """Whether logged propensities correct the fit for what the logging policy knew and the log does not hold. `auto`: where
     they tell more about the rewards than a network fitted without them (docs/coverage.md). Simulators ignore it."""
 
