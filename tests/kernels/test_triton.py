@@ -73,15 +73,17 @@ def test_read_observes_one_step(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8])
 @torch.no_grad()
-def test_score_equals_the_reference(values: bool, size: int) -> None:
+def test_score_equals_the_reference(values: bool, size: int, kind: torch.dtype) -> None:
     model: RecurrentNet = net(hidden=size)
     if values:
         model = ValueNet(CATALOG, LABELS, NetConfig(hidden=size, embedding=5))
         model.label_scaler.shift.fill_(3.0)
         model.label_scaler.scale.fill_(2.0)
     term = ScoreTerm(model.to(DEVICE).scoring_tables(), None if values else REWARDS.to(DEVICE))
-    hidden, previous = random(COUNT, size) - 0.5, random(COUNT, below=LABELS.start + 1)
+    hidden, previous = random(COUNT, size) - 0.5, random(COUNT, below=LABELS.start + 1).to(kind)
+    assert LABELS.start * 3 * SIZES[-1] > 255, "offsets into the table must not fit a byte"
     candidates = random(COUNT, 9, below=CATALOG.n_rows).int()
     fast = launches.score(term.tables, term.rewards, hidden, previous, candidates)
     assert torch.allclose(fast, term.score(hidden, previous, candidates), atol=1e-5)
@@ -154,6 +156,27 @@ def test_embedding_gradients_equal_torchs_for_small_and_large_tables(rows: int) 
     embedded: Any = EmbeddingLookup.apply(weight, looked_up)  # type: ignore[no-untyped-call]
     fast = torch.autograd.grad((embedded * loss_weights).sum(), weight)[0]
     assert torch.allclose(fast, slow, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@torch.no_grad()
+def test_wide_networks_are_scored_and_labelled_right_or_left_to_the_reference(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MBCAL_FUSED")
+    logged, model, rewards = batch(), net(hidden=size).to(DEVICE), REWARDS.to(DEVICE)
+    tables, begin = model.scoring_tables(), model.begin(*logged.history)[0]
+    candidates = random(COUNT, 9, below=CATALOG.n_rows).int()
+    previous = logged.behaviours[:, 0]
+    fast_scores = triton.score(tables, rewards, begin, previous, candidates)
+    fast_labels = triton.advantage(tables, rewards, begin, logged, 0.9)
+    monkeypatch.setenv("MBCAL_FUSED", "0")
+    if fast_scores is not None:
+        slow_scores = ScoreTerm(tables, rewards).score(begin, previous.long(), candidates)
+        assert torch.allclose(fast_scores, slow_scores, atol=1e-4)
+    if fast_labels is not None:
+        slow_labels = counterfactual_future_advantage(model, rewards, logged, 0.9)
+        assert torch.allclose(fast_labels, slow_labels, rtol=1e-3, atol=1e-3)
 
 
 def test_no_submodule_hides_a_function_of_the_package() -> None:

@@ -33,7 +33,7 @@ def session_gates_kernel(behaviours, weight, bias, hidden, previous, gates, coun
     live = (row < count)[:, None]
     offset = row[:, None].to(tl.int64)
     state = tl.load(hidden + offset * H + unit[None, :], mask=live, other=0.0)
-    last = tl.load(previous + row, mask=row < count, other=0)
+    last = tl.load(previous + row, mask=row < count, other=0).to(tl.int32)
     behaviour_gates = behaviours + last[:, None] * (3 * H) + unit[None, :]
     out = gates + offset * (4 * H) + unit[None, :]
     for part in tl.static_range(2):
