@@ -13,14 +13,12 @@ several processes would take turns. Sessions and simulators are on the device on
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
 import queue
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,8 +26,6 @@ from functools import lru_cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources, emit
 from mbcal.errors import MbcalError, TrainingError
@@ -163,7 +159,8 @@ def execute_all(run: Run, cells: list[Cell], workers: int, observer: RunObserver
     Args:
         run: A prepared run.
         cells: The cells to run.
-        workers: Cells at a time; with 1 they run in this process.
+        workers: Cells at a time, each in a process of its own; with 1 they run in this process. Processes share a GPU well
+            only under NVIDIA's MPS (docs/experiments.md).
         observer: Notified of their progress.
 
     Raises:
@@ -177,8 +174,6 @@ def execute_all(run: Run, cells: list[Cell], workers: int, observer: RunObserver
         for cell in cells:
             run.execute(cell, _CellProgress(cell, notify))
             observer.done(cell)
-    elif run.device.startswith("cuda"):
-        _run_threads(run, cells, workers, notify)
     else:
         _run_processes(run, cells, workers, notify)
 
@@ -201,49 +196,6 @@ def _failure(error: Exception) -> Event:
     if isinstance(error, MbcalError):
         return "failed", type(error), str(error), None
     return "failed", RuntimeError, "", traceback.format_exc()
-
-
-class _StoppedError(Exception):
-    """Another cell has failed, so this one stops at its next sign of progress."""
-
-
-def _run_threads(run: Run, cells: list[Cell], workers: int, notify: Send) -> None:
-    context = run.context
-    context.train_tensors, context.test_tensors  # noqa: B018 - made once, before threads share them
-    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    events: queue.Queue[Event] = queue.Queue()
-    stop = threading.Event()
-    for cell in cells:
-        waiting.put(cell)
-
-    def send(event: Event) -> None:
-        if stop.is_set():
-            raise _StoppedError
-        events.put(event)
-
-    def work() -> None:
-        try:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream), contextlib.suppress(queue.Empty):
-                while True:
-                    cell = waiting.get_nowait()
-                    run.execute(cell, _CellProgress(cell, send))
-                    send(("done", cell))
-        except _StoppedError:
-            pass
-        except Exception as error:
-            events.put(_failure(error))
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(cells)))]
-    for thread in threads:
-        thread.start()
-    try:
-        _forward_events(events, len(cells), notify)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def _run_processes(run: Run, cells: list[Cell], workers: int, notify: Send) -> None:
