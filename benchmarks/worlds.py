@@ -49,8 +49,8 @@ SIZES = (7_200, 40_000)
 SEEDS = 3
 METHODS = ("gru4rec", "mbcal", "mbcal-no-vr", "mcpe", "dqn", "dyna-q")
 YARDSTICKS = ("chance", "greedy with the truth", "rule with the truth")
-USES = ("off", "on")
-"""Of logged propensities in a fit."""
+USES = ("false", "true")
+"""Whether logged propensities weight the steps of a fit."""
 PEER_STEPS = 720_000
 """Steps of 7,200 sessions."""
 
@@ -180,7 +180,7 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
         method, _, use = cell.policy.partition("+propensity_weights=")
         log = open_log(folder, cell.world, log_policy(cell))
         first = cell.seed * cell.sessions if (cell.seed + 1) * cell.sessions <= len(log) else 0
-        settings: dict[str, Any] = {"propensity_weights": use} if use else {}
+        settings: dict[str, Any] = {"propensity_weights": use == "true"} if use else {}
         agent = agent_class(method)(seed=cell.seed, features=("topic",), **settings)
         agent.fit(log[first : first + cell.sessions])
         record = {"warnings": agent.warnings, "gamma": getattr(agent.config, "gamma", None)}

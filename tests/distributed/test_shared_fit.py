@@ -65,12 +65,11 @@ def test_several_workers_fit_the_agent_of_one(name: str, workers: int) -> None:
         require_equal(alone, agent)
 
 
-@pytest.mark.parametrize("setting", ["auto", "on"])
-def test_several_workers_use_propensities_as_one_does(setting: str) -> None:
-    """Propensities that follow the reward, so that `auto` uses them; the bound of the ratios is that of all workers."""
+def test_several_workers_use_propensities_as_one_does() -> None:
+    """The bound of the ratios is that of all workers."""
     liked = np.where(MANY.behaviours > 0, 0.6, 0.06)
     log = dataclasses.replace(MANY, propensities=np.where(MANY.mask, liked, 0).astype(np.float32))
-    training = dataclasses.replace(QUICK, propensity_weights=setting)
+    training = dataclasses.replace(QUICK, propensity_weights=True)
     alone = make("mbcal").fit(log, training=training)
     assert alone.records != make("mbcal").fit(MANY, training=QUICK).records
     for agent in together(2, lambda group: make("mbcal").fit(worker_part(log, group), training=training, group=group)):

@@ -24,7 +24,6 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective, TrainingJob, train
 from mbcal.training.losses import base_mse, base_nll, behaviour_nll, value_mse
-from mbcal.training.propensities import train_with_propensities
 from mbcal.training.record import TrainingRecord
 from mbcal.training.selection import EVIDENCE_SESSIONS, shown_evidence
 from mbcal.types import SessionTensors
@@ -57,10 +56,8 @@ class FitContext:
     """The agent's networks by name."""
     optimisers: Mapping[str, torch.optim.Adam]
     """Their optimisers."""
-    ratios: Tensor | None = None
-    """`exploration_ratios` of this worker's sessions, (N, T) on the device; None without logged propensities."""
-    keep: Tensor | None = None
-    """(N, T) probabilities with which `fit_behaviours` and `fit_values` keep each item; set where propensities are used."""
+    weights: Tensor | None = None
+    """(N, T) how much each step counts in `fit_behaviours` and `fit_values`, if `TrainingConfig.propensity_weights`."""
     records: dict[str, TrainingRecord] = field(default_factory=dict)
     """How the training of each network went, filled by `train`."""
     warnings: list[str] = field(default_factory=list)
@@ -77,7 +74,6 @@ class FitContext:
         copies: int = 1,
         base_loss: float | None = None,
         max_loss: float | None = None,
-        stage: str | None = None,
     ) -> None:
         """Train one network: minibatches, Adam, early stopping, checkpoints. What happened goes to `records`.
 
@@ -92,7 +88,6 @@ class FitContext:
                 imagined).
             base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
             max_loss: Loss per step above which the network has diverged; see `TrainingJob.max_loss`.
-            stage: Name of the training in checkpoints, messages and noise; by default the network's.
 
         Raises:
             TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
@@ -101,7 +96,7 @@ class FitContext:
         if held_out_rows is not None and not len(held_out_rows):
             config = replace(config, epochs=config.epochs_without_stopping(len(self.train_rows) * copies, n_steps))
         job = TrainingJob(
-            name=stage or name,
+            name=name,
             net=self.nets[name],
             objective=objective,
             optimiser=self.optimisers[name],
@@ -156,46 +151,32 @@ class FitContext:
         self.fit_label_scaler(net.label_scaler, labels)
         normalized = net.label_scaler.normalize(labels)
         base_loss = base_mse(normalized, self._weights, self.held_out_rows, self.worker_slice)
-        self.train(name, value_mse(net, self.data, labels, mask_item, self.keep), base_loss=base_loss)
+        self.train(name, value_mse(net, self.data, labels, mask_item, self.weights), base_loss=base_loss)
 
     def fit_behaviours(self, name: str, mask_rate: float = 0.0) -> None:
-        """Fit a network of behaviours by likelihood, with logged propensities where `TrainingConfig` says so.
-
-        If propensities are used, `keep` is set, and later calls of `fit_values` use them too. Adds a warning if what was
-        shown still counts as evidence of what users like.
+        """Fit a network of behaviours by likelihood. Warns if what was shown counts as evidence of what users like.
 
         Args:
             name: The network, a key of `nets`.
             mask_rate: Probability that a step's item is masked.
 
         Raises:
-            InputError: If propensities are asked for and were not logged.
+            TypeError: If the network is no `SessionNet`.
             TrainingError: If a loss becomes NaN.
         """
-        net, worker_slice = self.nets[name], self.worker_slice
+        net = self.nets[name]
         if not isinstance(net, SessionNet):
             raise TypeError(f"fit_behaviours: {name!r} is a {type(net).__name__}, not a SessionNet")
-        held_out = worker_slice.local_rows(torch.from_numpy(self.held_out_rows))
-        measured = held_out if len(self.held_out_rows) else torch.arange(len(self.data))
-
-        def train(keep: Tensor | None) -> None:
-            self.keep = keep
-            base_loss = base_nll(self.data, self._weights, self.held_out_rows, worker_slice)
-            objective = behaviour_nll(net, self.data, mask_rate, keep)
-            self.train(name, objective, base_loss=base_loss, stage=None if keep is None else f"{name}-weighted")
-
-        setting, group = self.config.propensity_weights, worker_slice.group
-        self.keep = train_with_propensities(
-            net, self.optimisers[name], self.data, measured, self.ratios, setting, train, group
-        )
-        evidence = shown_evidence(net, self.data[:EVIDENCE_SESSIONS], self.seed, group)
+        base_loss = base_nll(self.data, self._weights, self.held_out_rows, self.worker_slice)
+        self.train(name, behaviour_nll(net, self.data, mask_rate, self.weights), base_loss=base_loss)
+        evidence = shown_evidence(net, self.data[:EVIDENCE_SESSIONS], self.seed, self.worker_slice.group)
         if evidence.is_large:
-            self.warnings.append(evidence.warning(self.ratios is not None))
+            self.warnings.append(evidence.warning())
 
     @property
     def _weights(self) -> Tensor:
-        """(N, T) how much each step counts in a loss: its probability of being kept, 0 in the padding."""
-        return self.data.mask if self.keep is None else self.keep * self.data.mask
+        """(N, T) how much each step counts in a loss; 0 in the padding."""
+        return self.data.mask if self.weights is None else self.weights
 
     def _n_train_steps(self) -> float:
         """Steps of all training sessions of all workers."""

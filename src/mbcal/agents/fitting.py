@@ -24,7 +24,7 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
-from mbcal.training.propensities import exploration_ratios
+from mbcal.training.propensities import exploration_ratios, step_weights
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import Sessions, SessionTensors
@@ -114,7 +114,7 @@ def _create_context(
     checkpoints: Checkpoints | None,
 ) -> FitContext:
     seed = derive_seed(agent.config.seed, agent.name, "fit", agent.n_fits)
-    ratios = exploration_ratios(sessions.tensors() if isinstance(sessions, Sessions) else sessions)
+    weights = _step_weights(sessions, worker_slice.group) if training.propensity_weights else None
     tensors = DeviceSessions(sessions, agent.device, agent.needs_candidates).tensors
     train_rows, held_out_rows = split_held_out_users(users, training.validation, agent.config.seed)
     if agent.config.net.user == "id":
@@ -137,8 +137,17 @@ def _create_context(
         checkpoints=checkpoints,
         nets=agent.nets,
         optimisers=agent.optimisers,
-        ratios=None if ratios is None else ratios.to(agent.device),
+        weights=None if weights is None else weights.to(agent.device),
     )
+
+
+def _step_weights(sessions: Sessions | SessionTensors, group: Group) -> Tensor:
+    """How much each step counts, (N, T), by its logged propensity."""
+    tensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
+    ratios = exploration_ratios(tensors)
+    if ratios is None:
+        raise InputError("propensity_weights: these sessions have no propensities; log them, or leave the weights out")
+    return step_weights(ratios, tensors.mask, group)
 
 
 def _mask_users(users: Tensor, held_out_rows: NDArray[np.int64], seed: int, worker_slice: WorkerSlice) -> Tensor:

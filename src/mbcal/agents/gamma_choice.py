@@ -171,7 +171,7 @@ def _serve_all(
 ) -> Tensor:
     """Rewards (G, n) of the n sessions of the second half, served by the policies of the first, in the second's model."""
     progress, device = _ChoiceProgress(context.progress), context.data.device.type
-    training = replace(context.config, propensity_weights="off")  # the gathered sessions have no propensities
+    training = replace(context.config, propensity_weights=False)  # the gathered sessions have no propensities
     planner_config, judge_config = (
         AgentConfig(config.net, training, derive_seed(config.seed, STAGE, role)) for role in ("planner", "judge")
     )

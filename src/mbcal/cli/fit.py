@@ -76,11 +76,8 @@ def fit_agent(
         ),
     ] = None,
     propensity_weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Correct the fit by logged propensities: auto, on or off (docs/coverage.md).", show_default="auto"
-        ),
-    ] = None,
+        bool, typer.Option("--propensity-weights", help="Weight steps by their logged propensities (docs/coverage.md).")
+    ] = False,
     warm_start: Annotated[
         Path | None, typer.Option("--from", help="Continue from this model instead of from nothing.", show_default=False)
     ] = None,
@@ -114,7 +111,7 @@ def fit_agent(
         gamma=_number_or_auto("gamma", gamma),
         mask_rate=mask_rate,
         mix=_number_or_auto("mix", mix),
-        propensity_weights=propensity_weights,
+        propensity_weights=propensity_weights or None,
         seed=seed,
     )
     resources = worker_resources(engine, device, gpus)

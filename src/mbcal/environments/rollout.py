@@ -27,7 +27,7 @@ from mbcal.scoring.choice import candidates_at, epsilon_greedy, softmax
 from mbcal.training.random import derive_seed, uniform
 from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
-CPU_BLOCK, GPU_BLOCK = 1024, 262_144
+CPU_BLOCK, GPU_BLOCK = 1024, 65_536
 """Sessions served at a time: few enough for a CPU's cache, enough to keep a GPU busy."""
 
 

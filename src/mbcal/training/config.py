@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import nn
 
 from mbcal.errors import OptionError
 
-PropensityWeights = Literal["auto", "on", "off"]
-"""When logged propensities are used in a fit."""
 UPDATES_PER_EPOCH = 200
 """Updates that a chosen batch aims at in one pass over the data."""
 UPDATES_WITHOUT_STOPPING = 8_000
@@ -54,9 +51,9 @@ class TrainingConfig:
     weights. Below 1 it learns new data more easily, and forgets what is not among them (docs/training.md)."""
     validation: float = 0.1
     """Share of users held out to tell when to stop; with 0 every epoch is run."""
-    propensity_weights: PropensityWeights = "off"
-    """Whether logged propensities correct the fit for what the logging policy knew and the log does not hold. `auto`: where
-    they tell more about the rewards than a network fitted without them (docs/coverage.md). Simulators ignore it."""
+    propensity_weights: bool = False
+    """Weight steps by logged propensities, as if a random policy had shown the items: for the log of a policy that knew more
+    than the log holds (docs/coverage.md). Simulators and methods with objectives of their own ignore it."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -73,9 +70,6 @@ class TrainingConfig:
                 raise OptionError(f"{name}: must be a whole number from {least} to {most:,}, got {value}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not self.eps > 0:
             raise OptionError(f"betas and eps: must be two numbers in [0, 1) and one above 0, got {self.betas}, {self.eps}")
-        if self.propensity_weights not in get_args(PropensityWeights):
-            known = ", ".join(get_args(PropensityWeights))
-            raise OptionError(f"propensity_weights: {self.propensity_weights!r} is unknown; known are {known}")
         if not 0 <= self.validation < 1:
             raise OptionError(f"validation: must be in [0, 1), got {self.validation}")
         if not self.learning_rate > 0:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from mbcal.types import Sessions, SessionTensors
 
-CPU_BLOCK, GPU_BLOCK = 512, 16_384
-"""Sessions in a block: what fits a CPU's cache, what keeps a GPU busy."""
+CPU_BLOCK = 512
+"""Sessions in a block on a CPU: what fits its cache."""
+GPU_BLOCK_STEPS = 160_000
+"""Steps in a block on a GPU: what keeps it busy, and leaves memory for other processes."""
 GPU_MEMORY_SHARE = 0.5
 """Sessions are kept on a GPU if they take less than this share of its free memory."""
 
@@ -51,7 +53,7 @@ class DeviceSessions:
 
     def blocks(self) -> list[slice]:
         """Slices that cover all sessions, each of a size that suits the device."""
-        size = CPU_BLOCK if self.device.type == "cpu" else GPU_BLOCK
+        size = CPU_BLOCK if self.device.type == "cpu" else max(GPU_BLOCK_STEPS // self.tensors.horizon, 1)
         return [slice(begin, begin + size) for begin in range(0, len(self), size)]
 
     def map_blocks(

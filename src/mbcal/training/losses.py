@@ -5,8 +5,6 @@ All of them sum over the steps that count.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,7 +16,7 @@ from mbcal.nn.recurrent import ValueNet
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
-from mbcal.types import MASK_ROW, SessionTensors
+from mbcal.types import MASK_ROW
 
 BASE_BLOCK = 16_384
 """Sessions counted at a time."""
@@ -42,7 +40,7 @@ def huber(errors: Tensor, delta: float = HUBER_DELTA) -> Tensor:
     return 2 * nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)
 
 
-def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0, keep: Tensor | None = None) -> Objective:
+def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0, weights: Tensor | None = None) -> Objective:
     """-log f_phi(b_t | o_[1:t-1], a_t), each a_t replaced by a_M with probability `mask_rate`  # Eq. environment_loss.
 
     Behaviours are never masked, so the network also learns to predict steps whose item is masked.
@@ -51,8 +49,7 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0,
         net: A network of behaviours.
         data: The sessions that rows are taken from.
         mask_rate: Probability that a step's item is masked.
-        keep: (N, T) on the device, probability that a step is kept (`propensities.keep_probabilities`). The items of other
-            steps are masked, and these steps do not count.
+        weights: (N, T) on the device, how much each step counts (`propensities.step_weights`); by default all alike.
 
     Returns:
         The objective: rows (B,) and noise -> summed loss () and number of steps ().
@@ -60,38 +57,18 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0,
 
     def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
-        items, mask = batch.items, batch.mask
-        if keep is not None:
-            uniform, other_uniform = noise.uniform((*items.shape, 2)).unbind(-1)
-            items, mask = keep_items(batch, keep[rows], other_uniform)
-        elif mask_rate:
-            uniform = noise.uniform(items.shape)
+        items, weight = batch.items, batch.mask if weights is None else weights[rows]
         if mask_rate:
-            items = items.masked_fill(uniform < mask_rate, MASK_ROW)
+            items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK_ROW)
         logits = net(net.begin(*batch.history), items, batch.behaviours)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
-        return (nll * mask.flatten()).sum(), mask.sum()
+        return (nll * weight.flatten()).sum(), weight.sum()
 
     return objective
 
 
-def keep_items(batch: SessionTensors, keep: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep every item with its own probability and mask the others.
-
-    Args:
-        batch: B sessions.
-        keep: (B, T) probabilities.
-        uniform: (B, T) uniform numbers in [0, 1).
-
-    Returns:
-        Items (B, T) with `MASK_ROW` where none is kept, and (B, T) bool: steps that count and were kept.
-    """
-    kept = uniform < keep
-    return batch.items.masked_fill(~kept, MASK_ROW), batch.mask & kept
-
-
 def value_mse(
-    net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bool = False, keep: Tensor | None = None
+    net: ValueNet, data: DeviceSessions, labels: Tensor, mask_item: bool = False, weights: Tensor | None = None
 ) -> Objective:
     """(g_eta(o_[1:t-1], a_t) - label_t)², in the network's normalised units  # Eq. CFAApproximator.
 
@@ -100,21 +77,18 @@ def value_mse(
         data: The N sessions that rows are taken from.
         labels: (N, T) in reward units, one per step of `data`.
         mask_item: Mask each step's own item, so that the network learns the mean label of a state.
-        keep: See `behaviour_nll`.
+        weights: See `behaviour_nll`.
 
     Returns:
         The objective: rows (B,) and noise -> summed loss () and number of steps ().
     """
 
-    def objective(rows: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
         batch = data[rows]
-        mask = batch.mask
-        if keep is not None:
-            items, mask = keep_items(batch, keep[rows], noise.uniform(mask.shape))
-            batch = replace(batch, items=items)
+        weight = batch.mask if weights is None else weights[rows]
         outputs = net.forward_masked(batch) if mask_item else net.forward_batch(batch)
         error = outputs.squeeze(-1) - net.label_scaler.normalize(labels[rows])
-        return (error.square() * mask).sum(), mask.sum()
+        return (error.square() * weight).sum(), weight.sum()
 
     return objective
 

@@ -54,20 +54,14 @@ class ShownEvidence:
         """Whether the logged choices seem to know more than the log holds."""
         return self.slope > max(LARGE, STANDARD_ERRORS * self.stderr) and self.drift > LARGE_DRIFT
 
-    def warning(self, has_propensities: bool) -> str:
-        """What a large value means and what to do, in words.
-
-        Args:
-            has_propensities: Whether the log has propensities.
-        """
-        finding = (
+    def warning(self) -> str:
+        """What a large value means and what to do, in words."""
+        return (
             "The log's choices seem to know more about users than the log holds: to the fitted model, that an item was "
             f"shown counts for {self.slope:.0%} of what a like of it counts for. A policy of your own lacks that knowledge "
-            "and may earn far less than the model promises."
+            "and may earn far less than the model promises. Log some random choices, or what the policy knew. If "
+            "propensities are logged, compare with a fit that has propensity_weights (docs/coverage.md)."
         )
-        if has_propensities:
-            return f"{finding} Fit with propensity_weights 'on', and let the policy explore more."
-        return f"{finding} Log propensities and fit with them, or log some random choices (docs/coverage.md)."
 
 
 @torch.no_grad()
