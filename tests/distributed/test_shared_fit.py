@@ -123,7 +123,7 @@ def test_an_interrupted_group_resumes_from_the_checkpoint_of_the_first_worker(tm
         group.all_reduce_sum = counted  # type: ignore[method-assign]
         return make("mbcal", gamma=0.95).fit(worker_part(MANY, group), group=group, checkpoints=kept)
 
-    for lost_after in (12, 18):
+    for lost_after in (16, 24):
         with pytest.raises(LostError):
             together(2, lambda group, lost_after=lost_after: fit(group, lost_after))
         assert Checkpoints(tmp_path / "kept", {}).latest
