@@ -59,7 +59,8 @@ def test_the_sizes_are_those_announced() -> None:
         results.settings_of(name, Path("build")) for name in ("netflix-batch", "netflix-growing", "newsfeed-growing")
     )
     assert batch.data == "build/data/netflix"
-    assert (batch.epochs, batch.seeds, batch.batch, batch.learning_rate, batch.log_sessions) == (10, 3, 256, 1e-3, 0)
+    training = batch.training
+    assert (training.epochs, training.batch, training.learning_rate, batch.seeds, batch.log_sessions) == (10, 256, 1e-3, 3, 0)
     assert (batch.protocols, batch.judges) == (("batch",), ("lstm", "transformer"))
     assert (growing.rounds, growing.round_sessions, growing.seeds, len(growing.agents)) == (40, 256_000, 1, 8)
     assert (feed.rounds, feed.round_sessions, feed.judges) == (10, 25_600, ("truth", "lstm", "transformer"))
