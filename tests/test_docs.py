@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.documents import README, blocks, commands_of, run
+from tests.support.documents import README, blocks, commands_of, run, run_in_shell
 from tests.support.layouts import COMBINED, ML_20M, kuairand
 from tests.support.logs import ROOT, write_csv, zipped
 from tests.support.worlds import KEYS
@@ -30,7 +30,7 @@ def test_readme_opens_with_the_two_commands() -> None:
 def test_every_readme_command_runs(workshop: Path) -> None:
     commands = commands_of(README, 1)
     assert len(commands) == 4
-    run(commands, workshop)
+    run_in_shell(commands, workshop)
 
 
 def test_every_command_of_getting_started_runs(workshop: Path) -> None:
@@ -44,7 +44,8 @@ def test_every_command_of_the_guide_runs(workshop: Path) -> None:
     commands = commands_of(guide)
     assert len(commands) == 6
     run(commands, workshop)
-    code = "".join(blocks(guide, "python"))
+    code = "".join(blocks(guide, "python")).replace("TrainingConfig(epochs=3)", "TrainingConfig(epochs=1), gamma=0.95")
+    assert "gamma=0.95" in code
     done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
     assert re.search(r"^item-00\d\d \{'instant': [\d.]+, 'future': -?[\d.]+\}\nDiscrete\(40\) \(8, 40\)$", done.stdout)
 
@@ -75,7 +76,7 @@ def test_every_command_on_worlds_runs(workshop: Path, monkeypatch: pytest.Monkey
     page = (ROOT / "docs/worlds.md").read_text().replace("sardine/SingleItem-BoredInf-v0", KEYS)
     commands = commands_of(page)
     assert len(commands) == 6
-    sizes = "log_sessions=100 test_sessions=20 rounds=1 round_sessions=50 training.epochs=1 net.hidden=8"
+    sizes = "log_sessions=100 test_sessions=20 rounds=1 round_sessions=50 training.epochs=1 net.hidden=8 gamma=0.95"
     commands[-1] = commands[-1].replace("mbcal,gru4rec,", "") + "".join(f" --set {size}" for size in sizes.split())
     run(commands, workshop)
     [code] = blocks(page, "python")
@@ -98,6 +99,8 @@ def test_every_method_has_its_page() -> None:
 
 def test_the_python_example_of_the_readme_runs(workshop: Path) -> None:
     [code] = blocks(README, "python")
+    code = code.replace("MBCAL(gamma=0.9)", "MBCAL(gamma=0.9, epochs=4)").replace("Simulator()", "Simulator(epochs=4)")
+    assert code.count("epochs=4") == 2
     done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
     outcome, recommendations, best = done.stdout.splitlines()
     assert re.search(r"\b(8|9)\d\.\d+ \[[\d.]+, [\d.]+\]", outcome)

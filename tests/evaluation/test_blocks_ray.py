@@ -52,7 +52,7 @@ from mbcal.evaluation.judges import TRUTH
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.report.page_writer import write_report
 from tests.support.clusters import address_of_cluster, gone
-from tests.support.experiments import TINY
+from tests.support.experiments import TINY, set_options
 
 SMALL = {**TINY, "agents": ["mbcal", "random"], "seeds": 1}
 
@@ -127,11 +127,7 @@ def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run
 
 def test_a_driver_killed_leaves_no_process_and_is_resumed_elsewhere(here: Run, ray_engine: Any, tmp_path: Path) -> None:
     options = ["--seeds", "1", "--agents", "mbcal,random", "--engine", "ray", "--workers", "2"]
-    for name, value in SMALL.items():
-        if name not in ("agents", "seeds", "simulator"):
-            options += ["--set", f"{name}={value}"]
-    for name in ("simulator.hidden=8", "simulator.embedding=8", "simulator.training.epochs=1"):
-        options += ["--set", name]
+    options += set_options({name: value for name, value in SMALL.items() if name not in ("agents", "seeds")})
     driver = start(["experiment", "newsfeed", "--out", "run", *options], tmp_path)
     assert driver.stderr is not None
     for line in driver.stderr:
@@ -181,7 +177,7 @@ class Feed:
         self.store = prepare_newsfeed(self.data, NewsfeedConfig(2500, 100))
         training, train = TrainingConfig(epochs=1, validation=0.0), self.store.sessions("train")
         net = NetConfig(hidden=8, embedding=8)
-        self.agent = MBCAL(MBCALConfig(net=net, training=training), "cpu").fit(train)
+        self.agent = MBCAL(MBCALConfig(gamma=0.95, net=net, training=training), "cpu").fit(train)
         self.myopic = GRU4Rec(GRU4Rec.Config(net=net, training=training), "cpu").fit(train)
         self.simulator = Simulator(SimulatorConfig(hidden=8, training=training)).fit(self.store)
         self.agent.save(self.far)

@@ -22,7 +22,7 @@ from mbcal.evaluation.experiment.tracking import track
 from mbcal.report.page_writer import write_report
 from mbcal.report.summary import RunSummary
 from mbcal.report.tables import rewards_table
-from tests.support.experiments import TINY
+from tests.support.experiments import TINY, set_options
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     config = folder / "tiny.toml"
     config.write_text(
-        'agents = ["mbcal", "gru4rec", "random"]\nseeds = 2\nlog_sessions = 400\ntest_sessions = 60\nepochs = 2\n'
-        "rounds = 2\nround_sessions = 80\nhidden = 8\nembedding = 8\nfutures = 4\nfuture_states = 4\nxray = 2\n"
+        'agents = ["mbcal", "gru4rec", "random"]\nseeds = 2\nlog_sessions = 400\ntest_sessions = 60\ngamma = 0.95\n'
+        "rounds = 2\nround_sessions = 80\nround_epochs = 1\nfutures = 4\nfuture_states = 4\nxray = 2\n"
+        "[net]\nhidden = 8\nembedding = 8\n[training]\nepochs = 2\n"
         "[simulator]\nhidden = 8\nembedding = 8\n[simulator.training]\nepochs = 1\n"
     )
     command = [sys.executable, "-m", "mbcal", "experiment", str(config), "--out", str(folder / "run")]
@@ -68,7 +69,7 @@ def test_a_run_folder_holds_everything(finished: Path) -> None:
 def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
     summary = RunSummary(Run.open(finished, "cpu"))
     rows = {(row[0], row[1]): row for row in rewards_table(summary, "batch").rows}
-    rewards = summary.rewards("batch", "truth")
+    rewards = {agent: earned.astype(float) for agent, earned in summary.rewards("batch", "truth").items()}
     assert rows["truth", "mbcal"][2] == pytest.approx(rewards["mbcal"].mean(), rel=1e-6)
     assert rows["truth", "mbcal"][3] == pytest.approx(rewards["mbcal"].mean(1).std(ddof=1), rel=1e-5)
     assert rows["truth", "random"][6] == pytest.approx(rewards["random"].mean() - rewards["gru4rec"].mean(), rel=1e-5)
@@ -144,7 +145,7 @@ def test_mistakes(finished: Path, tmp_path: Path) -> None:
         Run.create(tmp_path / "new", experiment_config({"agents": ["mbcall"]}))
     assert not (tmp_path / "new").exists()
     with pytest.raises(OptionError, match="features: no 'kategory'"):
-        Run.create(tmp_path / "new", experiment_config({"features": ["kategory"]}))
+        Run.create(tmp_path / "new", experiment_config({"net": {"features": ["kategory"]}}))
     with pytest.raises(OptionError, match="hidden: must be at least 1"):
         experiment_config({"simulator": {"hidden": 0}})
     with pytest.raises(OptionError, match="agents: a name is there twice"):
@@ -176,11 +177,10 @@ def test_unknown_options_are_refused_before_anything_runs(tmp_path: Path) -> Non
 def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from mbcal.agents import MBCAL\nclass Mine(MBCAL):\n    name = 'mine'\n")
     names = ["gru4rec", "mbcal", "mbcal+net.hidden=6", f"{tmp_path}/mine.py:Mine+gamma=0.5", f"{tmp_path}/mine.py:Mine"]
-    sizes = [f"{name}={value}" for name, value in TINY.items() if name not in ("agents", "seeds", "simulator")]
+    sizes = {name: value for name, value in TINY.items() if name not in ("agents", "seeds", "simulator")}
     command = [sys.executable, "-m", "mbcal", "experiment", "newsfeed", "--out", str(tmp_path / "run"), "--seeds", "1"]
     command += ["--agents", ",".join([*names, 'mbcal+net.features=["category", "type"]']), "--protocols", "batch"]
-    changes = [*sizes, "judges=truth"]
-    done = subprocess.run([*command, *(part for one in changes for part in ("--set", one))], capture_output=True, text=True)
+    done = subprocess.run([*command, *set_options({**sizes, "judges": "truth"})], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     run = Run.open(tmp_path / "run", "cpu")
     assert len({run.path(cell) for cell in run.cells}) == len(run.cells) == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import subprocess
 import sys
@@ -32,17 +33,34 @@ def mbcal(*arguments: str, cwd: Path = ROOT, code: int = 0) -> subprocess.Comple
     return done
 
 
+def mbcal_here(*arguments: str, cwd: Path) -> str:
+    """What a command that succeeds prints; in this process, for tests of several commands, since torch is slow to import."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = _main(arguments, cwd)
+    assert not code, printed.getvalue()
+    return printed.getvalue()
+
+
 def refused(*arguments: str, cwd: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command says when it exits with code 2; in this process, since there are many and torch is slow to import."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     capsys.readouterr()
-    with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["mbcal", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    code = _main(arguments, cwd)
     said = capsys.readouterr().err.strip()
-    assert stopped.value.code == 2, said
+    assert code == 2, said
     assert said.splitlines()[-1].startswith("mbcal: ")
     return said
+
+
+def _main(arguments: tuple[str, ...], cwd: Path) -> int | str | None:
+    """Run the command line in this process; returns its exit code."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["mbcal", *arguments])
+            with pytest.raises(SystemExit) as stopped:
+                cli.main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return stopped.value.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 TINY: dict[str, Any] = {
@@ -10,3 +11,16 @@ TINY: dict[str, Any] = {
     "net": {"hidden": 8, "embedding": 8}, "training": {"epochs": 2, "batch": 64, "warmup": 0, "validation": 0.0},
     "simulator": {"hidden": 8, "embedding": 8, "training": {"epochs": 1}},
 }  # fmt: skip
+
+
+def set_options(values: Mapping[str, Any]) -> list[str]:
+    """Settings as options of the command line: --set training.epochs=2."""
+    return [part for name, value in _flat(values) for part in ("--set", f"{name}={value}")]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
