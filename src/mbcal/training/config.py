@@ -13,8 +13,8 @@ from mbcal.errors import OptionError
 
 UPDATES_PER_EPOCH = 200
 """Updates that a chosen batch aims at in one pass over the data."""
-UPDATES_WITHOUT_STOPPING = 8_000
-"""Updates of a network whose held-out loss does not tell when to stop."""
+EPOCHS_WITHOUT_STOPPING, UPDATES_WITHOUT_STOPPING = 10, 1_000
+"""Epochs of a network whose held-out loss does not tell when to stop; more, if that many make fewer updates."""
 MIN_BATCH_STEPS, MAX_BATCH_STEPS = 640, 5120
 """Bounds of a chosen batch, in steps."""
 
@@ -93,16 +93,18 @@ class TrainingConfig:
         return max(1, min(round(wanted_steps * sessions / max(steps, 1)), sessions))
 
     def epochs_without_stopping(self, sessions: int, steps: float) -> int:
-        """Epochs of a network whose held-out loss does not tell when to stop: 8,000 updates, at most `epochs`.
+        """Epochs of a network whose held-out loss does not tell when to stop: 10, or as many as make 1,000 updates.
 
-        If no user is held out at all, every epoch is run.
+        At most `epochs`. If no user is held out at all, every epoch is run.
 
         Args:
             sessions: Sessions to learn from.
             steps: Their steps in all.
         """
+        if not self.validation:
+            return self.epochs
         updates_per_epoch = math.ceil(sessions / self.batch_sessions(sessions, steps))
-        return min(self.epochs, math.ceil(UPDATES_WITHOUT_STOPPING / updates_per_epoch)) if self.validation else self.epochs
+        return min(self.epochs, max(EPOCHS_WITHOUT_STOPPING, math.ceil(UPDATES_WITHOUT_STOPPING / updates_per_epoch)))
 
     def set_rate(self, optimiser: torch.optim.Adam, rate: float) -> None:
         """Set the learning rate of an optimiser; a group with a `share` gets that share of it."""
