@@ -1,16 +1,16 @@
 """Methods in a foreign world: SARDINE (`pip install 'mbcal[worlds]'`), whose users get bored of a topic.
 
-    python benchmarks/sardine.py run OUT.jsonl --processes 8       everything; a run that is stopped resumes
-    python benchmarks/sardine.py run OUT.jsonl --kinds batch       some of: yardstick, batch, privileged, peer
-    python benchmarks/sardine.py table OUT.jsonl                   clicks per session, as CSV
+    python benchmarks/worlds.py run OUT.jsonl --processes 8        everything; a run that is stopped resumes
+    python benchmarks/worlds.py run OUT.jsonl --kinds batch        some of: yardstick, batch, privileged, peer
+    python benchmarks/worlds.py table OUT.jsonl                    clicks per session, as CSV
 
 yardstick   chance, greedy with the truth known, and a rule that knows the truth and avoids boredom
 batch       learn from a log of a random policy, 7,200 or 40,000 sessions of 100 steps
 privileged  learn from a log of a policy that knew the hidden state of users, half of its choices random
 peer        PPO of stable-baselines3 (`pip install stable-baselines3`), with as many steps in the world as a log has
 
-Every policy ranks the whole catalogue and shows an item once per episode, but for the peer, which may repeat items. Test
-episodes are the same for all. Logs lie beside OUT.jsonl and are made once. Growing Batch-RL in the same world is an
+Every policy ranks the whole catalogue and shows an item once per episode, but where "repeats" says otherwise. Test episodes
+are the same for all. Logs lie beside OUT.jsonl and are made once. Growing Batch-RL in the same world is an
 experiment: `mbcal experiment gym:sardine/SingleItem-BoredInf-v0 --protocols growing …` (docs/results.md).
 """
 
@@ -40,7 +40,12 @@ from mbcal.evaluation.worlds import RANDOM_POLICY
 from mbcal.metrics import mean_interval
 from mbcal.training.random import derive_seed
 
-WORLDS = {"BoredInf": "sardine/SingleItem-BoredInf-v0", "Static": "sardine/SingleItem-Static-v0"}
+WORLDS = {
+    "BoredInf": ("sardine/SingleItem-BoredInf-v0", False),
+    "BoredInf, repeats": ("sardine/SingleItem-BoredInf-v0", True),
+    "Static": ("sardine/SingleItem-Static-v0", False),
+}
+"""ID of the environment, and whether an item may be shown again in an episode."""
 TEST_SEED, TEST_EPISODES = derive_seed(0, "test"), 300
 """The test episodes of `mbcal evaluate --env`."""
 LOG_PART = 2_500
@@ -69,7 +74,7 @@ def all_cells() -> Iterator[Cell]:
     for world in WORLDS:
         yield from (Cell("yardstick", world, policy) for policy in YARDSTICKS)
     for seed in range(SEEDS):
-        yield Cell("peer", "BoredInf", "sb3-ppo", PEER_STEPS // 100, seed)
+        yield Cell("peer", "BoredInf, repeats", "sb3-ppo", PEER_STEPS // 100, seed)
         for size in reversed(SIZES):
             yield from (Cell("batch", "BoredInf", method, size, seed) for method in METHODS)
             for method in ("gru4rec", "mbcal"):
@@ -117,7 +122,8 @@ class TruthPolicy:
 
 @cache
 def open_world(world: str) -> mbcal.GymnasiumWorld:
-    return mbcal.GymnasiumWorld(WORLDS[world])
+    name, repeats = WORLDS[world]
+    return mbcal.GymnasiumWorld(name, repeats=repeats)
 
 
 def log_path(folder: Path, world: str, policy: str, part: int) -> Path:
@@ -196,7 +202,7 @@ def play_peer(cell: Cell) -> NDArray[np.float32]:
     import gymnasium
     from stable_baselines3 import PPO
 
-    environment = gymnasium.make(WORLDS[cell.world])
+    environment = gymnasium.make(WORLDS[cell.world][0])
     model = PPO("MultiInputPolicy", environment, gamma=1.0, seed=cell.seed, device="cpu")
     model.learn(cell.sessions * 100)
     returns = np.zeros(TEST_EPISODES, np.float32)

@@ -65,6 +65,8 @@ class ExperimentConfig:
     """Discount of every method that has one. None: the default of each method."""
     mask_rate: float | None = None
     """Mask rate of every method that has one. None: the default of each method."""
+    copy_every: int | None = None
+    """Updates between copies of a target network, of every method that has one. None: as the number of updates allows."""
     net: NetConfig = field(default_factory=NetConfig)
     """Networks of every agent. Features that are not named are those usual for the kind of store."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -78,7 +80,15 @@ class ExperimentConfig:
     """Test sessions shown step by step in the report."""
 
     def __post_init__(self) -> None:
-        at_least = {"seeds": 1, "test_sessions": 2, "rounds": 1, "round_sessions": 2, "round_epochs": 1, "replay": 1}
+        at_least = {
+            "seeds": 1,
+            "test_sessions": 2,
+            "rounds": 1,
+            "round_sessions": 2,
+            "round_epochs": 1,
+            "replay": 1,
+            "copy_every": 1,
+        }
         at_least |= {"futures": 2, "future_states": 1, "xray": 0, "log_sessions": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -132,6 +142,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "future_states": 1024,
         "gamma": 0.95,
         "mask_rate": 0.2,
+        "copy_every": 20,
         "net": {"hidden": 32, "embedding": 32},
         "training": {
             "epochs": 3,

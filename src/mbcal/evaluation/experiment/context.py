@@ -74,7 +74,7 @@ def agent_config(
     """
     method, overrides = split_agent_name(name)
     kind = agent_class(method)
-    shared = {"gamma": settings.gamma, "mask_rate": settings.mask_rate}
+    shared = {name: getattr(settings, name) for name in ("gamma", "mask_rate", "copy_every")}
     setting_names = {field.name for field in fields(kind.Config)}
     config = kind.Config(
         net=settings.net if settings.net.features is not None else replace(settings.net, features=features),
