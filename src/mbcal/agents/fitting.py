@@ -32,6 +32,8 @@ from mbcal.types import Sessions, SessionTensors
 if TYPE_CHECKING:
     from mbcal.agents.base import Agent
 
+FEW_STEPS, ENOUGH_STEPS = 2_000, 30_000
+"""Steps below which a fit warns that the log is too small, and steps that were enough on the generated newsfeed."""
 UNKNOWN_USER_SHARE = 0.1
 """Share of sessions whose user is masked for an id encoder, so that it learns a row for unknown users."""
 
@@ -61,6 +63,8 @@ def fit_agent(
         if not is_first_fit and training.shrink < 1:
             _shrink_weights(agent, training.shrink)
         context = _create_context(agent, sessions, worker_slice, users, training, progress, checkpoints)
+        if agent.optimisers and context.n_train_steps < FEW_STEPS:
+            context.warnings.append(_small_log_warning(len(context.train_rows), round(context.n_train_steps)))
         agent.learn(context)
         require_equal_weights(agent.nets, agent.name, group)
     except BaseException:
@@ -138,6 +142,13 @@ def _create_context(
         nets=agent.nets,
         optimisers=agent.optimisers,
         weights=None if weights is None else weights.to(agent.device),
+    )
+
+
+def _small_log_warning(n_sessions: int, n_steps: int) -> str:
+    return (
+        f"The log is too small to learn from: {n_sessions:,} sessions with {n_steps:,} steps. Networks begin to tell items "
+        f"and users apart with some {ENOUGH_STEPS:,} steps; collect more, or use the agent 'popular' until then."
     )
 
 
