@@ -179,7 +179,8 @@ class Feed:
         net = NetConfig(hidden=8, embedding=8)
         self.agent = MBCAL(MBCALConfig(gamma=0.95, net=net, training=training), "cpu").fit(train)
         self.myopic = GRU4Rec(GRU4Rec.Config(net=net, training=training), "cpu").fit(train)
-        self.simulator = Simulator(SimulatorConfig(hidden=8, training=training)).fit(self.store)
+        longer = replace(training, epochs=6)  # so that users respond to what they are shown
+        self.simulator = Simulator(SimulatorConfig(hidden=8, training=longer)).fit(self.store)
         self.agent.save(self.far)
         self.myopic.save(self.near)
         self.simulator.save(self.users)
