@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from mbcal import GRU4Rec, NetConfig, Popular, TrainingConfig
+from mbcal import MCPE, GRU4Rec, NetConfig, Popular, TrainingConfig
 from mbcal.agents.fitting import FEW_STEPS
 from mbcal.errors import OptionError
+from mbcal.training.labels import discounted_returns
 from mbcal.training.random import seeded_weights
 from mbcal.training.replay import round_shrink
 from tests.support import batches
@@ -36,6 +38,19 @@ def test_shrunk_weights_are_half_old_and_half_fresh() -> None:
     for name, value in agent.nets["behaviour"].named_parameters():
         if not name.startswith("items."):  # rows of unseen items are filled with the mean of the others
             torch.testing.assert_close(value.detach(), 0.5 * (old[name] + fresh[name]).detach())
+
+
+def test_shrunk_value_networks_get_a_new_scale_of_labels() -> None:
+    log = batches.sessions(count=32)
+    agent = MCPE(**SMALL).fit(replace(log, behaviours=np.zeros_like(log.behaviours)))  # nothing is earned: labels are 0
+    scaler = agent.nets["value"].label_scaler
+    first = float(scaler.scale)
+    agent.fit(log)
+    assert float(scaler.scale) == first
+    agent.fit(log, training=replace(agent.config.training, shrink=0.5))
+    returns = discounted_returns(log.tensors().rewards, log.tensors().mask, agent.config.gamma)
+    assert float(scaler.scale) > first
+    assert float(scaler.shift[0]) == pytest.approx(float(returns[:, 0].mean()), rel=1e-4)
 
 
 def test_a_warm_start_goes_on_from_the_old_weights() -> None:

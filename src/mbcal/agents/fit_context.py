@@ -189,13 +189,14 @@ class FitContext:
     def fit_label_scaler(self, scaler: LabelScaler, labels: Tensor) -> None:
         """Fit the scale of labels over all workers. `fit_values` does so; call it only for networks trained otherwise.
 
-        Later fits keep the first scale, since the weights depend on it.
+        Warm starts keep the scale of the first fit, since the weights depend on it. Shrunk weights are half fresh, and the
+        labels of a first round, whose model knew nothing, may be far too small for later ones: they get a new scale.
 
         Args:
             scaler: The network's `label_scaler`.
             labels: One per step of this worker's sessions, (N, T), in reward units.
         """
-        if self.is_first_fit:
+        if self.is_first_fit or self.config.shrink < 1:
             scaler.fit(labels, self.data.mask, self.worker_slice.group)
 
     def __repr__(self) -> str:
