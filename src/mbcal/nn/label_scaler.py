@@ -15,7 +15,7 @@ class LabelScaler(nn.Module):
     """Normalises labels: (label - mean at its step) / standard deviation over all steps.
 
     So labels of any size suit Adam, and the network need not first learn that less reward is left late in a session. Fitted
-    to the labels of an agent's first fit; warm starts keep it, because the weights depend on it (`FitContext.fit_label_scaler`).
+    to the labels of an agent's first fit; warm starts keep it, because the weights depend on it.
 
     Args:
         horizon: Steps with a mean of their own; with 1 all steps share one.
