@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,20 @@ def test_a_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for again in (fitted, loaded):
         again.fit(sessions(count=100, seed=3))
         assert again.gamma == choice["gamma"]
+
+
+def test_growing_rounds_choose_again_when_the_log_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted, shrunk = agent().fit(sessions(count=100, seed=2)), TrainingConfig(epochs=1, shrink=0.5)
+    before = fitted.choices["gamma"]["sessions"]
+    fitted.fit(sessions(count=120, seed=2), training=shrunk)
+    assert fitted.choices["gamma"]["sessions"] == before
+    fitted.fit(sessions(count=260, seed=2), training=shrunk)
+    assert fitted.choices["gamma"]["sessions"] > 1.5 * before
+    monkeypatch.setattr("mbcal.agents.mbcal.choose_gamma", refuse)
+    fitted.fit(sessions(count=2_000, seed=2), training=replace(shrunk, shrink=1.0))  # labels keep their scale
+    given = agent(gamma=0.9).fit(sessions(count=100, seed=2))
+    assert given.fit(sessions(count=400, seed=2), training=shrunk).gamma == 0.9
+    assert not gamma_choice.has_outgrown(10_000, 10**9)  # all that may take part already did
 
 
 def test_a_choice_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

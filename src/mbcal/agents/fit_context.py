@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -93,7 +92,7 @@ class FitContext:
         Raises:
             TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
         """
-        worker_slice, config, n_steps = self.worker_slice, self.config, self.n_train_steps * copies
+        worker_slice, config, n_steps = self.worker_slice, self.config, self._n_train_steps() * copies
         if held_out_rows is not None and not len(held_out_rows):
             config = replace(config, epochs=config.epochs_without_stopping(len(self.train_rows) * copies, n_steps))
         job = TrainingJob(
@@ -179,8 +178,7 @@ class FitContext:
         """(N, T) how much each step counts in a loss; 0 in the padding."""
         return self.data.mask if self.weights is None else self.weights
 
-    @cached_property
-    def n_train_steps(self) -> float:
+    def _n_train_steps(self) -> float:
         """Steps of all training sessions of all workers."""
         counts = torch.stack([self.data.mask.sum(), torch.tensor(len(self.data), device=self.data.device)]).double()
         self.worker_slice.group.all_reduce_sum(counts)

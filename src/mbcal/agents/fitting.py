@@ -52,8 +52,8 @@ def fit_agent(
     if not worker_slice.total:
         raise InputError("fit: there are no sessions to learn from")
     users = worker_slice.all_gather(torch.as_tensor(sessions.user)).cpu().numpy()
+    n_steps = all_reduce_count(int(sessions.length.sum()), group)
     if not agent.is_started:
-        n_steps = all_reduce_count(int(sessions.length.sum()), group)
         agent.config = replace(agent.config, net=agent.config.net.sized(n_steps))
         agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1))
     agent.domain.require_compatible(sessions, "this agent")
@@ -63,8 +63,8 @@ def fit_agent(
         if not is_first_fit and training.shrink < 1:
             _shrink_weights(agent, training.shrink)
         context = _create_context(agent, sessions, worker_slice, users, training, progress, checkpoints)
-        if agent.optimisers and context.n_train_steps < FEW_STEPS:
-            context.warnings.append(_small_log_warning(len(context.train_rows), round(context.n_train_steps)))
+        if agent.optimisers and n_steps < FEW_STEPS:
+            context.warnings.append(_small_log_warning(worker_slice.total, n_steps))
         agent.learn(context)
         require_equal_weights(agent.nets, agent.name, group)
     except BaseException:

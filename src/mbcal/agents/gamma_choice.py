@@ -121,6 +121,20 @@ def choose_gamma(context: FitContext, config: AgentConfig, mask_rate: float, lab
     return choice
 
 
+def has_outgrown(served: int, sessions: int) -> bool:
+    """Whether a choice should be made again for a log that has grown.
+
+    Args:
+        served: Sessions that the candidates of the last choice served (`GammaChoice.sessions`), about half of those it was
+            made on.
+        sessions: Sessions of the log.
+
+    Returns:
+        Whether about twice as many sessions can now take part.
+    """
+    return min(sessions, GAMMA_SESSIONS) >= 3.5 * served
+
+
 def largest_better(rewards: Mapping[float, Floats], users: NDArray[Any]) -> GammaChoice:
     """Choose a discount by the rewards of its policy, ties to the smaller.
 

@@ -14,7 +14,8 @@ With `mix` above 0, a share of the future with the item masked, less its mean in
 (`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
 that learns the residual.
 
-The discount gamma is chosen from data in the first fit unless it is given (`gamma_choice`).
+The discount gamma is chosen from data unless it is given (`gamma_choice`): in the first fit, and again in growing rounds
+whenever the log has doubled.
 
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
 (`labels.simulated_future_reward`, Eq. future_reward).
@@ -38,7 +39,7 @@ from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.gamma_choice import choose_gamma
+from mbcal.agents.gamma_choice import choose_gamma, has_outgrown
 from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment
@@ -64,8 +65,8 @@ class MBCALConfig(AgentConfig):
     """Settings of MBCAL."""
 
     gamma: Literal["auto"] | float = "auto"
-    """Discount of future rewards, in [0, 1]. `auto` chooses it in the first fit (`gamma_choice`); the fitted agent's config
-    has the chosen number, which later fits keep."""
+    """Discount of future rewards, in [0, 1]. `auto` chooses it in the first fit (`gamma_choice`). The fitted agent's config
+    has the chosen number, which warm starts keep."""
     mask_rate: float = 0.05
     """Probability with which an item is masked when the environment model is trained, in [0, 1)."""
     mix: float | Literal["auto"] = 0.0
@@ -114,7 +115,7 @@ class MBCAL(Agent):
         return nets
 
     def learn(self, context: FitContext) -> None:
-        if self.config.gamma == "auto":
+        if self.config.gamma == "auto" or self._wants_another_gamma(context):
             choice = choose_gamma(context, self.config, self.config.mask_rate, self.labels)
             self.config, self.choices["gamma"] = replace(self.config, gamma=choice.gamma), choice.record()
         context.fit_behaviours("environment", self.config.mask_rate)
@@ -128,6 +129,12 @@ class MBCAL(Agent):
             context.fit_values("residual", residual)
         if self.config.mix == "auto":
             self.nets["mix"].value.fill_(self._choose_mix(context))
+
+    def _wants_another_gamma(self, context: FitContext) -> bool:
+        """Whether gamma was chosen from a log of at most half the size, and the labels may change their scale."""
+        if "gamma" not in self.choices or context.config.shrink == 1:
+            return False
+        return has_outgrown(self.choices["gamma"]["sessions"], context.worker_slice.total)
 
     @property
     def gamma(self) -> float:
