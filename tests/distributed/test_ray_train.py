@@ -56,10 +56,9 @@ def test_two_workers_fit_the_model_of_one(shop: Path, undisturbed: Path) -> None
     assert not list(shop.glob(".undisturbed*"))
 
 
-def test_a_fit_whose_workers_are_killed_gives_the_same_model(shop: Path, undisturbed: Path, ray_engine: RayEngine) -> None:
+def test_a_fit_whose_first_worker_is_killed_gives_the_same_model(shop: Path, undisturbed: Path, ray_engine: RayEngine) -> None:
     fit = job(shop, "disturbed", checkpoint_every=0.0)
-    ray_engine.run_spmd(Deadly(fit, {1: 12, 0: 20}, shop))
-    assert (shop / "dead-1").exists()
+    ray_engine.run_spmd(Deadly(fit, {0: 14}, shop))  # the worker that writes checkpoints; the next test loses the other
     assert (shop / "dead-0").exists()
     assert manifest(shop / "disturbed")["files"] == manifest(undisturbed)["files"]  # hashes: equal to the bit
     assert not fit.checkpoints.exists()
