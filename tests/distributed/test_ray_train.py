@@ -56,7 +56,7 @@ def test_two_workers_fit_the_model_of_one(shop: Path, undisturbed: Path) -> None
     assert not list(shop.glob(".undisturbed*"))
 
 
-def test_a_fit_whose_first_worker_is_killed_gives_the_same_model(shop: Path, undisturbed: Path, ray_engine: RayEngine) -> None:
+def test_a_fit_whose_first_worker_is_killed_ends_the_same(shop: Path, undisturbed: Path, ray_engine: RayEngine) -> None:
     fit = job(shop, "disturbed", checkpoint_every=0.0)
     ray_engine.run_spmd(Deadly(fit, {0: 14}, shop))  # the worker that writes checkpoints; the next test loses the other
     assert (shop / "dead-0").exists()
