@@ -1,8 +1,7 @@
-"""Rounds of Growing Batch-RL at the size of the paper on one GPU: seconds by phase, memory, and several seeds at once.
+"""Rounds of Growing Batch-RL at the size of the paper on one GPU: seconds by phase, and memory.
 
     python benchmarks/gpu.py                               MBCAL and DQN, 256,000 sessions collected and tested per round
     python benchmarks/gpu.py --agents mbcal --rounds 40    the forty rounds of the paper
-    python benchmarks/gpu.py --side-by-side 1 2 4 8        that many seeds at the same time, each on a CUDA stream of its own
     MBCAL_FUSED=0 python benchmarks/gpu.py                 without the Triton kernels; --eager: without CUDA graphs
 
 The data is random and of Netflix's shape (17,770 items, 6 behaviours, histories and sessions of 20 steps, 40 candidates).
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -98,34 +96,11 @@ def measure_agent(context: ExperimentContext, name: str) -> dict[str, object]:
     }
 
 
-def measure_side_by_side(context: ExperimentContext, name: str, count: int) -> dict[str, object]:
-    """`count` seeds at once, each in a thread with a CUDA stream of its own."""
-    torch.cuda.reset_peak_memory_stats()
-
-    def work(seed: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            growing_batch(context, name, seed)
-
-    context.train_tensors, context.test_tensors  # noqa: B018 - cached before threads share them
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - began) / (count * context.settings.rounds)
-    memory = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    return {"agent": name, "at once": count, "seconds per round and seed": round(seconds, 3), "GiB": memory}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", nargs="+", default=["mbcal", "dqn"])
     parser.add_argument("--sessions", type=int, default=256_000, help="Sessions collected, and tested, per round.")
     parser.add_argument("--rounds", type=int, default=5, help="More than two, which are the warm-up.")
-    parser.add_argument("--side-by-side", type=int, nargs="*", default=[], help="Numbers of seeds to run at once.")
     parser.add_argument("--eager", action="store_true", help="Run updates without CUDA graphs.")
     parser.add_argument("--out", type=Path, help="Append the lines to this file, too.")
     options = parser.parse_args()
@@ -137,9 +112,8 @@ def main() -> None:
     ]
     print(json.dumps(lines[0]), flush=True)
     for name in options.agents:
-        for count in options.side_by_side or [0]:
-            lines.append(measure_side_by_side(context, name, count) if count else measure_agent(context, name))
-            print(json.dumps(lines[-1]), flush=True)
+        lines.append(measure_agent(context, name))
+        print(json.dumps(lines[-1]), flush=True)
     if options.out:
         with options.out.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)

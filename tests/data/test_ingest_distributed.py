@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import pickle  # as engines send tasks to their workers
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

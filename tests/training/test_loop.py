@@ -1,21 +1,14 @@
-"""The training loop: it learns, stops early, resumes after a kill, and reports where a loss became NaN."""
+"""The training loop: it learns, stops early, ends when it diverges, and reports where a loss became NaN."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mbcal.errors import DivergenceWarning, OptionError, TrainingError
@@ -24,38 +17,12 @@ from mbcal.nn.label_scaler import LabelScaler
 from mbcal.nn.recurrent import ValueNet
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
-from mbcal.training.device import resolve_device
 from mbcal.training.device_data import DeviceSessions
-from mbcal.training.holdout import split_held_out_users
-from mbcal.training.loop import TrainingJob, train
 from mbcal.training.losses import behaviour_nll, huber, value_mse
 from mbcal.training.random import Noise
-from mbcal.training.state import load_state_arrays, state_to_arrays
 from mbcal.types import MASK_ROW
 from tests.support.batches import CATALOG, LABELS, net, sessions
-
-NO_ROWS = np.zeros(0, np.int64)
-
-
-def line(rows: int = 40) -> tuple[nn.Linear, Any]:
-    """y = 2x fitted by one weight; the objective adds noise that must not matter."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Linear(1, 1)
-    x = torch.linspace(-1, 1, rows).unsqueeze(1)
-
-    def objective(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        jitter = 0.02 * noise.uniform((len(batch), 1)) - 0.01
-        return (model(x[batch]) - 2 * x[batch] + jitter).square().sum(), torch.tensor(len(batch))
-
-    return model, objective
-
-
-def fit(model: nn.Module, objective: Any, config: TrainingConfig, rows: int = 40, held: Any = NO_ROWS, **more: Any) -> Any:
-    optimiser = more.pop("optimiser", None) or config.create_optimiser(model.parameters())
-    options = {name: more.pop(name) for name in ("max_loss", "before_update") if name in more}
-    job = TrainingJob("line", model, objective, optimiser, np.arange(rows), held, **options)
-    return train(job, config, seed=0, **more)
+from tests.support.lines import fit, line
 
 
 def test_it_learns() -> None:
@@ -267,131 +234,6 @@ def test_an_infinite_loss_is_reported_with_the_last_good_checkpoint(tmp_path: Pa
     assert Checkpoints(tmp_path / "kept", {}).latest == kept.latest
 
 
-class KilledError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("at", [1, 4, 5, 9, 13, 24])
-def test_resumed_after_any_step_the_result_is_identical(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainingConfig(epochs=6, batch=8, learning_rate=0.05, warmup=3, patience=2)
-    held = np.arange(30, 40)
-    straight, objective = line()
-    record = fit(straight, objective, config, rows=30, held=held)
-
-    model, objective = line()
-    calls = []
-
-    def killed(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        calls.append(batch)
-        if len(calls) == at + 1:
-            raise KilledError
-        return objective(batch, noise)
-
-    monkeypatch.setattr("mbcal.training.loop.LOSS_CHECK_INTERVAL", 1)
-    with pytest.raises(KilledError):
-        fit(model, killed, config, rows=30, held=held, checkpoints=Checkpoints(tmp_path / "kept", {"a": 1}, every=-1))
-    again, objective = line()
-    kept = Checkpoints(tmp_path / "kept", {"a": 1}, every=-1)
-    assert kept.latest is not None
-    assert fit(again, objective, config, rows=30, held=held, checkpoints=kept) == record
-    assert torch.equal(again.weight, straight.weight)
-    assert torch.equal(again.bias, straight.bias)
-
-
-def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
-    config = TrainingConfig(epochs=3, batch=8)
-    model, objective = line()
-    fit(model, objective, config, checkpoints=Checkpoints(tmp_path / "kept", {}))
-    again, _ = line()
-
-    def never(batch: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        raise AssertionError("the stage is finished")
-
-    fit(again, never, config, checkpoints=Checkpoints(tmp_path / "kept", {}))
-    assert torch.equal(again.weight, model.weight)
-
-
-def test_checkpoints_of_other_settings_are_refused(tmp_path: Path) -> None:
-    model, objective = line()
-    fit(model, objective, TrainingConfig(epochs=1), checkpoints=Checkpoints(tmp_path / "kept", {"seed": 0, "pair": (1, 2)}))
-    assert Checkpoints(tmp_path / "kept", {"seed": 0, "pair": (1, 2)}).latest  # a pair comes back from JSON as a list
-    with pytest.raises(TrainingError, match="other settings or data"):
-        Checkpoints(tmp_path / "kept", {"seed": 1})
-
-
-def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    model, objective = line()
-    kept = Checkpoints(tmp_path / "kept", {})
-    fit(model, objective, TrainingConfig(epochs=1), checkpoints=kept)
-    assert kept.latest is not None
-    torn = kept.latest.parent / "000009"
-    torn.mkdir()
-    (torn / "manifest.json").write_text('{"half": ')
-    assert Checkpoints(tmp_path / "kept", {}).latest == kept.latest
-    (kept.latest.parent / "2024-thesis").mkdir()
-    fit(model, objective, TrainingConfig(epochs=2), checkpoints=Checkpoints(tmp_path / "kept", {}, every=-1))
-    kept = Checkpoints(tmp_path / "kept", {})
-    kept.remove()
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        "000009",
-        "2024-thesis",
-    ]  # no checkpoints, so not removed
-
-
-def test_the_first_checkpoint_may_be_torn(tmp_path: Path) -> None:
-    torn = tmp_path / "kept" / "000000"
-    torn.mkdir(parents=True)
-    (torn / "manifest.json").write_text('{"half": ')
-    kept = Checkpoints(tmp_path / "kept", {})
-    assert kept.latest is None
-    model, objective = line()
-    fit(model, objective, TrainingConfig(epochs=1), checkpoints=kept)
-    assert kept.latest == tmp_path / "kept" / "000001"
-
-
-def test_optimiser_state_goes_to_arrays_and_back() -> None:
-    model, objective = line()
-    config = TrainingConfig(epochs=3, batch=8)
-    optimiser = config.create_optimiser(model.parameters())
-    fit(model, objective, config, optimiser=optimiser)
-    arrays = state_to_arrays(model, optimiser)
-    assert {name for name in arrays if name.startswith("adam/weight/")} == {
-        "adam/weight/step", "adam/weight/exp_avg", "adam/weight/exp_avg_sq",
-    }  # fmt: skip
-    again, objective_again = line()
-    optimiser_again = config.create_optimiser(again.parameters())
-    load_state_arrays(again, optimiser_again, arrays)
-    fit(model, objective, config, optimiser=optimiser)
-    fit(again, objective_again, config, optimiser=optimiser_again)
-    assert torch.equal(again.weight, model.weight)
-
-
-def test_no_user_is_both_trained_on_and_held_out() -> None:
-    users = np.repeat(np.arange(1000, dtype=np.int32), 3)
-    rows, held_out = split_held_out_users(users, 0.3, seed=0)
-    assert sorted([*rows, *held_out]) == list(range(3000))
-    assert not set(users[rows]) & set(users[held_out])
-    assert len(set(users[held_out])) == pytest.approx(300, abs=45)  # three standard deviations
-    assert len({tuple(split_held_out_users(users, 0.3, seed)[1].tolist()) for seed in range(20)}) == 20
-    assert len(split_held_out_users(users, 0.0, seed=0)[1]) == 0
-
-
-def test_who_is_held_out_depends_on_the_user_alone() -> None:
-    """Not on which other users there are, nor on their number."""
-    users = np.arange(1000, dtype=np.int32)
-    held_out = set(split_held_out_users(users, 0.2, seed=3)[1].tolist())
-    for subset in (users[:100], users[500:], users[::7], np.repeat(users[:50], 4)):
-        again = {int(subset[row]) for row in split_held_out_users(subset, 0.2, seed=3)[1]}
-        assert again == held_out & set(subset.tolist())
-
-
-@given(share=st.floats(0.001, 0.999), count=st.integers(1, 5), seed=st.integers(0, 100))
-def test_with_few_users_both_sides_have_one(share: float, count: int, seed: int) -> None:
-    rows, held_out = split_held_out_users(np.arange(count, dtype=np.int32), share, seed)
-    assert len(rows) >= 1
-    assert len(held_out) >= min(count - 1, 1)
-
-
 def test_settings_are_checked() -> None:
     invalid = [
         {"epochs": 0},
@@ -408,68 +250,3 @@ def test_settings_are_checked() -> None:
     model, objective = line()
     with pytest.raises(TrainingError, match="no sessions to learn from"):
         fit(model, objective, TrainingConfig(), rows=0)
-
-
-def test_devices() -> None:
-    assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(OptionError, match="'gpu' is unknown"):
-        resolve_device("gpu")
-    if not torch.cuda.is_available():
-        assert resolve_device("auto") == torch.device("cpu")
-        with pytest.raises(OptionError, match="cuda was asked for, but PyTorch sees no GPU here"):
-            resolve_device("cuda")
-
-
-def test_sessions_on_the_cpu_are_not_copied() -> None:
-    known = sessions(count=20)
-    data = DeviceSessions(known, torch.device("cpu"))
-    assert data.tensors.items.data_ptr() == torch.from_numpy(known.items).data_ptr()
-    assert data[torch.tensor([3, 5])].items.tolist() == known.items[[3, 5]].tolist()
-
-
-KILLABLE = """
-import os, signal, sys
-
-store, checkpoints, model, operations = *sys.argv[1:4], int(sys.argv[4])
-count = 0
-
-def kill(event, arguments):
-    global count
-    if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(checkpoints):
-        count += 1
-        if count == operations:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(kill)
-
-from mbcal import Store
-import mbcal.training.loop
-mbcal.training.loop.LOSS_CHECK_INTERVAL = 1
-from mbcal.agents import MBCAL, MBCALConfig
-from mbcal.nn.config import NetConfig
-from mbcal.storage.checkpoints import Checkpoints
-from mbcal.training.config import TrainingConfig
-config = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
-agent = MBCAL(config, "cpu")
-agent.fit(Store.open(store).sessions("train"), checkpoints=Checkpoints(checkpoints, {}, every=-1))
-agent.save(model)
-"""
-"""Fits an agent, and kills itself at the n-th file operation on its checkpoints; 0 is never."""
-
-
-def test_kill_minus_nine_and_resume_gives_the_identical_model(tmp_path: Path) -> None:
-    from mbcal import NewsfeedConfig, prepare_newsfeed
-
-    prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=600, items=120))
-
-    def fit_and_kill(name: str, operations: int) -> int:
-        folders = [str(tmp_path / folder) for folder in ("feed", f"{name}-checkpoints", name)]
-        command = [sys.executable, "-c", KILLABLE, *folders, str(operations)]
-        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
-
-    assert fit_and_kill("straight", 0) == 0
-    for operations in (7, 60, 101, 202):
-        assert fit_and_kill("disturbed", operations) == -signal.SIGKILL
-    assert fit_and_kill("disturbed", 0) == 0
-    files = [json.loads((tmp_path / name / "manifest.json").read_text())["files"] for name in ("straight", "disturbed")]
-    assert files[0] == files[1]

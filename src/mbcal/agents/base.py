@@ -141,9 +141,7 @@ class Agent(ABC):
         checkpoints: Checkpoints | None = None,
         group: Group = SINGLE_WORKER,
     ) -> Self:
-        """Learn from sessions. Fitting again is a warm start.
-
-        Weights and optimiser continue from where they were, unless `TrainingConfig.shrink` is below 1.
+        """Learn from sessions. Fitting again goes on from the old weights, or a share of them (`TrainingConfig.shrink`).
 
         Args:
             data: A store, whose `train` part is used, or sessions.

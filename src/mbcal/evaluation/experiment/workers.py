@@ -3,12 +3,11 @@
 ::
 
     execute_all    one worker    one after another, in this process
-                   on a CPU      several processes with one thread each; they die with this process
-                   on a GPU      several threads of this process, each with its own CUDA stream
+                   several       processes with one thread each; they die with this process
     execute_on     an engine     one task per cell; tasks find everything in the run's folder, which all workers share
 
-On a GPU, kernels of small networks leave most of the device idle: those of several streams run at the same time, whereas
-several processes would take turns. Sessions and simulators are on the device once, for all threads.
+On a GPU, kernels of small networks leave most of the device idle; under NVIDIA's MPS those of several processes run at the
+same time, without it they take turns. Threads of one process would share more, but cuDNN fails in them (decision 9).
 """
 
 from __future__ import annotations
