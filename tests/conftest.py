@@ -31,6 +31,7 @@ SLOWEST_FILES = (
     "test_contract.py",
     "test_blocks_ray.py",
     "test_results.py",
+    "test_resume.py",
 )
 """Run first, so that two processes that take whole files end at about the same time."""
 
