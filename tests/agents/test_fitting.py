@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import MCPE, GRU4Rec, NetConfig, Popular, TrainingConfig
+from mbcal import DQN, MCPE, GRU4Rec, NetConfig, Popular, TrainingConfig
 from mbcal.agents.fitting import FEW_STEPS
 from mbcal.errors import OptionError
 from mbcal.training.labels import discounted_returns
@@ -74,6 +74,13 @@ def test_networks_that_cannot_stop_make_ten_passes_or_a_thousand_updates() -> No
     assert config.epochs_without_stopping(sessions=500, steps=1e4) == 20
     assert config.epochs_without_stopping(sessions=10, steps=200) == 40
     assert replace(config, validation=0).epochs_without_stopping(sessions=5_000, steps=1e5) == 40
+
+
+def test_dqn_makes_ten_passes_though_more_are_allowed() -> None:
+    settings = {**SMALL, "epochs": 12, "batch": 1}
+    log = batches.sessions(count=130)
+    assert len(DQN(**settings).fit(log).records["value"].curve) == 10
+    assert len(DQN(**settings, validation=0).fit(log).records["value"].curve) == 12
 
 
 def test_a_log_that_is_too_small_is_named_with_what_would_be_enough() -> None:

@@ -32,7 +32,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = mbcal("simulator", "feed", "--out", "sim", *SMALL, cwd=folder).stdout
     assert "sessions of users it never saw" in said
     for agent in ("mbcal", "gru4rec"):
-        said = mbcal("fit", "feed", "--agent", agent, "--out", agent, *SMALL, cwd=folder).stdout
+        done = mbcal("fit", "feed", "--agent", agent, "--out", agent, *SMALL, cwd=folder)
+        said = done.stdout
+        assert "Warning: The log is too small to learn from: 2" in done.stderr
         assert f"{agent}: {agent}, fitted on" in said
         assert "held-out loss" in said
         assert ("chosen from data (reward of" in said) == (agent == "mbcal")

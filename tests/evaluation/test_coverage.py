@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mbcal.evaluation.coverage import Coverage, coverage
+from mbcal.evaluation.models import ModelComparison, ModelResult
+from mbcal.metrics import mean_interval
 
 
 def test_shares_by_hand() -> None:
@@ -30,6 +34,26 @@ def test_a_policy_that_shows_one_item_to_all_leaves_the_log() -> None:
     found = coverage(served, logged)
     assert (found.rare, found.shifted) == (0.0, 1.0)
     assert "100% are items that it shows more than 10 times as often as the log" in found.warning("model")
+
+
+def test_a_comparison_warns_of_the_models_that_leave_the_log_once_each() -> None:
+    reward = mean_interval(np.array([1.0, 2.0]), np.arange(2))
+    row = ModelResult("first judge", "bold", "mbcal", reward, reward)
+    comparison = ModelComparison(
+        [
+            replace(row, coverage=Coverage(rare=0.0, shifted=0.6)),
+            replace(row, coverage=Coverage(rare=0.0, shifted=0.8), judge="second judge"),
+            replace(row, coverage=Coverage(rare=0.0, shifted=0.1), model="careful"),
+            replace(row, coverage=None, model="in a world"),
+        ],
+        logged=None,
+        sessions=2,
+        seed=0,
+    )
+    assert len(comparison.warnings) == 1
+    assert comparison.warnings[0].startswith("bold leaves what the log covers: 0% ")
+    assert "80% are items" in comparison.warnings[0]
+    assert f"Warning: {comparison.warnings[0]}" in str(comparison)
 
 
 def test_nothing_served_is_covered() -> None:

@@ -14,7 +14,7 @@ from mbcal.errors import OptionError
 from mbcal.evaluation.evaluator import TEST_SEED, evaluate
 from mbcal.evaluation.experiment.batch_rl import batch_rl
 from mbcal.evaluation.experiment.config import PRESETS, ExperimentConfig, experiment_config, load_experiment_config
-from mbcal.evaluation.experiment.context import ExperimentContext, summarise
+from mbcal.evaluation.experiment.context import ExperimentContext, agent_config, summarise
 from mbcal.evaluation.experiment.growing_batch import collect, growing_batch
 from mbcal.evaluation.experiment.run import Run
 from mbcal.evaluation.variance import analyse_variance
@@ -66,17 +66,32 @@ def test_a_round_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_replay_keeps_as_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     taught: list[int] = []
+    shares: list[float] = []
     fit = agents.Agent.fit
 
     def spy(self: Any, sessions: Any, **more: Any) -> Any:
         taught.append(len(sessions))
+        shares.append(more["training"].shrink)
         return fit(self, sessions, **more)
 
     monkeypatch.setattr(agents.Agent, "fit", spy)
-    for replay, wanted in ((1, [50, 50, 50]), (2, [50, 100, 100]), (9, [50, 100, 150])):
+    for replay, wanted, share in ((1, [50, 50, 50], 1.0), (2, [50, 100, 100], 1.0), (9, [50, 100, 150], 0.5)):
         taught.clear()
         growing_batch(context(rounds=3, replay=replay, round_sessions=50), "popular", 0)
         assert taught == wanted
+        assert shares[-1] == share  # weights are shrunk where all rounds are learned from
+
+
+def test_the_settings_of_an_experiment_reach_the_methods_that_have_them() -> None:
+    changed = experiment_config({"copy_every": 7, "gamma": 0.9, "mask_rate": 0.3})
+    dqn, mbcal = (agent_config(name, changed, (), 0)[1] for name in ("dqn", "mbcal"))
+    assert isinstance(dqn, agents.DQN.Config)
+    assert isinstance(mbcal, agents.MBCAL.Config)
+    assert (dqn.copy_every, dqn.gamma) == (7, 0.9)
+    assert (mbcal.gamma, mbcal.mask_rate) == (0.9, 0.3)
+    paper = agent_config("dqn", experiment_config({}, "paper"), (), 0)[1]
+    assert isinstance(paper, agents.DQN.Config)
+    assert (paper.copy_every, paper.gamma, paper.net.hidden) == (20, 0.95, 32)
 
 
 def test_networks_stop_on_held_out_users_if_set() -> None:
