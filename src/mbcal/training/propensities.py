@@ -59,7 +59,7 @@ def step_weights(ratios: Tensor, mask: Tensor, group: Group = SINGLE_WORKER) -> 
         group: Workers that hold the other sessions.
 
     Returns:
-        (N, T) float32 in [0, 1], 0 in the padding.
+        (N, T) float32 in [0, 1], 0 where the ratio is 0, as in the padding.
     """
     values = ratios[mask].double()
     sums = torch.stack([values.sum(), torch.tensor(float(len(values)), dtype=torch.float64, device=values.device)])
@@ -69,4 +69,4 @@ def step_weights(ratios: Tensor, mask: Tensor, group: Group = SINGLE_WORKER) -> 
     group.all_reduce_sum(below)
     enough = (below >= (1 - CLIPPED_SHARE) * sums[0]).nonzero()
     bound = bounds[enough[0, 0]] if len(enough) else bounds[-1]
-    return (ratios / bound.float()).clamp(max=1) * mask
+    return (ratios / bound.float()).clamp(max=1)
