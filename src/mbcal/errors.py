@@ -30,6 +30,10 @@ class ModelError(MbcalError):
     """A folder is not a model, or the model is damaged, of another schema, or was fitted on other data."""
 
 
+class ConflictError(MbcalError):
+    """A registry was changed in the meantime: another version is live, or another one is the canary."""
+
+
 class TrainingError(MbcalError):
     """A fit failed: a loss became NaN, or the checkpoints belong to other settings."""
 

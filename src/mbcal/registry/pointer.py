@@ -1,11 +1,13 @@
-"""`current.json` of a registry: which version is live, and which were live before it. Replaced atomically."""
+"""`current.json` of a registry: which version is live, which is the canary, which were live before. Replaced atomically."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mbcal.errors import ModelError
 from mbcal.storage.atomic import write_atomic
@@ -34,13 +36,35 @@ class Pointer:
     """Versions that were live before it, oldest first. `rollback` goes back to the last."""
     newest: int = 0
     """Highest number when versions were last removed, so that no number is used twice."""
+    canary: str | None = None
+    """The version that gets a share of sessions beside the live one, until it is promoted or withdrawn."""
+    canary_began: int = 0
+    """When it became the canary, in microseconds since 1970; 0 without a canary."""
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
+    """Versions that were withdrawn as canaries, with the reason."""
 
     def activated(self, name: str) -> Pointer:
-        """Return the pointer after this version went live."""
-        if self.current == name:
-            return self
-        before = self.before if self.current is None else (*self.before, self.current)
-        return Pointer(name, before, self.newest)
+        """Return the pointer after this version went live. A canary ends: it was compared with another live version."""
+        before = self.before if self.current in (None, name) else (*self.before, str(self.current))
+        return self._without_canary(current=name, before=before, withdrawn=self._withdrawn_but(name))
+
+    def rolled_back(self) -> Pointer:
+        """Return the pointer after the version live before went live again. A canary ends."""
+        return self._without_canary(current=self.before[-1], before=self.before[:-1])
+
+    def with_canary(self, name: str, began: int) -> Pointer:
+        """Return the pointer after this version became the canary."""
+        return replace(self, canary=name, canary_began=began, withdrawn=self._withdrawn_but(name))
+
+    def without_canary(self, reason: str) -> Pointer:
+        """Return the pointer after the canary was withdrawn."""
+        return self._without_canary(withdrawn={**self.withdrawn, str(self.canary): reason})
+
+    def _without_canary(self, **changes: Any) -> Pointer:
+        return replace(self, canary=None, canary_began=0, **changes)
+
+    def _withdrawn_but(self, name: str) -> dict[str, str]:
+        return {other: reason for other, reason in self.withdrawn.items() if other != name}
 
 
 def read_pointer(folder: Path) -> Pointer:
@@ -52,11 +76,12 @@ def read_pointer(folder: Path) -> Pointer:
     file = folder / POINTER_NAME
     try:
         values = json.loads(file.read_bytes())
-        pointer = Pointer(values["current"], tuple(values["before"]), values["newest"])
-        if not all(is_version_name(name) for name in (*pointer.before, pointer.current or "v000000")):
+        pointer = Pointer(**{**values, "before": tuple(values["before"]), "withdrawn": dict(values["withdrawn"])})
+        optional = [name for name in (pointer.current, pointer.canary) if name is not None]
+        if not all(map(is_version_name, (*pointer.before, *pointer.withdrawn, *optional))):
             raise ValueError("not the names of versions")
-        if not isinstance(pointer.newest, int):
-            raise TypeError("newest must be a number")
+        if not (isinstance(pointer.newest, int) and isinstance(pointer.canary_began, int)):
+            raise TypeError("newest and canary_began must be numbers")
     except (FileNotFoundError, NotADirectoryError):
         return Pointer()
     except OSError as error:
@@ -74,5 +99,4 @@ def write_pointer(folder: Path, pointer: Pointer) -> None:
     Raises:
         OutputError: If it cannot be written.
     """
-    values = {"current": pointer.current, "before": pointer.before, "newest": pointer.newest}
-    write_atomic(folder / POINTER_NAME, (json.dumps(values, indent=2) + "\n").encode())
+    write_atomic(folder / POINTER_NAME, (json.dumps(asdict(pointer), indent=2) + "\n").encode())

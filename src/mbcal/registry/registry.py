@@ -1,14 +1,17 @@
-"""Versions of models on disk: publish, open, activate, roll back, remove.
+"""Versions of models on disk: publish, open, activate, roll back, try as a canary, remove.
 
 ::
 
-    REGISTRY/current.json            which version is live, and which were before it (see `pointer`)
+    REGISTRY/current.json            which version is live, which is the canary, which were live before (see `pointer`)
     REGISTRY/versions/v000001/       a model as 'mbcal fit' writes it, plus two files (see `version`)
     REGISTRY/.lock                   held by the process that changes the registry
 
 `mbcal.load` reads a version as a model, for a warm start. A version is written atomically and never changed. Readers need
 no lock, since the pointer is replaced by a rename. Writers take turns by a lock that ends with its process. Only `publish`
 needs torch.
+
+Whoever decided something about the live version some time ago (an update, a canary's watcher) gives it as `expected`: if
+another version went live in the meantime, nothing changes and ConflictError is raised. An operator's word wins.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbcal.errors import ModelError, OptionError, OutputError, nearest
+from mbcal.errors import ConflictError, ModelError, OptionError, OutputError, nearest
 from mbcal.registry.pointer import POINTER_NAME, Pointer, is_version_name, read_pointer, version_number, write_pointer
 from mbcal.registry.publication import checked_metrics, prepare_version
 from mbcal.registry.version import VERSION_KIND, Version, open_version, read_version_manifest
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """A folder of versions, of which at most one is live.
+    """A folder of versions, of which at most one is live and at most one other is the canary.
 
     Args:
         path: The registry's folder. `publish` creates it if absent.
@@ -54,11 +59,19 @@ class Registry:
 
     def current(self) -> str | None:
         """Return the name of the live version; None if there is none."""
-        return read_pointer(self.path).current
+        return self.pointer().current
+
+    def canary(self) -> str | None:
+        """Return the name of the canary, the version that gets a share of sessions; None if there is none."""
+        return self.pointer().canary
+
+    def pointer(self) -> Pointer:
+        """Return the live version, the canary and the versions before, all as of one moment."""
+        return read_pointer(self.path)
 
     def previous_versions(self) -> list[str]:
         """Return the versions that were live before the current one, oldest first."""
-        return list(read_pointer(self.path).before)
+        return list(self.pointer().before)
 
     def manifest(self, name: str | None = None) -> dict[str, Any]:
         """Read the manifest of a version. Its other files are not read.
@@ -94,6 +107,7 @@ class Registry:
         *,
         metrics: Mapping[str, Any] | None = None,
         activate: bool = True,
+        expected: str | None = None,
     ) -> str:
         """Make a model the next version.
 
@@ -102,40 +116,50 @@ class Registry:
         Args:
             model: A model folder, or a fitted agent. An agent of your own class must be given as an object.
             metrics: Plain values kept with the version.
-            activate: Whether to make it the live version.
+            activate: Whether to make it the live version. A canary ends with that.
+            expected: Publish only if this version is still live; None publishes in any case.
 
         Returns:
             The version's name, such as `v000003`.
 
         Raises:
+            ConflictError: If another version than the expected one is live; nothing is written.
             ModelError: If the model is damaged, or ranks differently without torch.
             OptionError: If metrics are not plain values.
             OutputError: If the registry cannot be written, or the folder holds something else.
         """
         metrics = checked_metrics(metrics or {})
         self._refuse_other_folders()
+        self._require_live(self.pointer(), expected)
         content = prepare_version(model)
         with self._locked():
+            pointer = self._require_live(self.pointer(), expected)
             name = f"v{self._highest_number() + 1:06d}"
-            content.write(self._versions / name, self.current(), metrics)
+            content.write(self._versions / name, pointer.current, metrics)
             self.open(name)
             if activate:
-                self._go_live(name)
+                write_pointer(self.path, pointer.activated(name))
         return name
 
-    def activate(self, name: str) -> None:
-        """Make a version live.
+    def activate(self, name: str, *, expected: str | None = None) -> None:
+        """Make a version live. A canary ends: it was compared with the version live until now.
+
+        Args:
+            name: The version.
+            expected: Activate only if this version is still live; None activates in any case.
 
         Raises:
+            ConflictError: If another version than the expected one is live; it stays.
             ModelError: If there is no such version, or it is damaged; the live version stays.
             OutputError: If the registry cannot be written.
         """
         with self._locked():
+            pointer = self._require_live(self.pointer(), expected)
             self.open(name)
-            self._go_live(name)
+            self._replace(pointer, pointer.activated(name))
 
     def rollback(self) -> str:
-        """Make the version live that was live before the current one.
+        """Make the version live that was live before the current one. A canary ends.
 
         Returns:
             Its name.
@@ -145,19 +169,86 @@ class Registry:
             OutputError: If the registry cannot be written.
         """
         with self._locked():
-            pointer = read_pointer(self.path)
+            pointer = self.pointer()
             if not pointer.before:
                 problem = f"{self.path}: no version was live before {pointer.current or 'now'}"
                 raise ModelError(f"{problem}; choose one with 'mbcal registry activate'")
-            *before, name = pointer.before
+            restored = pointer.rolled_back()
+            self.open(restored.current)
+            write_pointer(self.path, restored)
+        return str(restored.current)
+
+    def start_canary(self, name: str, *, expected: str | None = None) -> None:
+        """Make a version the canary: servers started with a share for canaries give it that share of sessions.
+
+        Args:
+            name: The version. If it is the canary already, nothing changes.
+            expected: Start only if this version is still live; None starts in any case.
+
+        Raises:
+            ConflictError: If another version than the expected one is live, or another one is the canary.
+            ModelError: If there is no such version, it is damaged, it is the live one, or none is live.
+            OutputError: If the registry cannot be written.
+        """
+        with self._locked():
+            pointer = self._require_live(self.pointer(), expected)
+            if pointer.canary == name:
+                return
+            if pointer.canary is not None:
+                raise ConflictError(f"{self.path}: {pointer.canary} is the canary; withdraw or promote it first")
+            if pointer.current in (None, name):
+                problem = f"{name} is live already" if pointer.current else "no version is live to compare a canary with"
+                raise ModelError(f"{self.path}: {problem}; activate a version with 'mbcal registry activate'")
             self.open(name)
-            write_pointer(self.path, Pointer(name, tuple(before), pointer.newest))
-        return name
+            write_pointer(self.path, pointer.with_canary(name, time.time_ns() // 1000))
+
+    def promote_canary(self, name: str | None = None, *, expected: str | None = None) -> str:
+        """Make the canary live. The version it replaces is kept for `rollback`.
+
+        Args:
+            name: Promote only if this version is still the canary; None promotes any.
+            expected: Promote only if this version is still live; None promotes in any case.
+
+        Returns:
+            The name of the version that is live now.
+
+        Raises:
+            ConflictError: If another version is live or the canary than the given ones.
+            ModelError: If there is no canary, or it is damaged; the live version stays.
+            OutputError: If the registry cannot be written.
+        """
+        with self._locked():
+            pointer = self._require_live(self.pointer(), expected)
+            promoted = self._require_canary(pointer, name)
+            self.open(promoted)
+            write_pointer(self.path, pointer.activated(promoted))
+        return promoted
+
+    def withdraw_canary(self, name: str | None = None, *, reason: str = "by hand") -> str:
+        """End the canary; the live version serves all sessions again. The withdrawn version is not removed.
+
+        Args:
+            name: Withdraw only if this version is still the canary; None withdraws any.
+            reason: Kept with the version's name and listed by 'mbcal registry list'.
+
+        Returns:
+            The name of the withdrawn version.
+
+        Raises:
+            ConflictError: If another version is the canary.
+            ModelError: If there is no canary.
+            OutputError: If the registry cannot be written.
+        """
+        with self._locked():
+            pointer = self.pointer()
+            withdrawn = self._require_canary(pointer, name)
+            write_pointer(self.path, pointer.without_canary(reason))
+        return withdrawn
 
     def gc(self, keep: int) -> list[str]:
         """Remove versions older than the live one, and what killed processes left.
 
-        Versions newer than the live one stay, since they may be activated later.
+        Versions newer than the live one stay, since they may be activated later; so does the canary.
 
         Args:
             keep: How many of the versions that were live before to keep, for `rollback`.
@@ -174,13 +265,15 @@ class Registry:
         if not self._versions.is_dir():
             return []
         with self._locked():
-            pointer = read_pointer(self.path)
+            pointer = self.pointer()
             before = pointer.before[len(pointer.before) - min(keep, len(pointer.before)) :]
             live_number = version_number(pointer.current)
-            needed = {pointer.current, *before}
+            needed = {pointer.current, pointer.canary, *before}
             removed = [name for name in self.versions() if name not in needed and version_number(name) < live_number]
             if removed or before != pointer.before:  # the pointer first, so that it never names a removed version
-                write_pointer(self.path, Pointer(pointer.current, before, self._highest_number()))
+                withdrawn = {name: reason for name, reason in pointer.withdrawn.items() if name not in removed}
+                newest = self._highest_number()
+                write_pointer(self.path, replace(pointer, before=before, newest=newest, withdrawn=withdrawn))
             for name in removed:  # renamed first: a reader sees a complete version or none
                 os.rename(self._versions / name, self._versions / f".{name}.partial-removed")
             for leftover in self._versions.glob(".v*.partial-*"):
@@ -212,13 +305,26 @@ class Registry:
     def _highest_number(self) -> int:
         """Highest number of any version, complete or not, existing or removed."""
         names = [entry.name for entry in self._versions.iterdir() if is_version_name(entry.name)]
-        return max([read_pointer(self.path).newest, *map(version_number, names)])
+        return max([self.pointer().newest, *map(version_number, names)])
 
-    def _go_live(self, name: str) -> None:
-        pointer = read_pointer(self.path)
-        activated = pointer.activated(name)
-        if activated != pointer:
-            write_pointer(self.path, activated)
+    def _require_live(self, pointer: Pointer, expected: str | None) -> Pointer:
+        """Return the pointer; raises ConflictError if another version than the expected one is live."""
+        if expected is not None and pointer.current != expected:
+            problem = f"{pointer.current or 'no version'} is live instead of {expected}"
+            raise ConflictError(f"{self.path}: {problem}; it was activated in the meantime and stays")
+        return pointer
+
+    def _require_canary(self, pointer: Pointer, name: str | None) -> str:
+        """Return the name of the canary; raises if there is none, or another one than the given."""
+        if pointer.canary is None:
+            raise ModelError(f"{self.path}: there is no canary; start one with 'mbcal registry canary VERSION'")
+        if name is not None and pointer.canary != name:
+            raise ConflictError(f"{self.path}: {pointer.canary} is the canary instead of {name}; it stays")
+        return pointer.canary
+
+    def _replace(self, pointer: Pointer, changed: Pointer) -> None:
+        if changed != pointer:
+            write_pointer(self.path, changed)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,0 +1,114 @@
+"""The canary of a registry: started, promoted, withdrawn; and changes only while the expected version is live."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mbcal.errors import ConflictError, MbcalError, ModelError
+from mbcal.registry.registry import Registry
+
+
+@pytest.fixture
+def three(models: Path, registry: Registry) -> Registry:
+    """Version 1 live, versions 2 and 3 published."""
+    registry.publish(models / "random")
+    for name in ("popular", "random"):
+        registry.publish(models / name, activate=False)
+    return registry
+
+
+def test_a_canary_is_promoted_or_withdrawn(three: Registry) -> None:
+    assert three.canary() is None
+    before = time.time_ns() // 1000
+    three.start_canary("v000002", expected="v000001")
+    began = three.pointer().canary_began
+    assert before <= began <= time.time_ns() // 1000
+    three.start_canary("v000002")  # already the canary: it goes on
+    assert three.pointer().canary_began == began
+    assert (three.current(), three.canary()) == ("v000001", "v000002")
+    assert three.promote_canary("v000002", expected="v000001") == "v000002"
+    assert (three.current(), three.canary(), three.previous_versions()) == ("v000002", None, ["v000001"])
+    three.start_canary("v000003")
+    assert three.withdraw_canary(reason="worse by 8%") == "v000003"
+    assert (three.current(), three.canary()) == ("v000002", None)
+    assert three.pointer().withdrawn == {"v000003": "worse by 8%"}
+    three.start_canary("v000003")  # tried again: no longer withdrawn
+    assert three.pointer().withdrawn == {}
+
+
+def test_what_cannot_be_a_canary_is_refused(models: Path, registry: Registry, three: Registry, tmp_path: Path) -> None:
+    empty = Registry(tmp_path / "empty")
+    empty.publish(models / "random", activate=False)
+    with pytest.raises(ModelError, match="no version is live to compare a canary with"):
+        empty.start_canary("v000001")
+    for name, words in (("v000001", "v000001 is live already"), ("v000009", "has no version 'v000009'")):
+        with pytest.raises(ModelError, match=words):
+            three.start_canary(name)
+    for change in (three.promote_canary, three.withdraw_canary):
+        with pytest.raises(ModelError, match="there is no canary; start one with 'mbcal registry canary VERSION'"):
+            change()
+    three.start_canary("v000002")
+    with pytest.raises(ConflictError, match="v000002 is the canary; withdraw or promote it first"):
+        three.start_canary("v000003")
+    for change in (three.promote_canary, three.withdraw_canary):
+        with pytest.raises(ConflictError, match="v000002 is the canary instead of v000003; it stays"):
+            change("v000003")
+    weights = registry.path / "versions/v000002/weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="damaged"):
+        three.promote_canary()
+    assert (three.current(), three.canary()) == ("v000001", "v000002")
+    three.withdraw_canary()
+    with pytest.raises(ModelError, match="damaged"):
+        three.start_canary("v000002")
+    assert three.canary() is None
+
+
+def test_nothing_changes_if_an_operator_activated_another_version(models: Path, three: Registry) -> None:
+    three.start_canary("v000002", expected="v000001")
+    three.activate("v000003")  # ends the canary: it was compared with version 1
+    assert three.canary() is None
+    changes = (
+        lambda: three.activate("v000002", expected="v000001"),
+        lambda: three.publish(models / "popular", expected="v000001"),
+        lambda: three.publish(models / "popular", activate=False, expected="v000001"),
+        lambda: three.start_canary("v000002", expected="v000001"),
+        lambda: three.promote_canary(expected="v000001"),
+    )
+    for change in changes:
+        with pytest.raises(
+            ConflictError, match="v000003 is live instead of v000001; it was activated in the meantime"
+        ) as error:
+            change()
+        assert isinstance(error.value, MbcalError)
+    assert three.versions() == ["v000001", "v000002", "v000003"]
+    assert three.current() == "v000003"
+    assert three.publish(models / "popular", expected="v000003") == three.current() == "v000004"
+
+
+def test_every_activation_ends_a_canary(models: Path, three: Registry) -> None:
+    changes = (
+        lambda: three.activate("v000001"),  # live already, and meant as a word against the canary
+        lambda: three.publish(models / "popular"),
+        three.rollback,
+    )
+    for change in changes:
+        three.start_canary("v000003")
+        change()
+        assert (three.canary(), three.pointer().canary_began) == (None, 0)
+    three.start_canary("v000003")
+    three.publish(models / "popular", activate=False)
+    assert three.canary() == "v000003"
+
+
+def test_gc_keeps_the_canary(models: Path, three: Registry) -> None:
+    three.start_canary("v000003")
+    three.withdraw_canary(reason="slow")
+    three.publish(models / "popular")
+    three.start_canary("v000002")  # older than the live one
+    assert three.gc(0) == ["v000001", "v000003"]
+    assert three.versions() == ["v000002", "v000004"]
+    assert (three.canary(), three.pointer().withdrawn) == ("v000002", {})
