@@ -244,15 +244,20 @@ def test_stats_metrics_model_and_page(registry: Registry) -> None:
             answer_json = (await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s"})).json()
             await http.post("/v1/feedback", json={"decision": answer_json["decision"], "behaviour": behaviour})
         stats = (await http.get("/v1/stats")).json()["versions"]["v000001"]
-        assert stats == {"decisions": 2, "sessions": 1, "feedback": 2, "reward_per_session": 6.0}
+        assert stats == {"decisions": 2, "sessions": 1, "feedback": 2, "reward_per_session": 6.0, "low": None, "high": None}
         text = (await http.get("/metrics")).text
         assert 'mbcal_requests_total{path="/v1/rank",status="200"} 2' in text
         assert 'mbcal_reward{version="v000001"} 6.0' in text
         assert "mbcal_request_seconds_count 5" in text
+        assert f"mbcal_candidates_total {2 * len(ITEMS)}\n" in text
+        assert "mbcal_unknown_candidates_total 0\n" in text
+        assert "mbcal_decisions_with_feedback_total 2\n" in text
+        assert "mbcal_feedback_delay_seconds_count 2\n" in text
         model = (await http.get("/v1/model")).json()
         assert (model["agent"], model["rewards"]) == ("mbcal", [0.0, 1.0, 5.0])
         assert (await http.get("/readyz")).json() == {"version": "v000001"}
         assert "Rank by hand" in (await http.get("/")).text
+        assert model["examples"] == ITEMS[:12]
 
     run_app(registry, story)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import ModelError, OptionError
 from mbcal.registry.registry import Registry
+from mbcal.registry.summary import version_summaries, version_summary
 
 app = typer.Typer(
     help="Versions of models for the ranking service.\n\n"
@@ -59,8 +60,7 @@ def publish_model(
 def list_versions(folder: RegistryOption, as_json: Json = False) -> None:
     """List all versions, oldest first, with their state and metrics."""
     registry = _existing(folder)
-    current, before = registry.current(), registry.previous_versions()
-    rows = [_summary(registry, name, current, before) for name in registry.versions()]
+    current, before, rows = registry.current(), registry.previous_versions(), version_summaries(registry)
     if as_json:
         typer.echo(json.dumps({"current": current, "before": before, "versions": rows}, indent=2, ensure_ascii=False))
         return
@@ -86,7 +86,7 @@ def show_version(
     """
     registry = _existing(folder)
     opened = registry.open(version)
-    summary = _summary(registry, opened.name, registry.current(), registry.previous_versions()) | {
+    summary = version_summary(registry, opened.name) | {
         "path": str(opened.path),
         "scorer": opened.manifest["version"]["scorer"],
         "items": len(opened.catalog),
@@ -148,24 +148,6 @@ def _existing(path: Path) -> Registry:
         problem = "not a registry (no versions folder)" if path.exists() else "no such folder"
         raise ModelError(f"{path}: {problem}; create one with 'mbcal registry publish'")
     return Registry(path)
-
-
-def _summary(registry: Registry, name: str, current: str | None, before: list[str]) -> dict[str, Any]:
-    """State, agent, time, parent and metrics of a version, or why its manifest cannot be read."""
-    state = "live" if name == current else "live before" if name in before else ""
-    try:
-        manifest = registry.manifest(name)
-    except ModelError as error:
-        return {"version": name, "state": state, "damaged": str(error)}
-    details = manifest["version"]
-    return {
-        "version": name,
-        "state": state,
-        "agent": manifest.get("agent"),
-        "published": details.get("published"),
-        "parent": details.get("parent"),
-        "metrics": details.get("metrics") or {},
-    }
 
 
 def _metric(text: str) -> tuple[str, float]:

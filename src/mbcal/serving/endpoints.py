@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
-from importlib.resources import files
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
 
 import msgspec
 
+from mbcal.errors import InputError
+from mbcal.pages import page_file
+from mbcal.registry.updates import read_update_page
 from mbcal.serving.messages import (
     AliveAnswer,
     EpsilonAnswer,
@@ -17,18 +20,19 @@ from mbcal.serving.messages import (
     FeedbackBatch,
     FeedbackRequest,
     ModelAnswer,
+    Problem,
     RankAnswer,
     RankAnswers,
     RankBatch,
     RankRequest,
     ReadyAnswer,
-    StatsAnswer,
     UndecodedRankRequest,
 )
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.openapi import document
-from mbcal.serving.routes import HTML, PROMETHEUS, Response, Route
+from mbcal.serving.routes import CSS, HTML, JAVASCRIPT, NAME_PART, PROMETHEUS, Response, Route
 from mbcal.serving.service import Service
+from mbcal.serving.stats import Cached, RegistryAnswer, StatsAnswer, log_stats, registry_answer
 from mbcal.version import __version__
 
 _encode = msgspec.json.Encoder().encode
@@ -44,6 +48,9 @@ class Endpoints:
 
     def __init__(self, service: Service, metrics: RequestMetrics) -> None:
         self._service, self._metrics = service, metrics
+        log = service.log
+        self._log_stats = None if log is None else Cached(lambda: log_stats(log.folder, log.waiting), 2.0)
+        self._registry_answer = Cached(partial(registry_answer, service.registry), 2.0)
 
     async def rank(self, body: bytes) -> Response:
         if _is_batch(body):
@@ -61,7 +68,20 @@ class Endpoints:
         return _ok(self._service.model())
 
     async def stats(self, _: bytes) -> Response:
-        return _ok(self._service.stats())
+        stats = self._service.stats()
+        if self._log_stats is not None:
+            stats.log = await asyncio.to_thread(self._log_stats)
+        return _ok(stats)
+
+    async def registry(self, _: bytes) -> Response:
+        return _ok(await asyncio.to_thread(self._registry_answer))
+
+    async def update_page(self, name: bytes) -> Response:
+        try:
+            page = await asyncio.to_thread(read_update_page, self._service.registry.path, name.decode())
+        except InputError as error:
+            return Response(404, _encode(Problem(str(error))))
+        return Response(200, page, HTML)
 
     async def health(self, _: bytes) -> Response:
         return _ok(AliveAnswer())
@@ -75,9 +95,6 @@ class Endpoints:
     async def openapi(self, _: bytes) -> Response:
         return Response(200, _openapi_json())
 
-    async def page(self, _: bytes) -> Response:
-        return Response(200, _page(), HTML)
-
     async def reload(self, _: bytes) -> Response:
         self._service.refused.clear()
         await self._service.refresh_version()
@@ -87,6 +104,16 @@ class Endpoints:
         self._service.epsilon = _decode_epsilon(body).epsilon
         self._service.on_event("epsilon", epsilon=self._service.epsilon)
         return _ok(EpsilonAnswer(self._service.epsilon))
+
+
+def _static(operation: str, package: str, name: str, media_type: str) -> Callable[[Endpoints, bytes], Awaitable[Response]]:
+    """Return the handler of a file that is part of the package."""
+
+    async def handler(_: Endpoints, __: bytes) -> Response:
+        return Response(200, page_file(package, name), media_type)
+
+    handler.__name__ = operation
+    return handler
 
 
 ROUTES = (
@@ -114,7 +141,15 @@ ROUTES = (
     Route("GET", "/readyz", Endpoints.ready, "Whether a version is live.", response=(ReadyAnswer,), needs_version=True),
     Route("GET", "/metrics", Endpoints.metrics, "Metrics in Prometheus' text format.", media_type=PROMETHEUS),
     Route("GET", "/openapi.json", Endpoints.openapi, "This document.", response=(dict,)),
-    Route("GET", "/", Endpoints.page, "A page to rank by hand.", media_type=HTML),
+    Route(
+        "GET",
+        "/v1/registry",
+        Endpoints.registry,
+        "Versions of the registry, and the last updates.",
+        response=(RegistryAnswer,),
+    ),
+    Route("GET", f"/updates/{NAME_PART}", Endpoints.update_page, "The page of an update: NNNNNN.html.", media_type=HTML),
+    Route("GET", "/", _static("page", "mbcal.serving", "page.html", HTML), "A page for the operator.", media_type=HTML),
     Route(
         "POST",
         "/admin/reload",
@@ -132,7 +167,20 @@ ROUTES = (
         response=(EpsilonAnswer,),
     ),
 )
-"""All routes of the service."""
+"""The routes of the service."""
+
+PAGE_FILES = tuple(
+    Route("GET", f"/page/{name}", _static(name, package, name, kind), "A file of the page.", media_type=kind)
+    for package, name, kind in (
+        ("mbcal.pages", "base.css", CSS),
+        ("mbcal.pages", "base.js", JAVASCRIPT),
+        ("mbcal.pages", "charts.js", JAVASCRIPT),
+        ("mbcal.serving", "page.css", CSS),
+        ("mbcal.serving", "page.js", JAVASCRIPT),
+        ("mbcal.serving", "rank.js", JAVASCRIPT),
+    )
+)
+"""Routes of files that the page loads; they hold no data and are not in the OpenAPI document."""
 
 
 def _ok(answer: msgspec.Struct) -> Response:
@@ -147,8 +195,3 @@ def _is_batch(body: bytes) -> bool:
 @cache
 def _openapi_json() -> bytes:
     return _encode(document(ROUTES, __version__))
-
-
-@cache
-def _page() -> bytes:
-    return files("mbcal.serving").joinpath("page/index.html").read_bytes()

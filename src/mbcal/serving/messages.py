@@ -146,27 +146,8 @@ class ModelAnswer(msgspec.Struct):
     epsilon: float
     refused: dict[str, str]
     """Versions that could not be opened, with the reason."""
-
-
-class VersionStats(msgspec.Struct):
-    """Traffic of one version since the server started."""
-
-    decisions: int
-    sessions: int
-    feedback: int
-    reward_per_session: float | None
-    """Null before the first session."""
-
-
-class StatsAnswer(msgspec.Struct):
-    """Traffic since the server started."""
-
-    seconds: float
-    """Since the server started."""
-    live: str | None
-    """The live version; null if none is published."""
-    epsilon: float
-    versions: dict[str, VersionStats]
+    examples: list[str] = []
+    """A few items of the catalogue, to try the service by hand."""
 
 
 class AliveAnswer(msgspec.Struct):

@@ -47,6 +47,18 @@ class RequestMetrics:
             lines.append(f"# TYPE mbcal_{name} {kind}")
             for version, counts in service.counts.items():
                 lines.append(f'mbcal_{name}{{version="{version}"}} {getattr(counts, name)}')
+        traffic = service.traffic
+        for name, total in (
+            ("candidates", traffic.candidates),
+            ("unknown_candidates", traffic.unknown),
+            ("decisions_with_feedback", traffic.with_feedback),
+        ):
+            lines += [f"# TYPE mbcal_{name}_total counter", f"mbcal_{name}_total {total}"]
+        lines += [
+            "# TYPE mbcal_feedback_delay_seconds summary",
+            f"mbcal_feedback_delay_seconds_sum {traffic.delay_seconds:.3f}",
+        ]
+        lines += [f"mbcal_feedback_delay_seconds_count {traffic.delays}"]
         lines += ["# TYPE mbcal_requests_in_progress gauge", f"mbcal_requests_in_progress {self.in_progress}"]
         lines += ["# TYPE mbcal_ready gauge", f"mbcal_ready {int(service.ranker is not None)}"]
         return "\n".join(lines) + "\n"

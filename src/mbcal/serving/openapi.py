@@ -38,6 +38,8 @@ def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
 
 def _operation(route: Route, schema_of: Schemas) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.handler.__name__, "summary": route.summary}
+    if route.has_name:
+        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if route.request:
         operation["requestBody"] = {"required": True, "content": _content([schema_of[kind] for kind in route.request], JSON)}
     answers = [schema_of[kind] for kind in route.response] or [{"type": "string"}]

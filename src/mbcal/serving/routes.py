@@ -8,6 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
+CSS = "text/css; charset=utf-8"
+JAVASCRIPT = "text/javascript; charset=utf-8"
+NAME_PART = "{name}"
+"""The last part of a path that stands for any name: `/updates/{name}`."""
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -26,7 +30,8 @@ class Route:
     method: Literal["GET", "POST"]
     path: str
     handler: Callable[[Any, bytes], Awaitable[Response]]
-    """A method of `endpoints.Endpoints`, called with the request's body; its name is the OpenAPI operation id."""
+    """A method of `endpoints.Endpoints`, called with the request's body, or with what stands for NAME_PART in its path; its
+    name is the OpenAPI operation id."""
     summary: str
     request: tuple[type, ...] = ()
     """Types of the body, one of which it must be; none if there is no body."""
@@ -42,6 +47,11 @@ class Route:
         return self.path.startswith("/admin/")
 
     @property
+    def has_name(self) -> bool:
+        """Whether the last part of the path is any name."""
+        return self.path.endswith(NAME_PART)
+
+    @property
     def limited(self) -> bool:
         """Whether the limits on requests in progress and on the rate of a client apply."""
         return self.path.startswith("/v1/")
@@ -52,6 +62,8 @@ class Route:
         statuses = {400, 408, 413} if self.method == "POST" else set()
         if self.request:
             statuses |= {422}
+        if self.has_name:
+            statuses |= {404}
         if self.needs_token:
             statuses |= {401, 403}
         if self.limited:

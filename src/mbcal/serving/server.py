@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 from mbcal.errors import InputError, LogFullError, MbcalError, OptionError
-from mbcal.serving.endpoints import ROUTES, Endpoints
+from mbcal.serving.endpoints import PAGE_FILES, ROUTES, Endpoints
 from mbcal.serving.messages import Problem
 from mbcal.serving.metrics import RequestMetrics
-from mbcal.serving.routes import Response, Route
+from mbcal.serving.routes import NAME_PART, Response, Route
 from mbcal.serving.service import NotReadyError, Service
 
 Scope = MutableMapping[str, Any]
@@ -58,7 +58,8 @@ class App:
         self.metrics = RequestMetrics()
         self._rates: OrderedDict[str, tuple[float, float]] = OrderedDict()
         endpoints = Endpoints(service, self.metrics)
-        self._routes = {(route.method, route.path): (route, partial(route.handler, endpoints)) for route in ROUTES}
+        routes = (*ROUTES, *PAGE_FILES)
+        self._routes = {(route.method, route.path): (route, partial(route.handler, endpoints)) for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection: a request, or the start and stop of the server."""
@@ -92,20 +93,23 @@ class App:
                 self.service.on_event("failed", path=path, error=str(error))
         seconds = time.perf_counter() - started if path.startswith("/v1/") else None
         self.metrics.record(path if status != 404 else "other", status, seconds if status != 404 else None)
+        if path in ("/v1/rank", "/v1/feedback"):
+            self.service.traffic.request(status, time.perf_counter() - started)
         headers += [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
         method, path = scope["method"], scope["path"]
-        if (method, path) not in self._routes:
+        folder, _, name = path.rpartition("/")
+        if (method, path) not in self._routes and (method, f"{folder}/{NAME_PART}") not in self._routes:
             raise self._no_route(path)
-        route, handler = self._routes[method, path]
+        route, handler = self._routes.get((method, path)) or self._routes[method, f"{folder}/{NAME_PART}"]
         self._admit(route, scope)
         self.metrics.in_progress += 1
         try:
             await asyncio.sleep(0)  # requests that arrived together are all admitted or refused before the first is handled
-            return await handler(await self._body(receive) if method == "POST" else b"")
+            return await handler(await self._body(receive) if method == "POST" else name.encode())
         finally:
             self.metrics.in_progress -= 1
 

@@ -31,18 +31,21 @@ from mbcal.serving.messages import (
     ModelAnswer,
     RankAnswer,
     RankRequest,
-    StatsAnswer,
-    VersionStats,
     steps_as_text,
 )
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.state import DecisionRef, Session, SessionStore, Step
-from mbcal.types import Name, to_name
+from mbcal.serving.stats import StatsAnswer, stats_answer
+from mbcal.serving.traffic import Traffic
+from mbcal.types import UNKNOWN_ROW, Name, to_name
 
 POLL_SECONDS = 0.4
 """Seconds between two reads of the registry's pointer to the live version."""
 REMEMBERED_ANSWERS = 50_000
 """Number of answers kept for repeated requests, and for repeated feedback."""
+
+EXAMPLES = 12
+"""Items named by `/v1/model`."""
 
 OnEvent = Callable[..., None]
 T = TypeVar("T")
@@ -102,7 +105,9 @@ class Service:
         self.ranker: Ranker | None = None
         self.refused: dict[str, str] = {}
         self.counts: dict[str, VersionCounts] = {}
-        self._started = time.time()
+        self.traffic = Traffic()
+        self.started = time.time()
+        self.looked: float | None = None  # `time.monotonic` of the last look at the registry without an error
         self._new_id = _IdSource()
         self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
         self._feedback_answers: OrderedDict[tuple[str, str], asyncio.Future[FeedbackAnswer]] = OrderedDict()
@@ -122,6 +127,7 @@ class Service:
         """
         try:
             name = self.registry.current()
+            self.looked = time.monotonic()
             if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
                 return
             self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name), repeats=self.repeats))
@@ -172,6 +178,10 @@ class Service:
             session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
         )
         names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
+        count, unknown = (
+            len(candidates.rows),
+            int(np.count_nonzero(candidates.rows == UNKNOWN_ROW)),
+        )  # valid until the next request
         if self.log is not None:
             await self.log.append_async(
                 Decision(
@@ -193,6 +203,7 @@ class Service:
         counts = self.counts[version]
         counts.decisions += 1
         counts.sessions += not shown
+        self.traffic.decision(version, session_name, not shown, count, unknown, now / 1e6)
         return RankAnswer(decision, version, epsilon, items)
 
     # ---- feedback
@@ -241,6 +252,7 @@ class Service:
         counts = self.counts.setdefault(reference.version, VersionCounts())
         counts.feedback += 1
         counts.reward += reward
+        self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
         if reference.session is None:
             return FeedbackAnswer(feedback.decision, True)
         rank = reference.items.index(feedback.item)
@@ -263,24 +275,12 @@ class Service:
             parent=version.parent,
             epsilon=self.epsilon,
             refused=dict(self.refused),
+            examples=list(version.catalog.items[:: max(len(version.catalog) // EXAMPLES, 1)][:EXAMPLES]),
         )
 
     def stats(self) -> StatsAnswer:
-        """Return traffic and reward per session, by version."""
-        return StatsAnswer(
-            seconds=time.time() - self._started,
-            live=None if self.ranker is None else self.ranker.version.name,
-            epsilon=self.epsilon,
-            versions={
-                name: VersionStats(
-                    decisions=counts.decisions,
-                    sessions=counts.sessions,
-                    feedback=counts.feedback,
-                    reward_per_session=counts.reward / counts.sessions if counts.sessions else None,
-                )
-                for name, counts in self.counts.items()
-            },
-        )
+        """Return traffic and reward per session, by version and over the last hour."""
+        return stats_answer(self)
 
     async def close(self) -> None:
         """Close the session store and the log."""

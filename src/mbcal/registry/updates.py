@@ -1,0 +1,85 @@
+"""What `mbcal update` wrote beside the versions: REGISTRY/updates/NNNNNN.json and NNNNNN.html, read-only and bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from mbcal.errors import InputError
+
+FOLDER = "updates"
+MAX_BYTES = 4 << 20
+"""Larger files are not read."""
+_RECORD_NAME = re.compile(r"(\d{6,12})\.json")
+_PAGE_NAME = re.compile(r"\d{6,12}\.html")
+
+
+def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:
+    """Read the newest updates.
+
+    Args:
+        registry: The registry's folder.
+        most: How many.
+
+    Returns:
+        Newest first: `number`, `time` (seconds since 1970), `live`, `answer`, `action`, `published`, `reasons`, `checks` and
+        `page` (name of its page, None if it has none). A damaged record has `problem` instead of what it would say.
+    """
+    folder = registry / FOLDER
+    try:
+        names = [match for entry in os.scandir(folder) if (match := _RECORD_NAME.fullmatch(entry.name))]
+    except OSError:
+        return []
+    names.sort(key=lambda match: -int(match[1]))
+    return [_read_update(folder, match[1]) for match in names[:most]]
+
+
+def read_update_page(registry: Path, name: str) -> bytes:
+    """Return the page of an update.
+
+    Args:
+        registry: The registry's folder.
+        name: Name of the page, such as `000012.html`.
+
+    Raises:
+        InputError: If this is not the name of a page, or there is no such page.
+    """
+    try:
+        if not _PAGE_NAME.fullmatch(name):
+            raise ValueError
+        return _read(registry / FOLDER / name)[0]
+    except (OSError, ValueError):
+        raise InputError(f"{name}: no such update; see /v1/registry") from None
+
+
+def _read_update(folder: Path, number: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"number": int(number), "time": None}
+    try:
+        content, entry["time"] = _read(folder / f"{number}.json")
+        record = json.loads(content)
+        published = record["published"]
+        return entry | {
+            "live": record["live"],
+            "answer": record.get("answer"),
+            "action": record.get("action") or ("published" if published else "refused"),
+            "published": published,
+            "reasons": list(record["reasons"]),
+            "checks": [{key: check[key] for key in ("name", "passed", "detail")} for check in record["checks"]],
+            "page": f"{number}.html" if (folder / f"{number}.html").is_file() else None,
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return entry | {"problem": f"damaged ({type(error).__name__})"}
+
+
+def _read(path: Path) -> tuple[bytes, float]:
+    """Content and time of a plain file of bounded size; links are not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise ValueError("not a plain file of bounded size")
+        return file.read(MAX_BYTES), status.st_mtime

@@ -1,0 +1,154 @@
+// The operator's page: what /v1/stats, /v1/model and /v1/registry say, again every few seconds.
+import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, table } from "./base.js";
+import { lineChart } from "./charts.js";
+import { startRanking } from "./rank.js";
+
+const REFRESH = 3000, REGISTRY_EVERY = 5;
+const STATUSES = {
+  400: "not a valid request", 401: "wrong or missing token", 403: "not allowed", 404: "no such path", 405: "wrong method", 408: "body too slow",
+  409: "an id used for two requests", 411: "length missing", 413: "body too large", 415: "not JSON", 421: "wrong host", 422: "a field is wrong",
+  429: "client above its rate", 431: "headers too large", 500: "error of the server", 503: "overloaded or not ready",
+};
+const timeTicks = (low, high, most) => {
+  const step = [60, 120, 300, 600, 900, 1200, 1800].find((k) => (high - low) / k <= most) || 3600, values = [];
+  for (let value = Math.ceil(low / step) * step; value <= high; value += step) values.push(value);
+  return values;
+};
+const axis = { formatX: clock, ticksX: timeTicks };
+const milliseconds = (seconds) => (seconds === null ? dash : duration(seconds));
+
+function tile(name, value, more = "", kind = "") {
+  return el("div", { class: `tile ${kind}` }, el("div", { class: "name" }, name), el("div", { class: "value" }, value), el("div", { class: "more" }, more));
+}
+
+function drawTiles(stats) {
+  const recent = stats.recent, refused = Object.values(recent.refusals).reduce((sum, n) => sum + n, 0), none = recent.requests === 0;
+  const failed = recent.refusals["500"] || 0, log = stats.log;
+  const low = log && log.free !== null && (log.free < 2 ** 30 || log.free < 0.05 * log.disk);
+  byId("tiles").replaceChildren(
+    tile("requests per second", none ? dash : number(recent.per_second), `${count(recent.requests)} in ${duration(recent.seconds)}`),
+    tile("time to answer, p50", milliseconds(recent.p50), `p99 ${milliseconds(recent.p99)}`),
+    tile("refused or failed", none ? dash : count(refused), none ? "" : failed ? `${count(failed)} errors of the server` : `${share(refused, recent.requests)} of requests`, failed ? "bad" : ""),
+    tile("unknown candidates", share(recent.unknown, recent.candidates), recent.candidates ? `${count(recent.unknown)} of ${count(recent.candidates)}` : "not in the catalogue"),
+    tile("decisions with feedback", share(recent.with_feedback, recent.decisions), recent.decisions ? `${count(recent.with_feedback)} of ${count(recent.decisions)}` : ""),
+    tile("feedback comes after", milliseconds(recent.delay_p50), recent.delay_p90 === null ? "" : `90% within ${duration(recent.delay_p90)}`),
+    tile("decision log", log ? bytes(log.bytes) : "off", log ? `${bytes(log.free)} free on its disk${log.waiting ? `, ${count(log.waiting)} waiting` : ""}` : "nothing is logged", low || (log && log.bytes === null) ? "bad" : ""),
+    tile("registry read", stats.registry_age === null ? "never" : stats.registry_age < 1 ? "just now" : `${duration(stats.registry_age)} ago`, "", stats.registry_age === null || stats.registry_age > 10 ? "bad" : ""),
+  );
+  byId("window").textContent = `Requests to rank and with feedback, of the last ${duration(recent.seconds)}.` + (stats.workers > 1 ? ` All ${stats.workers} workers.` : "");
+}
+
+function drawTraffic(stats) {
+  const series = stats.series, at = (k) => series.begin + (k + 0.5) * series.step;
+  const points = (values, scale = 1) => values.map((value, k) => ({ x: at(k), y: value === null ? null : value / scale }));
+  const rate = [{ name: "answered and refused", colour: "var(--strong)", points: points(series.requests, series.step) }];
+  if (series.refused.some(Boolean)) rate.push({ name: "refused", colour: "var(--bad)", label: "refused", points: points(series.refused, series.step) });
+  lineChart(byId("rate"), series.requests.some(Boolean) ? rate : [], { ...axis, title: "requests per second", empty: "No requests in the last hour." });
+  lineChart(byId("latency"), [
+    { name: "p99", label: "p99", colour: "var(--second)", points: points(series.p99) },
+    { name: "p50", label: "p50", colour: "var(--strong)", points: points(series.p50) },
+  ], { ...axis, formatY: duration, title: "time to answer", empty: "No requests in the last hour." });
+  const rows = Object.entries(stats.recent.refusals).map(([status, n]) => [status, STATUSES[status] || "", count(n), share(n, stats.recent.requests)]);
+  byId("refusals").replaceChildren(...(rows.length ? [el("h3", {}, `Refusals and errors of the last ${duration(stats.recent.seconds)}`), table(["status", "reason", ["count", "number"], ["of requests", "number"]], rows)] : []));
+}
+
+const versionColour = (name, stats) => (name === stats.live ? "var(--strong)" : stats.canary && name === stats.canary.version ? "var(--second)" : "var(--grey)");
+
+function drawRewards(stats) {
+  const now = Date.now() / 1000;
+  const series = Object.entries(stats.rewards).map(([name, points]) => ({
+    name, label: name, colour: versionColour(name, stats), dots: points.length < 20,
+    points: points.map((point) => ({ x: point.begin + point.seconds / 2, y: point.mean, low: point.low, high: point.high, loose: point.sessions < 10,
+      open: now - point.begin - point.seconds < 120, note: `${count(point.sessions)} sessions` })),
+  }));
+  lineChart(byId("reward"), series, { ...axis, zero: false, height: 220, title: "reward per session by version", empty: "No sessions with a name in the last hour." });
+  const rows = Object.entries(stats.versions).sort().reverse().map(([name, one]) => [
+    el("span", {}, name, " ", name === stats.live ? badge("live", "strong") : stats.canary && name === stats.canary.version ? badge("canary", "second") : ""),
+    count(one.decisions), count(one.sessions), count(one.feedback), one.feedback ? number(one.reward_per_session) : dash, one.feedback ? interval(one.low, one.high) || dash : dash,
+  ]);
+  const elsewhere = stats.recent.elsewhere ? el("p", { class: "note" }, `${count(stats.recent.elsewhere)} feedback of the last ${duration(stats.recent.seconds)} belongs to sessions that began on another server, or before this one started; it is not in the chart.`) : null;
+  byId("versions-served").replaceChildren(...[rows.length ? el("h3", {}, "Since the server started") : null, rows.length ? table([["version", "fixed"], ["decisions", "number"], ["sessions", "number"], ["feedback", "number"], ["reward per session", "number"], ["95% interval", "number"]], rows) : null, elsewhere].filter(Boolean));
+}
+
+function drawCanary(stats) {
+  if (!stats.canary) {
+    byId("canary").replaceChildren(el("p", { class: "empty" }, "None: every session gets the live version."));
+    return;
+  }
+  const rows = Object.entries(stats.canary).map(([name, value]) => [name.replaceAll("_", " "), value === null ? dash : typeof value === "number" ? number(value) : typeof value === "object" ? JSON.stringify(value) : String(value)]);
+  byId("canary").replaceChildren(table(["", ""], rows));
+}
+
+const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
+
+function drawUpdates(registry) {
+  if (!registry.updates.length) {
+    byId("updates").replaceChildren(el("p", { class: "empty" }, "None yet. ", el("code", {}, "mbcal update"), " learns a candidate from the decision log and judges it."));
+    return;
+  }
+  const rows = registry.updates.map((update) => {
+    if (update.problem) return [String(update.number), date(update.time), badge(update.problem, "bad"), "", ""];
+    const link = update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "page") : null;
+    const checks = el("details", {}, el("summary", { class: "fixed" }, `${update.checks.filter((check) => check.passed).length} of ${update.checks.length} checks passed`),
+      el("ul", { class: "checks" }, update.checks.map((check) => el("li", {}, badge(check.passed ? "passed" : "not passed", check.passed ? "good" : "bad"), `${check.name}: ${check.detail}`))));
+    return [el("span", {}, String(update.number), " ", link), date(update.time), update.answer ? badge(update.answer, ANSWERS[update.answer]) : dash,
+      el("span", {}, badge(update.action, ACTIONS[update.action]), update.published ? ` ${update.published}` : ""), checks];
+  });
+  byId("updates").replaceChildren(table([["update", "fixed"], ["when", "fixed"], ["candidate is", "fixed"], ["action", "fixed"], "why"], rows));
+}
+
+function drawVersions(registry, model) {
+  const before = registry.before.at(-1), refused = (model && model.refused) || {};
+  const rows = registry.versions.slice().reverse().map((version) => {
+    const name = version.version, live = name === registry.live;
+    const state = live ? badge("live", "strong") : name === registry.canary ? badge("canary", "second") : version.state ? badge(version.state) : "";
+    const problem = version.damaged || refused[name];
+    const undo = live ? "" : el("code", {}, name === before ? "mbcal registry rollback --registry DIR" : `mbcal registry activate ${name} --registry DIR`);
+    return [el("span", {}, name, " ", state, problem ? badge("refused", "bad") : "", problem ? el("p", { class: "note break" }, problem) : null), version.agent || dash,
+      version.published ? date(Date.parse(version.published) / 1000) : dash, version.parent || dash, undo];
+  });
+  const content = [];
+  if (registry.problem) content.push(el("p", { class: "message bad" }, registry.problem));
+  if (before) content.push(el("p", { class: "note" }, `To go back from ${registry.live} to ${before}, on the server's machine, with the registry's folder as DIR:`), command("mbcal registry rollback --registry DIR"));
+  content.push(rows.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", ["to make it live", "fixed"]], rows) : el("p", { class: "empty" }, "None is published yet."));
+  byId("versions").replaceChildren(...content);
+}
+
+function drawHeader(stats, model) {
+  byId("state").replaceChildren(stats.live ? badge("serving", "good") : badge("not ready", "bad"));
+  byId("live").textContent = model
+    ? `${model.version} (${model.agent}) · ${count(model.items)} items · explores ${percent(model.epsilon)} of ranks · up ${duration(stats.seconds)}`
+    : `No version is live: publish one with 'mbcal registry publish'. Up ${duration(stats.seconds)}.`;
+  const problems = [];
+  for (const [name, reason] of Object.entries((model && model.refused) || {})) problems.push(`${name} was refused: ${reason}`);
+  if (stats.registry_age === null || stats.registry_age > 10) problems.push("The registry was not read for a while: new versions do not go live. The server's log says why.");
+  if (stats.log && stats.log.bytes === null) problems.push("The decision log cannot be read.");
+  byId("problems").replaceChildren(...problems.map((text) => el("p", { class: "message bad" }, text)));
+}
+
+let turn = 0, model = null;
+async function refresh() {
+  try {
+    const [stats, current] = await Promise.all([ask("v1/stats"), ask("v1/model").catch(() => null)]);
+    if (current && (!model || model.version !== current.version)) startRanking(current);
+    model = current;
+    drawHeader(stats, model);
+    drawTiles(stats);
+    drawTraffic(stats);
+    drawRewards(stats);
+    drawCanary(stats);
+    if (turn++ % REGISTRY_EVERY === 0) {
+      const open = [...document.querySelectorAll("#updates details")].map((details) => details.open);
+      const registry = await ask("v1/registry");
+      drawUpdates(registry);
+      drawVersions(registry, model);
+      document.querySelectorAll("#updates details").forEach((details, k) => { details.open = open[k] || false; });
+    }
+    document.body.dataset.drawn = String(turn);
+  } catch (error) {
+    byId("state").replaceChildren(badge("no answer", "bad"));
+    byId("problems").replaceChildren(el("p", { class: "message bad" }, `The server does not answer (${error.message}). The figures below are the last ones it gave.`));
+  }
+  setTimeout(refresh, REFRESH);
+}
+refresh();

@@ -1,0 +1,274 @@
+"""The answers of `/v1/stats` and `/v1/registry`: what an operator should know. Null is unknown; it is never written as 0."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from mbcal.errors import MbcalError
+from mbcal.registry.pointer import read_pointer
+from mbcal.registry.registry import Registry
+from mbcal.registry.summary import version_summaries
+from mbcal.registry.updates import read_updates
+from mbcal.serving.state import MemoryStore
+from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, Rewards, Slot, quantile
+
+if TYPE_CHECKING:
+    from mbcal.serving.service import Service, VersionCounts
+
+WINDOW_SLOTS = 30
+"""Slots of `RecentTraffic`: five minutes."""
+REWARD_SLOTS = (6, 12, 30, 60)
+"""Slots of one point of the reward over time: one to ten minutes."""
+SESSIONS_PER_POINT = 30
+"""Sessions that a point should have on average."""
+MAX_VERSIONS = 50
+"""Versions listed by `/v1/registry`."""
+
+
+class VersionStats(msgspec.Struct):
+    """Traffic of one version since the server started."""
+
+    decisions: int
+    sessions: int
+    feedback: int
+    reward_per_session: float | None
+    """Null before the first session."""
+    low: float | None = None
+    """Lower end of the 95% interval of the reward per session; null if fewer than two sessions had a name."""
+    high: float | None = None
+
+
+class RecentTraffic(msgspec.Struct):
+    """Requests to rank and with feedback, of the last five minutes."""
+
+    seconds: float
+    """Length of the window; shorter than five minutes after a start."""
+    requests: int
+    per_second: float
+    p50: float | None
+    """Median duration in seconds, of requests that were not refused."""
+    p99: float | None
+    refusals: dict[str, int]
+    """Refusals and errors by status."""
+    candidates: int
+    unknown: int
+    """Candidates that are not in the catalogue."""
+    decisions: int
+    with_feedback: int
+    """How many of these decisions have feedback."""
+    delay_p50: float | None
+    """Median seconds from decision to feedback."""
+    delay_p90: float | None
+    elsewhere: int
+    """Feedback on sessions that began on another server: their rewards are not in `rewards`, nor in the intervals."""
+
+
+class TrafficSeries(msgspec.Struct):
+    """The last hour in slots, oldest first, without the slot that is not over."""
+
+    begin: float
+    """Start of the first slot, in seconds since 1970."""
+    step: float
+    """Seconds of a slot."""
+    requests: list[int]
+    refused: list[int]
+    """Requests that were refused or failed."""
+    p50: list[float | None]
+    p99: list[float | None]
+
+
+class RewardPoint(msgspec.Struct):
+    """Sessions of one version that began within some minutes."""
+
+    begin: float
+    seconds: float
+    """Length of that time: 60 to 600."""
+    sessions: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class LogStats(msgspec.Struct):
+    """The decision log on disk."""
+
+    bytes: int | None
+    """Null if the folder cannot be read."""
+    free: int | None
+    """Bytes free on its disk."""
+    disk: int | None
+    """Size of its disk."""
+    waiting: int
+    """Records that are not on disk yet."""
+
+
+class StatsAnswer(msgspec.Struct):
+    """Traffic since the server started, and in the last minutes."""
+
+    seconds: float
+    """Since the server started."""
+    live: str | None
+    """The live version; null if none is published."""
+    epsilon: float
+    versions: dict[str, VersionStats]
+    recent: RecentTraffic
+    series: TrafficSeries
+    rewards: dict[str, list[RewardPoint]]
+    """Reward per session of the last hour, by version: sessions with a name, by the time they began."""
+    sessions: int | None = None
+    """Sessions remembered; null if another process remembers them."""
+    registry_age: float | None = None
+    """Seconds since the registry was last read without an error."""
+    canary: dict[str, Any] | None = None
+    """The version under trial and how it does; null if there is none."""
+    log: LogStats | None = None
+    """Null if nothing is logged."""
+
+
+class RegistryAnswer(msgspec.Struct):
+    """The registry's versions and the last updates."""
+
+    live: str | None
+    canary: str | None
+    before: list[str]
+    """Versions that were live before, oldest first; a rollback makes the last one live."""
+    versions: list[dict[str, Any]]
+    """Oldest first: version, state, agent, published, parent, metrics; or version, state, damaged."""
+    updates: list[dict[str, Any]]
+    """Newest first: number, time, live, answer, action, published, reasons, checks, page."""
+    problem: str | None = None
+    """Why the registry cannot be read."""
+
+
+def stats_answer(service: Service) -> StatsAnswer:
+    """Return what a service has counted; its log on disk is left out."""
+    slots, totals = service.traffic.slots(), service.traffic.totals
+    return StatsAnswer(
+        seconds=time.time() - service.started,
+        live=None if service.ranker is None else service.ranker.version.name,
+        epsilon=service.epsilon,
+        versions={name: _version_stats(counts, totals.get(name)) for name, counts in service.counts.items()},
+        recent=recent_traffic(slots),
+        series=traffic_series(slots),
+        rewards=reward_points(slots),
+        sessions=service.sessions.n_sessions if isinstance(service.sessions, MemoryStore) else None,
+        registry_age=None if service.looked is None else time.monotonic() - service.looked,
+    )
+
+
+def recent_traffic(slots: list[Slot]) -> RecentTraffic:
+    """Summarise the last five minutes of the slots."""
+    window = slots[-WINDOW_SLOTS:]
+    total = Slot(0)
+    for slot in window:
+        total.merge(slot)
+    seconds = max(time.time() - window[0].number * SLOT_SECONDS, 1.0)
+    return RecentTraffic(
+        seconds=seconds,
+        requests=total.requests,
+        per_second=total.requests / seconds,
+        p50=quantile(total.durations, BOUNDS, 0.5),
+        p99=quantile(total.durations, BOUNDS, 0.99),
+        refusals={str(status): count for status, count in sorted(total.refusals.items())},
+        candidates=total.candidates,
+        unknown=total.unknown,
+        decisions=total.decisions,
+        with_feedback=total.with_feedback,
+        delay_p50=quantile(total.delays, DELAY_BOUNDS, 0.5),
+        delay_p90=quantile(total.delays, DELAY_BOUNDS, 0.9),
+        elsewhere=total.elsewhere,
+    )
+
+
+def traffic_series(slots: list[Slot]) -> TrafficSeries:
+    """Return the last hour as columns."""
+    done = slots[:-1]
+    return TrafficSeries(
+        begin=slots[0].number * float(SLOT_SECONDS),
+        step=float(SLOT_SECONDS),
+        requests=[slot.requests for slot in done],
+        refused=[sum(slot.refusals.values()) for slot in done],
+        p50=[quantile(slot.durations, BOUNDS, 0.5) for slot in done],
+        p99=[quantile(slot.durations, BOUNDS, 0.99) for slot in done],
+    )
+
+
+def reward_points(slots: list[Slot]) -> dict[str, list[RewardPoint]]:
+    """Return the reward per session by version and time; times are longer where there are few sessions."""
+    for size in REWARD_SLOTS:
+        cells: dict[tuple[str, int], Rewards] = {}
+        for slot in slots:
+            for version, rewards in slot.rewards.items():
+                cells.setdefault((version, slot.number // size), Rewards()).merge(rewards)
+        if sum(rewards.sessions for rewards in cells.values()) >= SESSIONS_PER_POINT * len(cells):
+            break
+    points: dict[str, list[RewardPoint]] = {}
+    seconds = float(size * SLOT_SECONDS)
+    for (version, number), rewards in sorted(cells.items()):
+        low, high = rewards.interval() or (None, None)
+        point = RewardPoint(number * seconds, seconds, rewards.sessions, rewards.total / rewards.sessions, low, high)
+        points.setdefault(version, []).append(point)
+    return points
+
+
+def _version_stats(counts: VersionCounts, named: Rewards | None) -> VersionStats:
+    """The traffic of one version; the interval is that of the sessions with a name."""
+    mean = counts.reward / counts.sessions if counts.sessions else None
+    low, high = (named.interval() if named is not None else None) or (None, None)
+    return VersionStats(counts.decisions, counts.sessions, counts.feedback, mean, low, high)
+
+
+def log_stats(folder: Path, waiting: int) -> LogStats:
+    """Measure the folder of a decision log, and its disk."""
+    try:
+        used = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
+        disk = shutil.disk_usage(folder)
+    except OSError:
+        return LogStats(None, None, None, waiting)
+    return LogStats(used, disk.free, disk.total, waiting)
+
+
+def registry_answer(registry: Registry) -> RegistryAnswer:
+    """Read the registry's pointer, the manifests of its newest versions, and its newest updates."""
+    updates = read_updates(registry.path)
+    try:
+        pointer = read_pointer(registry.path)
+        versions = [_without_paths(entry) for entry in version_summaries(registry, MAX_VERSIONS)]
+    except MbcalError:
+        return RegistryAnswer(None, None, [], [], updates, "the registry cannot be read; the server's log says why")
+    canary = getattr(pointer, "canary", None)
+    return RegistryAnswer(pointer.current, canary, list(pointer.before), versions, updates)
+
+
+def _without_paths(summary: Mapping[str, Any]) -> dict[str, Any]:
+    damaged = {"damaged": "its manifest cannot be read; 'mbcal registry list' says why"} if "damaged" in summary else {}
+    return {**summary, **damaged}
+
+
+T = TypeVar("T")
+
+
+class Cached(Generic[T]):
+    """The result of a function, computed again when it is older than `seconds`.
+
+    Args:
+        compute: The function.
+        seconds: Age at which its result is computed again.
+    """
+
+    def __init__(self, compute: Callable[[], T], seconds: float) -> None:
+        self._compute, self._seconds, self._at = compute, seconds, -1e9
+        self._value: T | None = None
+
+    def __call__(self) -> T:
+        """Return the result; several threads may compute it at once, with the same result."""
+        if self._value is None or time.monotonic() - self._at > self._seconds:
+            self._value, self._at = self._compute(), time.monotonic()
+        return self._value

@@ -1,0 +1,230 @@
+"""Traffic of the last hour, for the page and `/v1/stats`: a ring of slots of ten seconds, in bounded memory.
+
+::
+
+    request answered ─▶ Traffic.request    duration and status, in the slot of now
+    decision logged  ─▶ Traffic.decision   candidates, unknown ones, and the first decision of a session
+    feedback logged  ─▶ Traffic.feedback   delay; decision and reward count in the slots where decision and session began
+
+Called from the event loop alone, so there are no locks. The reward of a session is known to this process only if its first
+decision was made here; feedback on other sessions is counted in `elsewhere`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from mbcal.metrics import t_quantile
+
+SLOT_SECONDS = 10
+"""Length of a slot."""
+SLOTS = 360
+"""Slots kept: one hour."""
+BOUNDS = tuple(1e-4 * 1.2**k for k in range(64))
+"""Upper bounds in seconds of the histograms of durations, 20% apart: 0.1 ms to 10 s."""
+DELAY_BOUNDS = tuple(1e-2 * 1.5**k for k in range(32))
+"""Upper bounds in seconds of the histogram of feedback delays, 50% apart: 10 ms to 50 minutes."""
+MAX_OPEN = 32_768
+"""Sessions, and decisions with feedback, that are tracked; the oldest are dropped."""
+
+
+class Rewards:
+    """Count, sum and sum of squares of the reward per session."""
+
+    __slots__ = ("sessions", "squares", "total")
+
+    def __init__(self) -> None:
+        self.sessions, self.total, self.squares = 0, 0.0, 0.0
+
+    def begin(self) -> None:
+        self.sessions += 1
+
+    def add(self, before: float, reward: float) -> None:
+        """Add a reward to a session that has earned `before` so far."""
+        self.total += reward
+        self.squares += reward * (2 * before + reward)
+
+    def merge(self, other: Rewards) -> None:
+        self.sessions += other.sessions
+        self.total += other.total
+        self.squares += other.squares
+
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95% t interval of the mean; None for fewer than two sessions."""
+        count = self.sessions
+        if count < 2:
+            return None
+        mean = self.total / count
+        half = t_quantile(0.975, count - 1) * math.sqrt(max(self.squares / count - mean**2, 0.0) / (count - 1))
+        return mean - half, mean + half
+
+
+class Slot:
+    """What happened in ten seconds."""
+
+    __slots__ = (
+        "candidates", "decisions", "delays", "durations", "elsewhere", "number", "refusals", "requests", "rewards",
+        "unknown", "with_feedback",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.requests = self.decisions = self.with_feedback = self.candidates = self.unknown = self.elsewhere = 0
+        self.durations = [0] * (len(BOUNDS) + 1)
+        self.delays = [0] * (len(DELAY_BOUNDS) + 1)
+        self.refusals: dict[int, int] = {}
+        """By status."""
+        self.rewards: dict[str, Rewards] = {}
+        """By version, of the sessions that began in this slot."""
+
+    def merge(self, other: Slot) -> None:
+        """Add another slot's counts."""
+        for name in ("requests", "decisions", "with_feedback", "candidates", "unknown", "elsewhere"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
+        self.delays = [a + b for a, b in zip(self.delays, other.delays, strict=True)]
+        for status, count in other.refusals.items():
+            self.refusals[status] = self.refusals.get(status, 0) + count
+        for version, rewards in other.rewards.items():
+            self.rewards.setdefault(version, Rewards()).merge(rewards)
+
+
+class _OpenSession:
+    """A session whose rewards are still coming in."""
+
+    __slots__ = ("reward", "slot", "totals")
+
+    def __init__(self, slot: Rewards, totals: Rewards) -> None:
+        self.slot, self.totals, self.reward = slot, totals, 0.0
+
+
+class Traffic:
+    """Counts requests, decisions and feedback.
+
+    Args:
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._slots: list[Slot | None] = [None] * SLOTS
+        self._begun = self._slot(clock()).number
+        self._sessions: OrderedDict[int, _OpenSession] = OrderedDict()
+        self._with_feedback: OrderedDict[int, None] = OrderedDict()
+        self.totals: dict[str, Rewards] = {}
+        """By version, since the server started, of sessions with a name."""
+        self.candidates = self.unknown = self.with_feedback = 0
+        self.delays, self.delay_seconds = 0, 0.0
+
+    def request(self, status: int, seconds: float) -> None:
+        """Count a request to rank or with feedback.
+
+        Args:
+            status: The status it was answered with.
+            seconds: How long it took. Durations of refusals are not counted: they would make the service look fast.
+        """
+        slot = self._slot(self._clock())
+        slot.requests += 1
+        if status < 400:
+            slot.durations[bisect_left(BOUNDS, seconds)] += 1
+        else:
+            slot.refusals[status] = slot.refusals.get(status, 0) + 1
+
+    def decision(self, version: str, session: str | None, is_first: bool, candidates: int, unknown: int, at: float) -> None:
+        """Count a decision.
+
+        Args:
+            version: Which version decided.
+            session: The session's name; sessions without a name have no reward here.
+            is_first: Whether nothing was shown in the session yet.
+            candidates: Number of candidates.
+            unknown: How many of them are not in the version's catalogue.
+            at: Time of the decision.
+        """
+        slot = self._slot(at)
+        slot.decisions += 1
+        slot.candidates += candidates
+        slot.unknown += unknown
+        self.candidates += candidates
+        self.unknown += unknown
+        if is_first and session is not None:
+            key = hash(session)
+            if key not in self._sessions:  # otherwise it was asked for twice before anything was shown
+                begun, totals = slot.rewards.setdefault(version, Rewards()), self.totals.setdefault(version, Rewards())
+                begun.begin()
+                totals.begin()
+                self._sessions[key] = _OpenSession(begun, totals)
+                if len(self._sessions) > MAX_OPEN:
+                    self._sessions.popitem(last=False)
+
+    def feedback(self, session: str | None, decision: str, decided: float, at: float, reward: float) -> None:
+        """Count feedback.
+
+        Args:
+            session: The decision's session.
+            decision: The decision's id.
+            decided: Time of the decision.
+            at: Time of the feedback.
+            reward: Reward of the behaviour.
+        """
+        slot, delay = self._slot(at), at - decided
+        slot.delays[bisect_left(DELAY_BOUNDS, delay)] += 1
+        self.delays += 1
+        self.delay_seconds += delay
+        key = hash(decision)
+        if key not in self._with_feedback:
+            self._with_feedback[key] = None
+            if len(self._with_feedback) > MAX_OPEN:
+                self._with_feedback.popitem(last=False)
+            self.with_feedback += 1
+            cohort = self._slots[int(decided // SLOT_SECONDS) % SLOTS]
+            if cohort is not None and cohort.number == int(decided // SLOT_SECONDS):
+                cohort.with_feedback += 1
+        if session is not None:
+            known = self._sessions.get(hash(session))
+            if known is None:
+                slot.elsewhere += 1
+            else:
+                known.slot.add(known.reward, reward)
+                known.totals.add(known.reward, reward)
+                known.reward += reward
+
+    def slots(self) -> list[Slot]:
+        """Return the slots of the last hour, oldest first; empty ones where nothing happened. The last one is not over."""
+        last = int(self._clock() // SLOT_SECONDS)
+        first = max(self._begun, last - SLOTS + 1)
+        kept = {slot.number: slot for slot in self._slots if slot is not None}
+        return [kept.get(number) or Slot(number) for number in range(first, last + 1)]
+
+    def _slot(self, at: float) -> Slot:
+        number = int(at // SLOT_SECONDS)
+        slot = self._slots[number % SLOTS]
+        if slot is None or slot.number != number:
+            slot = self._slots[number % SLOTS] = Slot(number)
+        return slot
+
+
+def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
+    """Return a quantile of a histogram, interpolated within its bucket.
+
+    Args:
+        counts: Count of every bucket; the last one is of values above all bounds.
+        bounds: Upper bounds, one less than counts.
+        share: Which quantile, in [0, 1].
+
+    Returns:
+        The quantile, the largest bound if it is above all of them; None if the histogram is empty.
+    """
+    target, below = share * sum(counts), 0
+    if not any(counts):
+        return None
+    for bucket, count in enumerate(counts[:-1]):
+        if count and below + count >= target:
+            low = bounds[bucket - 1] if bucket else 0.0
+            return low + (bounds[bucket] - low) * (target - below) / count
+        below += count
+    return bounds[-1]

@@ -1,0 +1,173 @@
+"""The operator's page in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mbcal.client import Client
+from mbcal.errors import ServiceError
+from mbcal.registry.registry import Registry
+from tests.support.browser import CHROMIUM, Browser, browsing
+from tests.support.servers import serving
+from tests.support.versions import ITEMS
+
+HOSTILE = "<!--<script>document.title='broken'</script>"
+UPDATE = {
+    "live": "v000001", "published": None, "answer": "cannot tell", "action": "canary", "reasons": ["overlap: too little"],
+    "checks": [
+        {"name": "sessions", "passed": True, "detail": "900"}, {"name": "overlap", "passed": False, "detail": HOSTILE},
+    ],
+    "estimates": [], "counts": None,
+}  # fmt: skip
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def address(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with two versions, three updates (one damaged), and no requests yet."""
+    folder = tmp_path_factory.mktemp("page")
+    registry = Registry(folder / "registry")
+    for path in models:
+        registry.publish(path)
+    updates = registry.path / "updates"
+    updates.mkdir()
+    (updates / "000001.json").write_text(json.dumps({**UPDATE, "answer": "no worse", "action": "published"}))
+    (updates / "000002.json").write_text("{")
+    (updates / "000003.json").write_text(json.dumps(UPDATE))
+    (updates / "000003.html").write_text("<!doctype html><title>update 3</title>")
+    os.symlink(registry.path / "current.json", updates / "000004.html")
+    with serving(registry, "--log", str(folder / "log"), "--epsilon", "0") as (_, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+def tiles(browser: Browser) -> dict[str, list[str]]:
+    """Value and further text of every tile, by its name."""
+    return {name: more for name, *more in (text.split("\n") for text in browser.texts(".tile"))}
+
+
+@needs_browser
+def test_before_the_first_request_nothing_is_claimed(address: str, browser: Browser) -> None:
+    browser.open(address)
+    browser.wait("document.body.dataset.drawn")
+    shown = tiles(browser)
+    for name in ("requests per second", "refused or failed", "unknown candidates", "decisions with feedback"):
+        assert shown[name][0] == "–"
+    assert shown["time to answer, p50"] == ["–", "p99 –"]
+    assert shown["registry read"][0] == "just now"
+    assert shown["decision log"][0].endswith(" B")
+    assert browser.texts("#canary") == ["None: every session gets the live version."]
+    assert browser.texts("#reward") == ["No sessions with a name in the last hour."]
+    assert browser.texts("#versions-served tbody tr") == ["v000002 live\t0\t0\t0\t–\t–"]
+    assert "v000002 (mbcal) · 12 items · explores 0% of ranks" in browser.texts("#live")[0]
+
+
+@needs_browser
+def test_the_figures_are_those_of_the_traffic(address: str, browser: Browser) -> None:
+    with Client(address, retries=0) as client:
+        for number, behaviours in enumerate((["click", "like"], ["skip"], ["like"])):  # rewards 6, 0 and 5
+            for behaviour in behaviours:
+                answer = client.rank([], [*ITEMS[:9], f"unknown {number}"], session=f"s{number}", k=2)
+                client.feedback(answer.decision, behaviour)
+        client.rank([], ITEMS[:10], session="s3")  # without feedback
+        for _ in range(2):
+            with pytest.raises(ServiceError):
+                client.rank([], ["twice", "twice"])
+    browser.open(address, 390, 844)
+    browser.wait("document.body.dataset.drawn")
+    shown = tiles(browser)
+    assert shown["requests per second"][1].startswith("11 in ")
+    assert shown["refused or failed"] == ["2", "18.2% of requests"]
+    assert shown["unknown candidates"] == ["8%", "4 of 50"]
+    assert shown["decisions with feedback"] == ["80%", "4 of 5"]
+    assert browser.texts("#refusals tbody tr") == ["422\ta field is wrong\t2\t18.2%"]
+    # rewards of the four sessions are 6, 0, 5 and 0: mean 2.75, standard error 1.601, t(3) 3.18
+    assert browser.texts("#versions-served tbody tr") == ["v000002 live\t5\t4\t4\t2.75\t[−2.34, 7.84]"]
+    assert browser.run("document.querySelectorAll('#reward circle').length") == 1
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")  # nothing sticks out on a phone
+
+
+@needs_browser
+def test_updates_and_versions(address: str, browser: Browser) -> None:
+    browser.open(address)
+    browser.wait("document.querySelectorAll('#versions tbody tr').length")
+    browser.run("document.querySelectorAll('#updates details').forEach(d => { d.open = true; })")
+    third, second, first = (text.split("\t") for text in browser.texts("#updates tbody tr"))
+    assert (third[0], third[2], third[3]) == ("3 page", "cannot tell", "canary")
+    assert f"overlap: {HOSTILE}" in third[4]
+    assert "damaged" in second[2]
+    assert (first[0], first[2], first[3]) == ("1", "no worse", "published")
+    versions = [text.split("\t") for text in browser.texts("#versions tbody tr")]
+    assert [row[0] for row in versions] == ["v000002 live", "v000001 live before"]
+    assert versions[1][4] == "mbcal registry rollback --registry DIR"
+    assert browser.run("document.title") == "mbcal service"
+
+
+@needs_browser
+def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, browser: Browser) -> None:
+    browser.open(address)
+    browser.wait("document.body.dataset.drawn")
+    browser.run("document.getElementById('fill').click()")
+    candidates = json.dumps("\n".join(["item 1", "item 2", HOSTILE]))
+    browser.run(f"document.getElementById('candidates').value = {candidates}")
+    browser.run("document.querySelector('#ask button').click()")
+    browser.wait("document.querySelectorAll('#ranked .step').length === 4")
+    rows = browser.texts("#ranked .step")[1:]
+    assert sum(HOSTILE in row and "unseen" in row for row in rows) == 1
+    for row in rows:
+        instant, future, score = (float(part.replace("−", "-")) for part in row.split("\n") if part[-4:-3] == ".")
+        assert instant + future == pytest.approx(score, abs=2e-3)
+    widths = browser.run(
+        "[...document.querySelectorAll('#ranked .parts .instant')].map(e => e.getBoundingClientRect().width)"
+    )
+    assert len(widths) == 3
+    assert widths == sorted(widths, reverse=True)
+    assert min(widths) > 20
+    choose = "document.querySelector('#ranked select')"
+    browser.run(f"{choose}.value = 'like'; {choose}.dispatchEvent(new Event('change'))")
+    browser.wait("document.querySelectorAll('#shown .step').length === 2")
+    assert browser.texts("#shown .act")[0] == "like"
+    browser.wait("document.querySelectorAll('#ranked .step').length === 3")  # what was shown is not ranked again
+    browser.run("document.getElementById('history').value = 'item 1:adored'; document.querySelector('#ask button').click()")
+    browser.wait("document.querySelector('#ask-problem').innerText.includes('adored')")
+    refused = [error for error in browser.errors if "422" not in error]
+    assert refused == []
+    assert {url.split("/")[2] for url in browser.requested if not url.startswith("data:")} == {address.split("/")[2]}
+    assert browser.run("document.title") == "mbcal service"
+
+
+def test_pages_of_updates_are_served_by_name_only(address: str) -> None:
+    with httpx.Client(base_url=address) as http:
+        page = http.get("/updates/000003.html")
+        assert (page.status_code, page.text) == (200, "<!doctype html><title>update 3</title>")
+        for name in ("000001.html", "000004.html", "000003.json", "..%2Fcurrent.json", "%2e%2e/current.json", "", "3.html"):
+            assert http.get(f"/updates/{name}").status_code == 404
+        registry = http.get("/v1/registry").json()
+        assert (registry["live"], registry["before"]) == ("v000002", ["v000001"])
+        assert [update["number"] for update in registry["updates"]] == [3, 2, 1]
+        assert "/registry" not in json.dumps(registry)  # no path of the server's machine
+
+
+def test_the_page_has_no_inline_script_or_style(address: str) -> None:
+    with httpx.Client(base_url=address) as http:
+        page = http.get("/").text
+        assert "style=" not in page
+        assert "<style" not in page
+        assert "<script>" not in page
+        for name in ("base.css", "base.js", "charts.js", "page.css", "page.js", "rank.js"):
+            text = http.get(f"/page/{name}")
+            assert text.status_code == 200
+            assert "innerHTML" not in text.text
+            assert "http" not in text.text.replace("http://www.w3.org/2000/svg", "")

@@ -1,0 +1,123 @@
+"""Traffic of the last hour: counts, quantiles, intervals and bounded memory, by a clock of the test."""
+
+from __future__ import annotations
+
+import timeit
+
+import numpy as np
+import pytest
+
+from mbcal.metrics import mean_interval
+from mbcal.serving import traffic as module
+from mbcal.serving.stats import recent_traffic, reward_points, traffic_series
+from mbcal.serving.traffic import BOUNDS, SLOT_SECONDS, SLOTS, Traffic, quantile
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_are_counted_in_slots_of_ten_seconds() -> None:
+    clock = Clock()
+    traffic = Traffic(clock)
+    for second in range(30):
+        clock.now = 1_000_000.0 + second
+        traffic.request(200, 0.002)
+    traffic.request(503, 5.0)
+    series = traffic_series(traffic.slots())
+    assert (series.begin, series.step, series.requests, series.refused) == (1_000_000.0, 10.0, [10, 10], [0, 0])
+    assert series.p99[0] == pytest.approx(0.002, rel=0.2)
+    clock.now += 20
+    series = traffic_series(traffic.slots())
+    assert (series.requests, series.refused) == ([10, 10, 11, 0], [0, 0, 1, 0])
+    assert series.p50[3] is None  # nothing happened, which is not 0 seconds
+    assert series.p99[2] == pytest.approx(0.002, rel=0.2)  # a refusal's duration is left out
+
+
+def test_an_hour_is_kept_and_no_more() -> None:
+    clock = Clock()
+    traffic = Traffic(clock)
+    for _ in range(2 * SLOTS):
+        traffic.request(200, 0.001)
+        clock.now += SLOT_SECONDS
+    slots = traffic.slots()
+    assert len(slots) == SLOTS
+    assert sum(slot.requests for slot in slots) == SLOTS - 1  # the slot of now is empty
+    clock.now += 3600
+    assert sum(slot.requests for slot in traffic.slots()) == 0
+
+
+def test_quantiles_of_a_histogram() -> None:
+    seconds = np.random.default_rng(0).lognormal(-6, 0.7, 20_000)
+    counts = np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1).tolist()
+    for share in (0.5, 0.9, 0.99):
+        assert quantile(counts, BOUNDS, share) == pytest.approx(np.quantile(seconds, share), rel=0.05)
+    assert quantile([0] * (len(BOUNDS) + 1), BOUNDS, 0.5) is None
+    assert quantile([0] * len(BOUNDS) + [1], BOUNDS, 0.5) == BOUNDS[-1]
+
+
+def test_feedback_counts_for_the_decision_it_is_about() -> None:
+    clock = Clock()
+    traffic = Traffic(clock)
+    for number in range(4):
+        traffic.decision("v1", f"s{number}", True, 10, 3, clock.now)
+    for number, delay in ((0, 20.0), (1, 40.0), (1, 41.0)):  # two items of decision 1
+        traffic.feedback(f"s{number}", f"d{number}", clock.now, clock.now + delay, 1.0)
+    clock.now += 60
+    slots = traffic.slots()
+    assert (slots[0].decisions, slots[0].with_feedback) == (4, 2)
+    recent = recent_traffic(slots)
+    assert (recent.decisions, recent.with_feedback, recent.candidates, recent.unknown) == (4, 2, 40, 12)
+    assert recent.delay_p50 == pytest.approx(40, rel=0.5)
+    assert (traffic.delays, traffic.delay_seconds) == (3, pytest.approx(101.0))
+
+
+def test_the_interval_of_the_reward_per_session_is_that_of_the_session_sums() -> None:
+    clock = Clock()
+    traffic, rng = Traffic(clock), np.random.default_rng(1)
+    rewards = rng.normal(2.0, 3.0, (50, 4))
+    for number in range(50):
+        for _ in range(2):  # a session that is asked for twice counts once
+            traffic.decision("v1", f"s{number}", True, 5, 0, clock.now)
+    for step in range(4):  # sessions run at the same time
+        for number in range(50):
+            traffic.feedback(f"s{number}", f"d{number}-{step}", clock.now, clock.now, rewards[number, step])
+    point = reward_points(traffic.slots())["v1"][0]
+    expected = mean_interval(rewards.sum(1))
+    assert (point.sessions, point.mean) == (50, pytest.approx(expected.mean))
+    assert (point.low, point.high) == (pytest.approx(expected.low, abs=1e-3), pytest.approx(expected.high, abs=1e-3))
+
+
+def test_versions_have_their_own_rewards_and_unknown_sessions_none() -> None:
+    clock = Clock()
+    traffic = Traffic(clock)
+    traffic.decision("v1", "a", True, 5, 0, clock.now)
+    clock.now += 60
+    traffic.decision("v2", "b", True, 5, 0, clock.now)
+    traffic.decision("v2", "a", False, 5, 0, clock.now)  # the session goes on after a switch
+    traffic.feedback("a", "d", clock.now, clock.now, 7.0)
+    traffic.feedback("never seen here", "e", clock.now, clock.now, 9.0)
+    traffic.feedback(None, "f", clock.now, clock.now, 9.0)
+    points = reward_points(traffic.slots())
+    assert [(point.mean, point.low) for point in points["v1"]] == [(7.0, None)]  # one session has no interval
+    assert points["v2"][0].mean == 0.0
+    assert recent_traffic(traffic.slots()).elsewhere == 1
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN", 100)
+    traffic = Traffic(Clock())
+    for number in range(1000):
+        traffic.decision("v1", f"s{number}", True, 5, 0, Clock.now)
+        traffic.feedback(f"s{number}", f"d{number}", Clock.now, Clock.now, 1.0)
+    assert len(traffic._sessions) == len(traffic._with_feedback) == 100
+    assert reward_points(traffic.slots())["v1"][0].sessions == 1000
+
+
+def test_counting_costs_next_to_nothing() -> None:
+    traffic = Traffic()
+    seconds = min(timeit.repeat(lambda: traffic.request(200, 0.002), number=2000, repeat=20)) / 2000
+    assert seconds < 5e-6  # 0.5 microseconds on a quiet machine
