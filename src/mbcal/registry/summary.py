@@ -31,7 +31,7 @@ def version_summary(registry: Registry, name: str) -> dict[str, Any]:
     """Summarise one version.
 
     Returns:
-        Its name (`version`), `state` (live, live before, or empty), `agent`, `published`, `parent` and `metrics`; name,
+        Its name (`version`), `state` (live, canary, live before, or empty), `agent`, `published`, `parent` and `metrics`; name,
         state and the reason (`damaged`) if its manifest cannot be read.
 
     Raises:
@@ -41,7 +41,8 @@ def version_summary(registry: Registry, name: str) -> dict[str, Any]:
 
 
 def _summary(registry: Registry, name: str, pointer: Pointer) -> dict[str, Any]:
-    state = "live" if name == pointer.current else "live before" if name in pointer.before else ""
+    states = {**dict.fromkeys(pointer.before, "live before"), pointer.canary: "canary", pointer.current: "live"}
+    state = states.get(name, "")
     try:
         manifest = registry.manifest(name)
     except ModelError as error:

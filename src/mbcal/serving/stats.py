@@ -243,8 +243,7 @@ def registry_answer(registry: Registry) -> RegistryAnswer:
         versions = [_without_paths(entry) for entry in version_summaries(registry, MAX_VERSIONS)]
     except MbcalError:
         return RegistryAnswer(None, None, [], [], updates, "the registry cannot be read; the server's log says why")
-    canary = getattr(pointer, "canary", None)
-    return RegistryAnswer(pointer.current, canary, list(pointer.before), versions, updates)
+    return RegistryAnswer(pointer.current, pointer.canary, list(pointer.before), versions, updates)
 
 
 def _without_paths(summary: Mapping[str, Any]) -> dict[str, Any]:
