@@ -31,8 +31,8 @@ def version_summary(registry: Registry, name: str) -> dict[str, Any]:
     """Summarise one version.
 
     Returns:
-        Its name (`version`), `state` (live, canary, live before, or empty), `agent`, `published`, `parent` and `metrics`; name,
-        state and the reason (`damaged`) if its manifest cannot be read.
+        Its name (`version`), `state` (live, canary, live before, withdrawn, or empty), `agent`, `published`, `parent`,
+        `metrics`; name, state and the reason (`damaged`) if its manifest cannot be read.
 
     Raises:
         ModelError: If the registry's pointer is damaged.
@@ -41,7 +41,12 @@ def version_summary(registry: Registry, name: str) -> dict[str, Any]:
 
 
 def _summary(registry: Registry, name: str, pointer: Pointer) -> dict[str, Any]:
-    states = {**dict.fromkeys(pointer.before, "live before"), pointer.canary: "canary", pointer.current: "live"}
+    states: dict[str | None, str] = {
+        **dict.fromkeys(pointer.withdrawn, "withdrawn"),
+        **dict.fromkeys(pointer.before, "live before"),
+        pointer.canary: "canary",
+        pointer.current: "live",
+    }
     state = states.get(name, "")
     try:
         manifest = registry.manifest(name)
