@@ -33,7 +33,6 @@ from mbcal import (
 )
 from mbcal.agents import AGENTS
 from mbcal.distributed.engines.local import LocalEngine
-from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.errors import OptionError, StoreError
 from mbcal.evaluation import blocks
@@ -50,6 +49,7 @@ from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.workers import execute_all, execute_on, prepare_on
 from mbcal.evaluation.judges import TRUTH
 from mbcal.evaluation.ope.estimate import estimate_value
+from mbcal.evaluation.sampling import sample_sessions, sample_test_sessions
 from mbcal.report.page_writer import write_report
 from tests.support.clusters import address_of_cluster, gone
 from tests.support.experiments import TINY, set_options
@@ -201,7 +201,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 def test_roll_outs_by_blocks_earn_the_same(feed: Feed, engine: Any) -> None:
     users, world = SessionRange(feed.data, "test", 401, 3), Newsfeed.from_options(dict(feed.store.manifest["options"]))
-    some = feed.test[:401]
+    some = feed.test[sample_sessions(feed.test.user, 401, 3)]
     for model, agent in ((feed.far, feed.agent), (CHANCE, AGENTS["random"]().fit(some))):
         for judge, environment in ((feed.users, feed.simulator), (TRUTH, world)):
             whole = evaluate(agent, environment, some, epsilon=0.2, seed=3).rewards
@@ -214,7 +214,7 @@ def test_candidates_that_were_not_logged_are_drawn_alike(feed: Feed, engine: Any
     read = Store.sessions
     monkeypatch.setattr(Store, "sessions", lambda *a: replace(read(*a), candidates=None))
     bare = replace(feed.test, candidates=None)
-    whole = evaluate(feed.agent, feed.simulator, replace(bare, candidates=session_candidates(bare, 5))[:200], seed=5).rewards
+    whole = evaluate(feed.agent, feed.simulator, sample_test_sessions(bare, 200, 5), seed=5).rewards
     served = evaluate_in_blocks(engine, SessionRange(feed.data, "test", 200, 5), feed.far, feed.users)
     assert np.array_equal(served.rewards, whole)
 
@@ -265,7 +265,7 @@ def test_the_command_serves_by_blocks(feed: Feed, ray_engine: Any, tmp_path: Pat
     command = start([*asked, "--engine", "ray", "--address", address_of_cluster()], tmp_path)
     out, err = command.communicate(timeout=120)
     assert command.returncode == 0, err
-    whole = evaluate(feed.agent, feed.simulator, feed.test[:300]).mean
+    whole = evaluate(feed.agent, feed.simulator, feed.test[sample_sessions(feed.test.user, 300, 0)]).mean
     row, chance = json.loads(out)["rows"]
     assert (row["mean"], row["interval"]) == (whole.mean, [whole.low, whole.high])
     assert chance["gap"] != 0

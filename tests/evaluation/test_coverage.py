@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mbcal.evaluation.comparison import ModelComparison, ModelResult
 from mbcal.evaluation.coverage import Coverage, coverage
-from mbcal.evaluation.models import ModelComparison, ModelResult
 from mbcal.metrics import mean_interval
 
 

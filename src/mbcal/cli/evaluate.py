@@ -25,7 +25,7 @@ from mbcal.distributed.engines import create_engine
 from mbcal.errors import OptionError
 
 if TYPE_CHECKING:
-    from mbcal.evaluation.models import ModelComparison
+    from mbcal.evaluation.comparison import ModelComparison
 
 PIPE_WIDTH = 160
 """Characters per line where the output is not a terminal."""
@@ -45,7 +45,12 @@ def evaluate_command(
     ] = None,
     episodes: Annotated[int, typer.Option(help="Episodes of --env, the same for every model.", min=2)] = 200,
     repeats: Annotated[bool, typer.Option("--repeats", help="In --env, let an item be shown again.")] = False,
-    sessions: Annotated[int | None, typer.Option(help="Most test sessions to serve.", min=1, show_default="all")] = None,
+    sessions: Annotated[
+        int | None,
+        typer.Option(
+            help="Most test sessions to serve: one of each user before a second of any.", min=1, show_default="all"
+        ),
+    ] = None,
     epsilon: Annotated[float, typer.Option(help="Probability of a random choice; 0 is greedy.")] = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
@@ -57,7 +62,8 @@ def evaluate_command(
 ) -> None:
     """Print the mean reward per session of each model, with its 95% interval.
 
-    A uniformly random policy ("chance") is evaluated beside the models.
+    A uniformly random policy ("chance") is evaluated beside the models; "the log" is what the logging policy earned from
+    the same users. A simulator says for what differences it can be trusted, and marks its numbers if that is not far.
     All models meet the same users, candidates and noise, so differences are paired. Intervals are clustered by user.
     With --env, all models play the same episodes of a Gymnasium environment and rank all its items.
     """
@@ -96,6 +102,8 @@ def evaluate_command(
 
 
 def _print(comparison: ModelComparison, as_json: bool) -> None:
+    from mbcal.evaluation.comparison import LOG_ROW
+
     if as_json:
         typer.echo(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
         return
@@ -109,9 +117,12 @@ def _print(comparison: ModelComparison, as_json: bool) -> None:
             table.add_column(column, justify="right")
         for row in comparison.table(judge):
             table.add_row(*row)
-        console.print(f"judged by {judge}, {comparison.sessions:,} test sessions", style="bold")
+        title, *trust = comparison.heading(judge).splitlines()
+        console.print(title, style="bold")
+        for line in trust:
+            console.print(line, soft_wrap=True)
         console.print(table)
     if comparison.logged is not None:
-        console.print(f"as logged, real users: {comparison.logged}")
+        console.print(f"{LOG_ROW}: what the logging policy earned in the same test sessions, from real users.")
     for warning in comparison.warnings:
         console.print(f"Warning: {warning}", soft_wrap=True)

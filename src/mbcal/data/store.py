@@ -173,6 +173,11 @@ class Store:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")
         return replace(Sessions.concat(blocks), origin=self.manifest["content_hash"])
 
+    def session_users(self, part: Part) -> NDArray[np.int32]:
+        """Return the user of every session of a part, (N,), without reading its steps."""
+        users = [_numpy(self.table(name.replace("steps", "sessions"))["user"]) for name, _ in self._session_counts(part)]
+        return np.concatenate(users) if users else np.zeros(0, np.int32)
+
     def worker_sessions(self, part: Part, rank: int, size: int) -> Sessions:
         """Read the share of one worker: about as many sessions for each, consecutive, and all sessions of a user together.
 

@@ -25,6 +25,7 @@ from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.base import require_sessions
 from mbcal.environments.model import ModelEnvironment, ModelState
 from mbcal.environments.report_card import ReportCard, ReportCardBuilder
+from mbcal.environments.trust import Trust, simulator_trust
 from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nn.base import SessionNet
 from mbcal.nn.config import NetConfig
@@ -98,6 +99,8 @@ class Simulator:
         """What its logits were divided by, so that probabilities agree with frequencies (`training.calibration`)."""
         self.provenance: Mapping[str, Any] = {}
         """Free notes that are saved with it."""
+        self.card: ReportCard | None = None
+        """The report card it was saved with; see `trust`."""
         self._environment: ModelEnvironment | None = None
 
     def fit(
@@ -145,7 +148,7 @@ class Simulator:
         fill_unknown_items(net)
         self.temperature = calibrate(net, device_sessions, held_out_rows)
         self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
-        self.fitted_users, self.origin = np.unique(sessions.user), sessions.origin
+        self.fitted_users, self.origin, self.card = np.unique(sessions.user), sessions.origin, None
         return self
 
     # ---- as an environment
@@ -199,6 +202,11 @@ class Simulator:
             raise InputError(f"simulator: it was fitted on {count} of these users; use others, such as part 'test'")
 
     # ---- quality
+
+    @property
+    def trust(self) -> Trust:
+        """For what differences between policies it can be trusted, by its report card (`environments.trust`)."""
+        return simulator_trust(self.card, self.behaviours.rewards)
 
     @torch.no_grad()
     def evaluate(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
@@ -256,7 +264,7 @@ class Simulator:
 
         Args:
             path: The folder.
-            card: Its report card, kept in the manifest.
+            card: Its report card, kept in the manifest; by default the one it has.
             extra_files: Further files for the folder, contents by name.
             overwrite: Replace a simulator that is there. Other folders are never replaced.
 
@@ -267,6 +275,7 @@ class Simulator:
             ModelError: If it has not been fitted.
             OutputError: If the folder exists or cannot be written.
         """
+        self.card = self.card if card is None else card
         manifest = {
             "config": to_dict(self.config),
             "behaviours": to_dict(self.behaviours),
@@ -274,7 +283,7 @@ class Simulator:
             "temperature": self.temperature,
             "provenance": dict(self.provenance),
             "origin": self.origin,
-            "report_card": None if card is None else asdict(card),
+            "report_card": None if self.card is None else asdict(self.card),
         }
         state = state_to_arrays(self.environment.net, None)
         weights = {name.removeprefix("weight/"): array for name, array in state.items()}
@@ -298,7 +307,8 @@ class Simulator:
             simulator._environment = ModelEnvironment(net.to(simulator.device), catalog, artifact.behaviours)
             simulator.fitted_users, simulator.origin = artifact.arrays("fitted")["users"], manifest["origin"]
             simulator.record, simulator.provenance = TrainingRecord(**manifest["training"]), manifest["provenance"]
-            simulator.temperature = float(manifest["temperature"])
+            simulator.temperature, card = float(manifest["temperature"]), manifest["report_card"]
+            simulator.card = None if card is None else ReportCard(**card)
         except (KeyError, TypeError, RuntimeError) as error:
             raise artifact.damage_error(str(error).splitlines()[0]) from error
         return simulator

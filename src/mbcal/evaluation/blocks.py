@@ -8,9 +8,9 @@
     labels_in_blocks           counterfactual advantages, and residuals               (N, T)  see `advantage_and_residual`
     estimate_value_in_blocks   off-policy estimates from the choices                          see `estimate_value`
 
-A block is a range of sessions in a part of a store. Workers open the store and the models themselves, read the shards that
-hold their block, and return only the arrays above. Noise is indexed by session and blocks are whole batches, so the result
-is that of one pass: bit for bit on a CPU, up to rounding on a GPU, whose batches are larger.
+A block is a range in a sample of the sessions of a part of a store. Workers open the store and the models themselves, read
+the shards that hold their block, and return only the arrays above. Noise is indexed by session and blocks are whole batches,
+so the result is that of one pass: bit for bit on a CPU, up to rounding on a GPU, whose batches are larger.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
+from mbcal.evaluation.sampling import sample_sessions
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
@@ -53,7 +54,7 @@ MAX_BLOCK = 64 * CPU_BLOCK
 
 @dataclass(frozen=True)
 class SessionRange:
-    """The first sessions of a part of a store, and the seed of their candidates and noise."""
+    """Sessions of a part of a store, all or a sample of users, and the seed of sample, candidates and noise."""
 
     data: Path
     """Folder of the store."""
@@ -61,7 +62,7 @@ class SessionRange:
     sessions: int | None = None
     """How many sessions; all of the part if None or more than there are."""
     seed: int = 0
-    """Names sampled candidates and the noise of roll-outs."""
+    """Names the sample of sessions (`evaluation.sampling`), sampled candidates and the noise of roll-outs."""
 
     @property
     def count(self) -> int:
@@ -80,10 +81,12 @@ class ServedSummary(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One task: sessions `first` to `last` - 1 of a part, and what to compute for them. Can be pickled."""
+    """One task: sessions `first` to `last` - 1 of the sample, and what to compute for them. Can be pickled."""
 
     data: str
     part: Part
+    sessions: int
+    """Size of the sample."""
     seed: int
     first: int
     last: int
@@ -177,7 +180,8 @@ def estimate_value_in_blocks(
         The estimates of `estimate_value`.
     """
     policy, other = load(model, "cpu"), None if baseline is None else load(baseline, "cpu")
-    sessions = _store(str(users.data.resolve())).sessions(users.part, 0, users.count)
+    data = str(users.data.resolve())
+    sessions = _store(data).sessions(users.part)[_sample(data, users.part, users.count, users.seed)]
     choices, baseline_choices = (
         None if path is None else policy_choices_in_blocks(engine, users, path, resources=resources, progress=progress)
         for path in (model, baseline)
@@ -193,12 +197,13 @@ def estimate_value_in_blocks(
 def _blocks(engine: Engine, users: SessionRange, model: Path | str, resources: WorkerResources) -> list[Block]:
     """Cut a range into blocks of whole batches, several for every worker."""
     engine.require_shared_file(users.data / "manifest.json")
-    batches = -(-users.count // CPU_BLOCK)
+    count = users.count
+    batches = -(-count // CPU_BLOCK)
     size = min(max(batches // (BLOCKS_PER_WORKER * engine.workers), 1) * CPU_BLOCK, MAX_BLOCK)
     data, device = str(users.data.resolve()), "cuda" if resources.gpus else "cpu"
     return [
-        Block(data, users.part, users.seed, first, min(first + size, users.count), _absolute(model, CHANCE), device)
-        for first in range(0, users.count, size)
+        Block(data, users.part, count, users.seed, first, min(first + size, count), _absolute(model, CHANCE), device)
+        for first in range(0, count, size)
     ]
 
 
@@ -250,8 +255,14 @@ def _label_block(block: Block) -> LabelArrays:
     return advantage_and_residual(agent, sessions)
 
 
+def _block_indices(block: Block) -> NDArray[np.int64]:
+    """Indices of the block's sessions in their part, rising."""
+    return _sample(block.data, block.part, block.sessions, block.seed)[block.first : block.last]
+
+
 def _logged_sessions(block: Block) -> Sessions:
-    return _store(block.data).sessions(block.part, block.first, block.last)
+    indices = _block_indices(block)
+    return _store(block.data).sessions(block.part, int(indices[0]), int(indices[-1]) + 1)[indices - indices[0]]
 
 
 def _sessions_with_candidates(block: Block) -> Sessions:
@@ -259,7 +270,7 @@ def _sessions_with_candidates(block: Block) -> Sessions:
     sessions = _logged_sessions(block)
     if sessions.candidates is not None and sessions.candidates.ndim == 2:
         return sessions
-    return replace(sessions, candidates=_candidates(block.data, block.part, block.seed)[block.first : block.last])
+    return replace(sessions, candidates=_candidates(block.data, block.part, block.seed)[_block_indices(block)])
 
 
 # ---- caches of a worker: blocks share stores and models; a folder that was written anew has another manifest time
@@ -267,6 +278,10 @@ def _sessions_with_candidates(block: Block) -> Sessions:
 
 def _store(data: str) -> Store:
     return _open_store(data, _written_at(data))
+
+
+def _sample(data: str, part: Part, sessions: int, seed: int) -> NDArray[np.int64]:
+    return _sample_part(data, part, sessions, seed, _written_at(data))
 
 
 def _candidates(data: str, part: Part, seed: int) -> NDArray[np.int32]:
@@ -294,6 +309,11 @@ def _written_at(folder: str) -> int:
 @lru_cache(maxsize=1)
 def _open_store(data: str, _: int) -> Store:
     return Store.open(data)
+
+
+@lru_cache(maxsize=1)
+def _sample_part(data: str, part: Part, sessions: int, seed: int, _: int) -> NDArray[np.int64]:
+    return sample_sessions(_store(data).session_users(part), sessions, seed)
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ earns above a myopic one from simulated users; and whether the log covers the ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,10 @@ from mbcal.agents.config import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator, SimulatorConfig
 from mbcal.evaluation.coverage import WELL_COVERED
 from mbcal.evaluation.evaluator import TEST_SEED, evaluate
+from mbcal.evaluation.sampling import sample_test_sessions
 from mbcal.metrics import Mean, mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.config import NetConfig
@@ -130,8 +130,7 @@ def diagnose(
         environment = Simulator(config, device).fit(store, progress=progress)
     elif isinstance(environment, str | Path):
         environment = Simulator.load(environment, device)
-    train, test = store.sessions("train"), store.sessions("test")
-    test = replace(test, candidates=session_candidates(test, TEST_SEED))[:sessions]
+    train, test = store.sessions("train"), sample_test_sessions(store.sessions("test"), sessions, TEST_SEED)
     net = NetConfig(features=store.agent_features)
     far_sighted = MBCAL(MBCALConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)
     myopic = GRU4Rec(AgentConfig(net=net, training=training, seed=seed), device).fit(train, progress=progress)

@@ -6,12 +6,11 @@ yardstick.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,106 +19,21 @@ from mbcal.agents import Agent, Random, load
 from mbcal.data.store import Store
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import session_candidates
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
 from mbcal.evaluation.blocks import CHANCE, ServedSummary, SessionRange, evaluate_in_blocks
-from mbcal.evaluation.coverage import Coverage, coverage, times_logged
+from mbcal.evaluation.comparison import ModelComparison, ModelResult, compare_rewards
+from mbcal.evaluation.coverage import coverage, times_logged
 from mbcal.evaluation.evaluator import evaluate, require_same_store
 from mbcal.evaluation.judges import TRUTH, true_environment
-from mbcal.metrics import Mean, mean_interval
+from mbcal.evaluation.sampling import sample_test_sessions
+from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.training.device import resolve_device
 from mbcal.types import Sessions
 
 TRUTH_TITLE = "the newsfeed's truth"
 """How results name the judge `truth`."""
-
-
-@dataclass(frozen=True)
-class ModelResult:
-    """One model under one judge."""
-
-    judge: str
-    model: str
-    """The model's folder, or the name of an agent given as an object; `chance` is the random policy."""
-    agent: str
-    """The method."""
-    reward: Mean
-    """Mean reward per session, with an interval that is clustered by user."""
-    gap: Mean
-    """Difference to the first model, paired session by session; 0 for the first model itself."""
-    coverage: Coverage | None = None
-    """How far its choices lie outside the store's train part; None in a world, which needs no log to judge."""
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """Models under judges."""
-
-    rows: list[ModelResult]
-    """By judge, and under each judge the models in the given order, then the random policy."""
-    logged: Mean | None
-    """Reward per session of the same sessions as they were logged; None if new episodes were played instead."""
-    sessions: int
-    """Number of test sessions served."""
-    seed: int
-
-    @property
-    def judges(self) -> list[str]:
-        """Names of the judges, in order."""
-        return list(dict.fromkeys(row.judge for row in self.rows))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON can hold them; ends of an infinite interval are None."""
-        rows = [
-            {
-                "judge": row.judge,
-                "model": row.model,
-                "agent": row.agent,
-                "sessions": row.reward.count,
-                "mean": row.reward.mean,
-                "interval": _finite_ends(row.reward),
-                "gap": row.gap.mean,
-                "gap_interval": _finite_ends(row.gap),
-                "rare_items": None if row.coverage is None else row.coverage.rare,
-                "shifted_items": None if row.coverage is None else row.coverage.shifted,
-            }
-            for row in self.rows
-        ]
-        logged = None if self.logged is None else {"mean": self.logged.mean, "interval": _finite_ends(self.logged)}
-        return {"rows": rows, "logged": logged, "seed": self.seed, "warnings": self.warnings}
-
-    @property
-    def warnings(self) -> list[str]:
-        """One sentence for every model that leaves what the log covers, under the judge where it does so most."""
-        farthest: dict[str, Coverage] = {}
-        for row in self.rows:
-            if row.coverage is not None and row.coverage.is_low:
-                farthest[row.model] = max(row.coverage, farthest.get(row.model, row.coverage), key=lambda low: low.shifted)
-        return [coverage.warning(model) for model, coverage in farthest.items()]
-
-    def table(self, judge: str) -> list[tuple[str, str, str, str]]:
-        """Return one row of text per model under a judge: model, reward, 95% interval, difference to the first model."""
-        rows = [row for row in self.rows if row.judge == judge]
-        return [
-            (
-                row.model,
-                f"{row.reward.mean:.3f}",
-                _interval_text(row.reward, ".3f"),
-                "" if row is rows[0] else f"{row.gap.mean:+.3f} {_interval_text(row.gap, '+.3f')}",
-            )
-            for row in rows
-        ]
-
-    def __str__(self) -> str:
-        lines = []
-        for judge in self.judges:
-            lines.append(f"judged by {judge}, {self.sessions:,} test sessions")
-            lines += [" ".join(filter(None, row)) for row in self.table(judge)]
-        if self.logged is not None:
-            lines.append(f"as logged, real users: {self.logged}")
-        return "\n".join([*lines, *(f"Warning: {warning}" for warning in self.warnings)])
 
 
 class OpenModel(NamedTuple):
@@ -160,7 +74,7 @@ def evaluate_models(
         models: Folders of models, or fitted agents. Differences are to the first.
         judges: Folders of simulators, fitted simulators, or the string "truth" for the generated newsfeed itself.
         store: The store whose test users are served, or its folder.
-        sessions: Most test sessions to serve; all if None.
+        sessions: Most test sessions to serve; all if None. Of more, a sample: one of each user before a second of any.
         epsilon: Probability of a uniformly random candidate at each step; 0 is greedy.
         seed: Names sampled candidates and noise, the same for all models.
         device: Where to load models and judges. Agents and simulators given as objects must be there already.
@@ -184,15 +98,15 @@ def evaluate_models(
             raise OptionError("engine: its workers read models and judges from folders; give folders")
         device = "cpu"  # here they are only checked
     store = store if isinstance(store, Store) else Store.open(store)
-    test = store.sessions("test")
-    test = replace(test, candidates=session_candidates(test, seed))[:sessions]  # a prefix keeps its candidates
+    test = sample_test_sessions(store.sessions("test"), sessions, seed)
     serving = _Serving(store, test, times_logged(store), epsilon, seed, engine, resources, progress)
     opened_judges = _open_judges(judges, store, test, device)
     opened_models = _open_models(models, test, device)
     random = Random(device=opened_judges[0].environment.device.type).fit(test)
     opened_models.append(OpenModel(CHANCE, random, CHANCE))
     rows = [row for judge in opened_judges for row in serving.compare(opened_models, judge)]
-    return ModelComparison(rows, mean_interval(test.rewards.sum(1), test.user), len(test), seed)
+    trust = {judge.name: judge.environment.trust for judge in opened_judges if isinstance(judge.environment, Simulator)}
+    return ModelComparison(rows, mean_interval(test.rewards.sum(1), test.user), len(test), seed, trust)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,23 +159,6 @@ class _Serving:
         )
 
 
-def compare_rewards(
-    judge: str, names: Sequence[tuple[str, str]], rewards: Sequence[NDArray[np.float32]], users: NDArray[np.int32]
-) -> list[ModelResult]:
-    """Return the results of models under one judge.
-
-    Args:
-        judge: Name of the judge.
-        names: Name and method of each model.
-        rewards: Reward of every session of each model, (N,) each, paired.
-        users: (N,) user of every session.
-    """
-    return [
-        ModelResult(judge, name, agent, mean_interval(values, users), mean_interval(values - rewards[0], users))
-        for (name, agent), values in zip(names, rewards, strict=True)
-    ]
-
-
 def _open_judges(judges: Sequence[str | Path | Simulator], store: Store, test: Sessions, device: str) -> list[_Judge]:
     """Judges with distinct names; raises InputError if a simulator was fitted on some of the test users."""
     opened = _number_repeats([_open_judge(judge, store, device) for judge in judges])
@@ -307,12 +204,3 @@ def _number_repeats(entries: list[_Entry]) -> list[_Entry]:
         count = seen[entry.name]
         renamed.append(entry if count == 1 else entry._replace(name=f"{entry.name} ({count})"))
     return renamed
-
-
-def _finite_ends(mean: Mean) -> list[float | None]:
-    """Ends of an interval; None where they are infinite, because there is one user."""
-    return [end if math.isfinite(end) else None for end in (mean.low, mean.high)]
-
-
-def _interval_text(mean: Mean, form: str) -> str:
-    return f"[{mean.low:{form}}, {mean.high:{form}}]" if math.isfinite(mean.stderr) else ""

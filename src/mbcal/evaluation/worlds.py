@@ -15,8 +15,9 @@ from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.rollout import Policy
 from mbcal.errors import ModelError, OptionError
 from mbcal.evaluation.blocks import CHANCE
+from mbcal.evaluation.comparison import ModelComparison, compare_rewards
 from mbcal.evaluation.evaluator import play_test
-from mbcal.evaluation.models import ModelComparison, OpenModel, compare_rewards, open_models
+from mbcal.evaluation.models import OpenModel, open_models
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import RandomScorer
 from mbcal.training.random import derive_seed

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mbcal.errors import InputError
 from mbcal.evaluation.experiment.run import Run
 from mbcal.evaluation.significance import paired_difference
@@ -89,7 +91,7 @@ def compare_runs(first: Run | str | Path, second: Run | str | Path) -> RunCompar
     """
     a, b = (RunSummary(_open(run)) for run in (first, second))
     contents = [summary.run.store().manifest["content_hash"] for summary in (a, b)]
-    paired = contents[0] == contents[1] and len(a.users) == len(b.users)
+    paired = contents[0] == contents[1] and np.array_equal(a.users, b.users)
     rows = []
     for protocol in PROTOCOLS:
         for judge in (name for name in a.judges if name in b.judges):

@@ -47,7 +47,8 @@ class ExperimentConfig:
     items: int = 300
     """Items of the generated newsfeed."""
     test_sessions: int = 1_500
-    """Most sessions served in every test; episodes played in it in a Gymnasium world."""
+    """Most sessions served in every test, a sample with one session of each user before a second of any; episodes played
+    in a Gymnasium world."""
     rounds: int = 4
     """Growing Batch-RL: rounds of collect, update, test."""
     round_sessions: int = 1_500

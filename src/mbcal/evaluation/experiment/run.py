@@ -35,7 +35,6 @@ from mbcal.config import from_dict, to_dict
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
-from mbcal.environments.candidates import session_candidates
 from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.log import NewsfeedConfig, prepare_newsfeed
@@ -48,6 +47,7 @@ from mbcal.evaluation.experiment.config import NEWSFEED, ExperimentConfig, Judge
 from mbcal.evaluation.experiment.context import ExperimentContext, agent_config
 from mbcal.evaluation.experiment.growing_batch import growing_batch
 from mbcal.evaluation.judges import TRUTH, true_environment
+from mbcal.evaluation.sampling import sample_test_sessions
 from mbcal.evaluation.worlds import collect
 from mbcal.nn.embeddings import require_features
 from mbcal.progress import SILENT, Progress
@@ -214,9 +214,8 @@ class Run:
         return self.test_sessions(self.store()).user
 
     def test_sessions(self, store: Store) -> Sessions:
-        """Return the test sessions, with the same candidates for every cell, however many sessions are served."""
-        test = store.sessions("test")
-        return replace(test, candidates=session_candidates(test, TEST_SEED))[: self.settings.test_sessions]
+        """Return the test sessions, the same for every cell: a sample of users, with candidates (`evaluation.sampling`)."""
+        return sample_test_sessions(store.sessions("test"), self.settings.test_sessions, TEST_SEED)
 
     def prepare(self, progress: Progress = SILENT) -> None:
         """Make what cells need: the generated log and the simulators. Idempotent; a fit that was killed is resumed.

@@ -1,0 +1,94 @@
+"""How large a difference between policies must be before a simulator's word counts.
+
+A simulator's error can favour one of two policies. A difference smaller than this error says nothing. The report card
+has two measures of it, on users the simulator was not fitted on:
+
+- drift: the largest gap between simulated and logged mean reward at any step;
+- calibration: a share of probability (the expected calibration error) that lies on the wrong behaviour, which changes the
+  expected reward of a step by at most that share of the range of rewards.
+
+A session has `length` steps, so a difference of reward per session is trusted from
+
+    length * (largest gap at a step + calibration error * (highest - lowest reward))
+
+on. The gap at a step includes its sampling error: a report card of few sessions vouches for less. The rule is a bound on
+errors seen on logged items; what a policy shows beyond them is the concern of `evaluation.coverage`. Compared with the truth
+of the generated newsfeed: docs/experiments.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mbcal.environments.report_card import ReportCard
+
+LARGE = 0.05
+"""A simulator that can be trusted only for differences above this share of the reward per session has a warning."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The size of difference for which a simulator can be trusted."""
+
+    difference: float
+    """Smallest difference in reward per session that is not explained by the simulator's own error; infinite if nothing is
+    known of the simulator, or if it has learned nothing."""
+    share: float
+    """The same as a share of the logged reward per session."""
+    drift: float
+    """How much of `difference` is drift; the rest is calibration."""
+    problem: str
+    """Why nothing it says can be trusted, in words; empty otherwise."""
+
+    @property
+    def is_low(self) -> bool:
+        """Whether numbers of this simulator need a warning."""
+        return bool(self.problem) or self.share > LARGE
+
+    def covers(self, gap: float) -> bool:
+        """Return whether a difference in reward per session is large enough to be trusted."""
+        return abs(gap) >= self.difference
+
+    @property
+    def sentence(self) -> str:
+        """For what differences the simulator can be trusted, in a sentence."""
+        if self.problem:
+            return self.problem
+        size = f"{self.difference:.3g} per session ({self.share:.1%} of the log's reward)"
+        return f"Can be trusted for differences of {size} or more; smaller ones may be the simulator's own error."
+
+    @property
+    def warning(self) -> str | None:
+        """The warning that belongs beside every number of this simulator; None if none is due."""
+        if not self.is_low:
+            return None
+        if self.problem:
+            return self.problem
+        part = "drift" if self.drift > self.difference / 2 else "calibration error"
+        return f"Large {part}. {self.sentence} Fit it on more data or longer, or test it on more sessions."
+
+
+def simulator_trust(card: ReportCard | None, rewards: Sequence[float]) -> Trust:
+    """Return for what differences a simulator can be trusted.
+
+    Args:
+        card: Its report card; None if it was saved without one.
+        rewards: (behaviours,) reward of each behaviour.
+    """
+    if card is None:
+        return Trust(math.inf, math.inf, 0.0, "The simulator has no report card, so nothing says how far to trust it.")
+    if card.nll >= card.baseline_nll:
+        return Trust(
+            math.inf,
+            math.inf,
+            0.0,
+            f"The simulator is no better than the frequencies of behaviours (NLL {card.nll:.3f}, of the frequencies "
+            f"{card.baseline_nll:.3f}): do not trust it; fit it longer or on more data.",
+        )
+    length = card.steps / card.sessions
+    drift = length * card.drift * card.size
+    difference = drift + length * card.ece * (max(rewards) - min(rewards))
+    reward = sum(real * reached for real, reached in zip(card.real, card.reached, strict=True))
+    return Trust(difference, difference / max(abs(reward), 1e-9), drift, "")

@@ -1,0 +1,54 @@
+"""For what differences a simulator is trusted, by its report card."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from mbcal.environments.report_card import ReportCard
+from mbcal.environments.trust import simulator_trust
+
+CARD = ReportCard(
+    sessions=100, steps=400, nll=1.0, baseline_nll=1.5, accuracy=0.5, macro_f1=0.4, weighted_f1=0.4, rmse=1.0, ece=0.01,
+    reliability={"confidence": [0.5], "accuracy": [0.5], "count": [400]}, real=[2.0, 2.0, 2.0, 2.0],
+    simulated=[2.0, 2.1, 1.95, 2.0], error=[0.01] * 4, reached=[1.0] * 4, size=2.0, confusion=[[1]],
+)  # fmt: skip
+REWARDS = (0.0, 1.0, 5.0)
+
+
+def test_the_difference_is_drift_and_calibration_over_the_steps_of_a_session() -> None:
+    trust = simulator_trust(CARD, REWARDS)
+    assert trust.drift == pytest.approx(4 * 0.1)
+    assert trust.difference == pytest.approx(4 * (0.1 + 0.01 * 5))
+    assert trust.share == pytest.approx(0.6 / 8)
+    assert trust.covers(-0.61)
+    assert not trust.covers(0.59)
+    assert trust.sentence.startswith("Can be trusted for differences of 0.6 per session (7.5% of the log's reward) or more")
+
+
+def test_a_warning_is_due_above_five_percent() -> None:
+    assert (simulator_trust(CARD, REWARDS).warning or "").startswith("Large drift. Can be trusted for differences of 0.6")
+    uncalibrated = simulator_trust(replace(CARD, ece=0.1), REWARDS)
+    assert (uncalibrated.warning or "").startswith("Large calibration error.")
+    good = simulator_trust(replace(CARD, ece=0.002, simulated=[2.0, 2.02, 2.0, 2.0]), REWARDS)
+    assert good.share == pytest.approx(4 * (0.02 + 0.01) / 8)
+    assert good.warning is None
+    assert not good.is_low
+
+
+def test_shorter_sessions_add_up_less() -> None:
+    """Steps that few sessions reach count neither in the drift nor fully in the length."""
+    short = replace(CARD, steps=210, reached=[1.0, 1.0, 0.09, 0.01], simulated=[2.0, 2.1, 2.0, 9.0])
+    assert simulator_trust(short, REWARDS).difference == pytest.approx(2.1 * 0.15)
+
+
+def test_a_simulator_that_knows_nothing_is_trusted_for_nothing() -> None:
+    useless = simulator_trust(replace(CARD, nll=1.5), REWARDS)
+    assert useless.difference == math.inf
+    assert not useless.covers(1e9)
+    assert "no better than the frequencies of behaviours (NLL 1.500, of the frequencies 1.500)" in (useless.warning or "")
+    unknown = simulator_trust(None, REWARDS)
+    assert unknown.is_low
+    assert unknown.sentence == "The simulator has no report card, so nothing says how far to trust it."
