@@ -135,7 +135,13 @@ def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
     assert second["gap_interval"][1] - second["gap_interval"][0] < width[1]  # common noise makes differences sharper
     table = mbcal_here("evaluate", "mbcal", "--data", "feed", "--simulator", "sim", "--sessions", "50", cwd=shop)
     assert "50 test sessions" in table
-    assert "as logged, real users" in table
+    assert "the log: what the logging policy earned in the same test sessions" in table
+    rows = [line.split()[:3] for line in table.splitlines()]
+    assert ["mbcal", f"{float(rows[3][1]):.3f}", "(!)"] in rows  # a simulator of 300 sessions is marked at every number
+    assert [words[:2] for words in rows if words[:2] == ["the", "log"]]
+    assert "(!) The simulator is no better than the frequencies" in table or "(!) Large" in table
+    assert all(row["warning"] and row["judge"] == "sim" for row in said["rows"][:3])
+    assert all(row["warning"] is row["trusted_difference"] is None for row in said["rows"][3:])
 
 
 def test_evaluate_warns_beside_its_numbers_of_models_that_leave_the_log(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
