@@ -115,7 +115,8 @@ def _rows(path: Path, to_record: Callable[[dict[str, Any]], Record]) -> Iterator
                     row = dict(zip(batch.schema.names, values, strict=True))
                     yield row.pop("number"), to_record(row)
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise LogError(f"{path}: cannot be read ({error}); restore the file from a copy") from error
+        problem = " ".join(str(error).split())  # one line
+        raise LogError(f"{path}: cannot be read ({problem}); restore the file from a copy") from error
 
 
 def _to_list(column: pa.Array) -> list[Any]:
