@@ -145,7 +145,11 @@ def test_an_unlinked_segment_is_noticed_and_named(folder: Path, is_busy: bool) -
     ("change", "reason", "loss"),
     [
         (lambda path: os.truncate(path, 150), "the current segment was cut off", "cut off; record 2 is lost"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"?"), "another program has written to the current", "damaged at byte"),
+        (
+            lambda path: path.write_bytes(path.read_bytes() + b"?"),
+            "another program has written to the current",
+            "damaged at byte",
+        ),
     ],
 )
 def test_a_segment_changed_by_another_program_is_left_behind(

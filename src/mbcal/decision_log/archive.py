@@ -120,7 +120,7 @@ def _rows(path: Path, to_record: Callable[[dict[str, Any]], Record]) -> Iterator
 
 
 def _to_list(column: pa.Array) -> list[Any]:
-    """`column.to_pylist()`; several times as fast for lists of numbers, and of names, whose text is created once per batch."""
+    """`column.to_pylist()`; several times as fast for lists of numbers or names, whose text is created once per batch."""
     if column.type == _NAMES:
         encoded = column.flatten().dictionary_encode()
         values = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()].tolist()
