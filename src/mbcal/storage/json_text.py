@@ -26,8 +26,8 @@ def parse_json(text: str | bytes) -> Any:
 def script_json(value: Any) -> str:
     """Return JSON to be put inside a script element of a page.
 
-    A script element ends at `</script`, and `<!--` changes where it ends, even inside a string. So every `<` is written as an
-    escape, and no text in the value can leave the element.
+    A script element ends at `</script`, and `<!--` changes where it ends, even inside a string. So every `<` is written as
+    an escape, and no text in the value can leave the element.
 
     Raises:
         ValueError: If the value holds NaN or infinity.
