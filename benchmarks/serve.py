@@ -102,9 +102,8 @@ def requests(items: list[str], labels: list[str], sessions: int) -> list[bytes]:
         candidates = [items[row] for row in picked[20:]]
         body = {"history": history, "candidates": candidates, "k": 10, "session": f"s{number}"}
         content = json.dumps(body).encode()
-        head = (
-            f"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-        )
+        head = "POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(content)}\r\n\r\n"
         messages.append(head.encode() + content)
     return messages
 

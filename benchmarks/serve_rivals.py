@@ -136,7 +136,8 @@ def bodies(items: list[str], behaviours: list[str], count: int) -> list[bytes]:
         candidates = [items[row] for row in rows[20:]]
         request = {"history": history, "candidates": candidates, "k": 10, "session": f"s{session}-{count}"}
         body = json.dumps(request).encode()
-        head = f"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = "POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         requests.append(head.encode() + body)
     return requests
 

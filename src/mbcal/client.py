@@ -7,9 +7,12 @@ answer and is logged once; feedback is idempotent anyway. Requests the server re
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mbcal.errors import OptionError, ServiceError
@@ -31,7 +34,7 @@ T = TypeVar("T")
 class _BaseClient:
     """What both clients share: encoding, decoding, retries and errors."""
 
-    def __init__(self, address: str, retries: int) -> None:
+    def __init__(self, address: str, retries: int, token: str | None, certificate: str | Path | None) -> None:
         try:
             import httpx
             import msgspec  # noqa: F401 - reported together with httpx if it is missing
@@ -39,6 +42,9 @@ class _BaseClient:
             raise OptionError("client: needs httpx and msgspec; pip install 'mbcal[serve]'") from error
         self._httpx = httpx
         self._address, self._retries = address.rstrip("/"), retries
+        token = token or os.environ.get("MBCAL_TOKEN")
+        self._headers = _HEADERS | ({} if token is None else {"authorization": f"Bearer {token.strip()}"})
+        self._verify = _tls_context(certificate)
 
     def _waits(self) -> Iterator[float | None]:
         """Seconds to wait after each failed attempt; None after the last."""
@@ -69,19 +75,30 @@ class _BaseClient:
 class Client(_BaseClient):
     """A connection to the service: `with Client("http://127.0.0.1:8000") as client: client.rank(history, candidates)`."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = 5.0, retries: int = 4) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout: float = 5.0,
+        retries: int = 4,
+        token: str | None = None,
+        certificate: str | Path | None = None,
+    ) -> None:
         """Prepare a connection; it is opened by the first request.
 
         Args:
             address: Where `mbcal serve` listens.
             timeout: Seconds to wait for an answer.
             retries: How often a request is sent again after a broken connection or a status in `RETRY_STATUSES`.
+            token: Token of a server that asks for one; by default that in the environment variable MBCAL_TOKEN.
+            certificate: PEM file of the server's certificate, or of the authority that signed it; by default the
+                authorities of the system are trusted.
 
         Raises:
-            OptionError: If httpx or msgspec is not installed.
+            OptionError: If httpx or msgspec is not installed, or the certificate cannot be read.
         """
-        super().__init__(address, retries)
-        self._http = self._httpx.Client(base_url=self._address, timeout=timeout)
+        super().__init__(address, retries, token, certificate)
+        self._http = self._httpx.Client(base_url=self._address, timeout=timeout, headers=self._headers, verify=self._verify)
 
     def rank(
         self,
@@ -144,7 +161,7 @@ class Client(_BaseClient):
         method = "GET" if body is None else "POST"
         for wait in self._waits():
             try:
-                response = self._http.request(method, path, content=body, headers=_HEADERS)
+                response = self._http.request(method, path, content=body)
                 if wait is None or response.status_code not in RETRY_STATUSES:
                     return response
             except self._httpx.TransportError as error:
@@ -167,10 +184,20 @@ class Client(_BaseClient):
 class AsyncClient(_BaseClient):
     """`Client` for asyncio: `async with AsyncClient(...) as client: await client.rank(history, candidates)`."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = 5.0, retries: int = 4) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout: float = 5.0,
+        retries: int = 4,
+        token: str | None = None,
+        certificate: str | Path | None = None,
+    ) -> None:
         """Prepare a connection; see `Client`."""
-        super().__init__(address, retries)
-        self._http = self._httpx.AsyncClient(base_url=self._address, timeout=timeout)
+        super().__init__(address, retries, token, certificate)
+        self._http = self._httpx.AsyncClient(
+            base_url=self._address, timeout=timeout, headers=self._headers, verify=self._verify
+        )
 
     async def rank(
         self,
@@ -204,7 +231,7 @@ class AsyncClient(_BaseClient):
         method = "GET" if body is None else "POST"
         for wait in self._waits():
             try:
-                response = await self._http.request(method, path, content=body, headers=_HEADERS)
+                response = await self._http.request(method, path, content=body)
                 if wait is None or response.status_code not in RETRY_STATUSES:
                     return response
             except self._httpx.TransportError as error:
@@ -222,6 +249,17 @@ class AsyncClient(_BaseClient):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _tls_context(certificate: str | Path | None) -> ssl.SSLContext | bool:
+    """Who is trusted over TLS: the given certificate, or the authorities of the system."""
+    if certificate is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(certificate))
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or str(error)
+        raise OptionError(f"{certificate}: not a certificate ({reason}); give a PEM file") from error
 
 
 def _rank_body(

@@ -42,7 +42,7 @@ def test_requests_made_from_the_document_get_documented_answers(registry: Regist
 
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         for method, path, body in requests:
-            answer = await http.request(method, path, content=body)
+            answer = await http.request(method, path, content=body, headers={"content-type": "application/json"})
             documented = paths[path][method.lower()]["responses"]
             assert str(answer.status_code) in documented, (path, body, answer.text)
             assert answer.status_code < 500

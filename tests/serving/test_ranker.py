@@ -58,7 +58,9 @@ def test_it_ranks_as_the_library_does(name: str) -> None:
 
 
 def test_a_cached_state_gives_the_answer_of_one_computed_from_the_start() -> None:
-    ranker = Ranker(version(fitted()), cache_size=2)
+    alone = Ranker(version(fitted()))
+    alone.rank([], ITEMS, [], **options(1), session="s")
+    ranker = Ranker(version(fitted()), cache_bytes=2 * alone.cached_bytes)  # of two sessions with short names
     shown = [("item 2", "click"), ("item 9", "skip"), ("item 5", "like")]
     for steps in range(4):
         asked, more = (HISTORY, ITEMS, shown[:steps]), options(12, 0.3)

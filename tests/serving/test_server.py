@@ -181,7 +181,7 @@ def test_any_body_is_answered_or_refused(registry: Registry) -> None:
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         for body in seen:
             for path in ("/v1/rank", "/v1/feedback"):
-                answer = await http.post(path, content=body)
+                answer = await http.post(path, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code in (200, 400, 422), (path, body, answer.text)
 
     run_app(registry, story)
@@ -255,7 +255,8 @@ def test_stats_metrics_model_and_page(registry: Registry) -> None:
         assert "mbcal_feedback_delay_seconds_count 2\n" in text
         model = (await http.get("/v1/model")).json()
         assert (model["agent"], model["rewards"]) == ("mbcal", [0.0, 1.0, 5.0])
-        assert (await http.get("/readyz")).json() == {"version": "v000001"}
+        ready = (await http.get("/readyz")).json()
+        assert (ready["version"], ready["problems"]) == ("v000001", [])
         assert "Rank by hand" in (await http.get("/")).text
         assert model["examples"] == ITEMS[:12]
 

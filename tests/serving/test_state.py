@@ -9,12 +9,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from mbcal.errors import OptionError
-from mbcal.serving.state import DecisionRef, MemoryStore, RedisStore, Session, Step, session_store
+from mbcal.serving.redis_state import RedisStore
+from mbcal.serving.state import DecisionRef, MemoryStore, Session, Step, session_store
 
 BEGIN = Session("u1", (("item 1", "click"),))
 STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
@@ -93,7 +93,7 @@ def test_memory() -> None:
 
 def test_the_oldest_decisions_are_dropped_first() -> None:
     async def tell() -> list[bool]:
-        store = MemoryStore(max_decisions=2)
+        store = MemoryStore(max_bytes=3 * 2 * 800)  # a third of it for decisions, of 717 bytes each
         for name in ("d1", "d2", "d3"):
             await store.remember_decision(name, DecisionRef(None, 1, ["item 2"], "v000001"))
         return [await store.recall_decision(name) is None for name in ("d1", "d2", "d3")]
@@ -107,7 +107,7 @@ def test_redis(redis_address: str) -> None:
 
 def test_sessions_expire() -> None:
     now = [0.0]
-    store = MemoryStore(lifetime=10, max_sessions=3, clock=lambda: now[0])
+    store = MemoryStore(lifetime=10, max_bytes=3600, clock=lambda: now[0])  # room for three sessions
 
     async def tell() -> None:
         await store.begin("a", BEGIN)
@@ -140,11 +140,6 @@ def test_sessions_expire_in_redis(redis_address: str) -> None:
 
 
 def test_addresses_of_session_stores() -> None:
-    with pytest.raises(OptionError, match=r"state: 'postgres://x' is neither memory nor a redis:// address"):
+    with pytest.raises(OptionError, match=r"state: 'postgres' is neither memory nor a redis:// address"):
         session_store("postgres://x", 10)
     assert isinstance(session_store("memory", 10), MemoryStore)
-
-
-def test_the_page_loads_nothing_from_other_hosts() -> None:
-    page = Path(__file__).parents[2] / "src/mbcal/serving/page/index.html"
-    assert "http://" not in page.read_text("utf-8")  # it loads nothing from other hosts

@@ -17,6 +17,7 @@ import httpx
 
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
+from mbcal.serving.access import Access
 from mbcal.serving.server import App
 from mbcal.serving.service import Limits, Service
 from mbcal.serving.state import MemoryStore
@@ -41,9 +42,9 @@ def run_app(
         service = Service(
             registry, sessions or MemoryStore(), DecisionLog(log) if log else None, epsilon, limits or Limits()
         )
-        await service.refresh_version()
-        transport = httpx.ASGITransport(App(service, token, clock))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        await service.follower.look()
+        transport = httpx.ASGITransport(App(service, Access(admin_token=token, wrong_token_seconds=0.01), clock))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             await story(http, service)
         await service.close()
 

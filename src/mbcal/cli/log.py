@@ -18,7 +18,7 @@ from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import OutputError
 
 if TYPE_CHECKING:  # msgspec is an optional dependency, so the commands import the log when they run
-    from mbcal.decision_log import Joined, Loss, Record
+    from mbcal.decision_log import Damage, Joined, Record
 
 app = typer.Typer(
     help="Show the decision log of a service, compact it, or export it as sessions.",
@@ -36,20 +36,19 @@ def show_log(
 ) -> None:
     """Count decisions, answered decisions and sessions by version.
 
-    The service may be writing the log at the same time. Damaged records, and segments that are missing or were cut off, are
-    named on standard error.
+    The service may be writing the log at the same time. Damaged records are reported and skipped.
     """
     from mbcal.decision_log import Decision, read_log
     from mbcal.decision_log.records import fields
 
-    lost: list[Loss] = []
+    damage: list[Damage] = []
     tail: deque[Record] = deque(maxlen=last)
     version_of: dict[str, str] = {}
     decisions: Counter[str] = Counter()
     sessions: dict[str, set[tuple[str, str]]] = defaultdict(set)
     answered: set[str] = set()
     feedback = 0
-    for record in read_log(folder, lost):
+    for record in read_log(folder, damage):
         tail.append(record)
         if isinstance(record, Decision):
             version_of[record.id] = record.version
@@ -64,9 +63,9 @@ def show_log(
         for version, count in sorted(decisions.items())
     ]
     records = [{"kind": type(record).__name__.lower(), **fields(record)} for record in tail]
-    _report(lost)
+    _report(damage)
     if as_json:
-        summary = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "lost": [*map(str, lost)]}
+        summary = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "damaged": len(damage)}
         typer.echo(json.dumps({**summary, "last": records}, indent=2, ensure_ascii=False))
         return
     total = len(set().union(*sessions.values()))
@@ -105,9 +104,7 @@ def export_sessions(
     out: Annotated[Path, typer.Option(help="Parquet file to write, one row per session.", show_default=False)],
     horizon: Annotated[int, typer.Option(help="Most steps in a row. Longer sessions are cut into several rows.")] = 20,
     history: Annotated[int, typer.Option(help="Most history steps in a row.")] = 20,
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Name damaged and missing records, and go on.")
-    ] = False,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Report damaged records and skip them.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Join decisions and feedback to sessions. The order of the records does not matter."""
@@ -119,14 +116,13 @@ def export_sessions(
         remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"
         raise OutputError(f"{out}: already exists; {remedy}")
     artifact = Artifact.open(model, MODEL_KIND)
-    lost: list[Loss] = []
-    records = read_log(folder, lost if skip_damaged else None)
+    damage: list[Damage] = []
+    records = read_log(folder, damage if skip_damaged else None)
     joined = join_sessions(records, artifact.catalog, artifact.behaviours, horizon=horizon, history=history)
-    _report(lost)
+    _report(damage)
     write_atomic(out, _to_parquet(joined))
     counts = asdict(joined.counts)
     unknown_behaviours = counts.pop("unknown_behaviours")
-    del counts["lost"]
     other_counts = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
     typer.echo(f"{out}: {counts['sessions']:,} sessions, {counts['steps']:,} steps of {len(joined.users):,} users")
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in other_counts.items()))
@@ -134,8 +130,8 @@ def export_sessions(
         typer.echo(f"left out: behaviour {name!r} is not in {shell_quoted(model)}, {count:,} feedback records")
 
 
-def _report(lost: list[Loss], consequence: str = "the rest is used") -> None:
-    for entry in lost:
+def _report(damage: list[Damage], consequence: str = "skipped") -> None:
+    for entry in damage:
         typer.echo(f"{entry}; {consequence}", err=True)
 
 

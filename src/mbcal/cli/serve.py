@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import gc
+import ipaddress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mbcal.errors import OptionError
 
-if TYPE_CHECKING:
-    from mbcal.serving.server import App
 
-LINGER = 0.002
-"""Seconds a decision waits for others, so that one fsync serves them all."""
-
-
-def serve(
+def serve(  # long, since every option has its help here
     registry: Annotated[Path, typer.Option(help="The registry whose live version ranks.", show_default=False)],
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but a loopback address is reachable from other machines.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one and prints it.")] = 8000,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Processes that serve the port together, each with its own log LOG/worker-K."),
+    ] = 1,
     epsilon: Annotated[
         float, typer.Option(min=0, max=1, help="Probability of a random item at each rank, so that the log explores.")
     ] = 0.1,
@@ -31,75 +29,104 @@ def serve(
     ] = False,
     log: Annotated[Path | None, typer.Option(help="Folder of the decision log.", show_default="nothing is logged")] = None,
     state: Annotated[
-        str, typer.Option(help="Where sessions are remembered: 'memory', or 'redis://…' for several servers.")
+        str,
+        typer.Option(
+            help="Where sessions are remembered: 'memory' of this command, or 'redis://…' to share them with others."
+        ),
     ] = "memory",
     lifetime: Annotated[
         float, typer.Option(min=1, help="Seconds without a request after which a session expires.")
     ] = 1800.0,
     max_candidates: Annotated[int, typer.Option(min=1, max=10_000, help="Candidates of one request.")] = 1000,
-    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of one request.")] = 512 * 1024,
-    max_in_progress: Annotated[int, typer.Option(min=1, help="Requests in progress; more are refused with 503.")] = 64,
+    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of one request's body.")] = 512 * 1024,
+    max_in_progress: Annotated[
+        int,
+        typer.Option(min=1, help="Requests in progress, each member of a batch counted; more are refused with 503."),
+    ] = 64,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Open connections; beyond, those that have waited longest are closed.")
+    ] = 1000,
+    max_memory: Annotated[
+        int,
+        typer.Option(min=8, help="MiB of remembered sessions, decisions and answers; beyond, the oldest are forgotten."),
+    ] = 512,
     rate: Annotated[
-        float, typer.Option(min=0, help="Requests per second of one client; more are refused with 429. 0 is no limit.")
-    ] = 0.0,
-    admin_token: Annotated[
-        str | None,
+        float,
         typer.Option(
-            envvar="MBCAL_ADMIN_TOKEN", help="Token of the /admin routes.", show_default="the /admin routes are disabled"
+            min=0, help="Requests per second of one client, members of batches counted; more get 429. 0 is no limit."
+        ),
+    ] = 0.0,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address or network of a proxy whose X-Forwarded-For names the client. Repeatable."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name under which clients reach this server, beside loopback names and its address. Repeatable."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token all clients must send; or set MBCAL_TOKEN.", show_default="no token needed"),
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the token of the /admin routes; or set MBCAL_ADMIN_TOKEN.",
+            show_default="the /admin routes are disabled",
         ),
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the TLS certificate.", show_default="plain HTTP")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.", show_default=False)] = None,
 ) -> None:
-    """Rank over HTTP: POST /v1/rank and /v1/feedback, a page to rank by hand at /, the API at /openapi.json.
+    """Rank over HTTP: POST /v1/rank and /v1/feedback, a page for people at /, the API at /openapi.json.
 
     When a version is published or rolled back in the registry, the server switches to it within a second and loses no
     request. Every decision is on disk, with its true propensities, before it is answered.
     """
     try:
-        import msgspec  # noqa: F401 - reported together with uvicorn if it is missing
+        import httptools  # noqa: F401 - reported together with uvicorn if it is missing
+        import msgspec  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise OptionError("serve: needs uvicorn and msgspec; pip install 'mbcal[serve]'") from error
-    from mbcal.decision_log.writer import DecisionLog
-    from mbcal.registry.registry import Registry
-    from mbcal.serving.server import App, print_event
-    from mbcal.serving.service import Limits, Service
-    from mbcal.serving.state import session_store
+        raise OptionError("serve: needs uvicorn, httptools and msgspec; pip install 'mbcal[serve]'") from error
+    from mbcal.serving.access import read_token
+    from mbcal.serving.protocol import ConnectionLimits
+    from mbcal.serving.run import ServerSettings, bind, make_service, require_certificate, run_server
+    from mbcal.serving.service import Limits
+    from mbcal.serving.supervisor import supervise
 
-    service = Service(
-        Registry(registry),
-        session_store(state, lifetime),
-        DecisionLog(log, linger=LINGER) if log is not None else None,
-        epsilon,
-        Limits(max_candidates, max_body, max_in_progress=max_in_progress, rate=rate),
-        print_event,
-        repeats=repeats,
-    )
-    _run(App(service, admin_token), host, port)
-
-
-def _run(app: App, host: str, port: int) -> None:
-    """Run the application on uvicorn until the process is stopped; print the address once it listens."""
-    import uvicorn
-
-    from mbcal.serving.server import print_event
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            gc.freeze()  # what is loaded now stays for good: the collector need not scan it
-            gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting
-            for address in [socket.getsockname() for server in self.servers for socket in server.sockets]:
-                print_event("listening", address=f"http://{address[0]}:{address[1]}")
-
-    config = uvicorn.Config(
-        app,
+    settings = ServerSettings(
+        registry=str(registry),
         host=host,
         port=port,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_keep_alive=5,
-        timeout_graceful_shutdown=10,
-        server_header=False,
+        epsilon=epsilon,
+        repeats=repeats,
+        log=None if log is None else str(log),
+        state=state,
+        lifetime=lifetime,
+        limits=Limits(max_candidates, max_body, max_in_progress=max_in_progress, rate=rate, max_memory=max_memory << 20),
+        connections=ConnectionLimits(max_connections),
+        token=read_token(token_file, "MBCAL_TOKEN"),
+        admin_token=read_token(admin_token_file, "MBCAL_ADMIN_TOKEN"),
+        hosts=tuple(allow_host or ()),
+        trusted_proxies=tuple(_network(address) for address in trusted_proxy or ()),
+        tls_cert=None if tls_cert is None else str(tls_cert),
+        tls_key=None if tls_key is None else str(tls_key),
     )
-    Server(config).run()
+    require_certificate(settings)
+    if workers > 1:
+        raise typer.Exit(supervise(settings, workers))
+    listener = bind(host, port)
+    run_server(settings, make_service(settings), listener)
+
+
+def _network(address: str) -> str:
+    """Return an address or network in its usual form; raises OptionError if it is neither."""
+    try:
+        return str(ipaddress.ip_network(address)) if "/" in address else str(ipaddress.ip_address(address))
+    except ValueError as error:
+        raise OptionError(
+            f"trusted-proxy: {address!r} is neither an address nor a network; write 10.0.0.1 or 10.0.0.0/8"
+        ) from error

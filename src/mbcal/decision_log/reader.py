@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
-from mbcal.decision_log.numbering import GapFinder, Missing, read_mark
 from mbcal.decision_log.records import Record, decode
-from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
+from mbcal.decision_log.segments import scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 
 
@@ -36,56 +35,30 @@ class Damage:
         return f"{self.path}: damaged at byte {self.offset} ({self.reason}, {self.size} bytes)"
 
 
-Loss = Damage | Missing
-"""What a log has lost."""
-
-
-def read_log(folder: str | Path, lost: list[Loss] | None = None) -> Iterator[Record]:
+def read_log(folder: str | Path, skipped: list[Damage] | None = None) -> Iterator[Record]:
     """Yield every record in the order written, compacted or not. Needs no lock; a server may be writing.
 
     An incomplete record at the very end of the last segment is not yielded: it is being written, or was never acknowledged.
-    The logs of several workers in one folder are read one after the other.
 
     Args:
         folder: The log.
-        lost: If given, what is damaged or missing is appended to it and skipped. By default it raises.
+        skipped: If given, damaged ranges are appended to it and skipped. By default damage raises.
 
     Raises:
-        LogError: If the folder holds no log, or a file is damaged, missing or cannot be read.
+        LogError: If the folder holds no log, or a file is damaged or cannot be read.
     """
-    for part in log_folders(Path(folder)):
-        yield from _read_folder(part, lost)
-
-
-def _read_folder(folder: Path, lost: list[Loss] | None) -> Iterator[Record]:
-    mark = read_mark(folder)  # before the segments: what they lack of it was lost, not written since
+    folder = Path(folder)
     segments, compacted = segment_numbers(folder), compacted_numbers(folder)
+    if not segments and not compacted:
+        raise LogError(f"{folder}: no decision log (no segments); give the folder a server logs to")
     last = max(segments, default=0)
-    gaps = GapFinder(folder, lambda missing: _report(missing, lost))
-    for segment in sorted({*segments, *compacted}):
-        gaps.enter(segment)
-        path = segment_path(folder, segment)
-        data = None if segment in compacted else read_bytes(path)
+    for number in sorted({*segments, *compacted}):
+        path = segment_path(folder, number)
+        data = None if number in compacted else read_bytes(path)
         if data is None:  # compacted already, or since the folder was listed
-            numbered = read_parquet(folder, segment)
+            yield from read_parquet(folder, number)
         else:
-            numbered = segment_records(path, segment, data, segment == last, lost)
-        n_lost = 0 if lost is None else len(lost)
-        for number, record in numbered:
-            if number == gaps.next:
-                gaps.next += 1
-            else:
-                gaps.skip_to(number, lost is not None and len(lost) > n_lost)
-                n_lost = 0 if lost is None else len(lost)
-            yield record
-    gaps.end(mark)
-
-
-def _report(loss: Loss, lost: list[Loss] | None) -> None:
-    """Append to the list, or raise if there is none."""
-    if lost is None:
-        raise LogError(f"{loss}; restore the file, or skip what is lost (--skip-damaged)")
-    lost.append(loss)
+            yield from segment_records(path, number, data, number == last, skipped)
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -102,22 +75,20 @@ def read_bytes(path: Path) -> bytes | None:
         raise LogError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
 
 
-def segment_records(
-    path: Path, segment: int, data: bytes, is_last: bool, lost: list[Loss] | None
-) -> Iterator[tuple[int, Record]]:
-    """Yield the records of one segment, with their numbers.
+def segment_records(path: Path, number: int, data: bytes, is_last: bool, skipped: list[Damage] | None) -> Iterator[Record]:
+    """Yield the records of one segment.
 
     Args:
         path: The segment's path, for errors.
-        segment: Its number.
+        number: Its number.
         data: Its bytes.
         is_last: Whether an incomplete record at its end is ignored, since it may be being written.
-        lost: Where damage is appended; None to raise.
+        skipped: Where damage is appended; None to raise.
 
     Raises:
-        LogError: If there is damage and `lost` is None.
+        LogError: If there is damage and `skipped` is None.
     """
-    for start, end, number, payload in scan_segment(data, segment):
+    for start, end, payload in scan_segment(data, number):
         if payload is None:
             if is_last and end == len(data):
                 return
@@ -128,6 +99,9 @@ def segment_records(
             except ValueError as error:
                 reason = f"no record this mbcal can read: {error}"
             else:
-                yield number, record
+                yield record
                 continue
-        _report(Damage(path, start, end - start, reason), lost)
+        damage = Damage(path, start, end - start, reason)
+        if skipped is None:
+            raise LogError(f"{damage}; restore the file, or skip what is damaged (--skip-damaged)")
+        skipped.append(damage)

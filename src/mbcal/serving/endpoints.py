@@ -11,6 +11,8 @@ import msgspec
 from mbcal.errors import InputError
 from mbcal.pages import page_file
 from mbcal.registry.updates import read_update_page
+from mbcal.serving.batches import is_batch
+from mbcal.serving.hub import merge_metrics
 from mbcal.serving.messages import (
     AliveAnswer,
     EpsilonAnswer,
@@ -53,13 +55,13 @@ class Endpoints:
         self._registry_answer = Cached(partial(registry_answer, service.registry), 2.0)
 
     async def rank(self, body: bytes) -> Response:
-        if _is_batch(body):
+        if is_batch(body):
             requests = _decode_rank_batch(body).batch
             return _ok(RankAnswers(await asyncio.gather(*map(self._service.rank, requests))))
         return _ok(await self._service.rank(_decode_rank(body)))
 
     async def feedback(self, body: bytes) -> Response:
-        if _is_batch(body):
+        if is_batch(body):
             requests = _decode_feedback_batch(body).batch
             return _ok(FeedbackAnswers(await asyncio.gather(*map(self._service.feedback, requests))))
         return _ok(await self._service.feedback(_decode_feedback(body)))
@@ -87,17 +89,22 @@ class Endpoints:
         return _ok(AliveAnswer())
 
     async def ready(self, _: bytes) -> Response:
-        return _ok(ReadyAnswer(self._service.live.version.name))
+        service = self._service
+        return _ok(ReadyAnswer(service.live.version.name, service.follower.age, service.problems()))
 
     async def metrics(self, _: bytes) -> Response:
-        return Response(200, self._metrics.to_text(self._service).encode(), PROMETHEUS)
+        text = self._metrics.to_text(self._service)
+        if self._service.workers is not None:
+            reported = await self._service.workers.report(text)
+            text = merge_metrics(reported.texts, reported.restarts)
+        return Response(200, text.encode(), PROMETHEUS)
 
     async def openapi(self, _: bytes) -> Response:
         return Response(200, _openapi_json())
 
     async def reload(self, _: bytes) -> Response:
         self._service.refused.clear()
-        await self._service.refresh_version()
+        await self._service.follower.look()
         return _ok(self._service.model())
 
     async def set_epsilon(self, body: bytes) -> Response:
@@ -185,11 +192,6 @@ PAGE_FILES = tuple(
 
 def _ok(answer: msgspec.Struct) -> Response:
     return Response(200, _encode(answer))
-
-
-def _is_batch(body: bytes) -> bool:
-    """Whether the first key is `batch`; a single request has no such key."""
-    return body[:64].lstrip(b" \t\r\n{").startswith(b'"batch"')
 
 
 @cache

@@ -80,6 +80,9 @@ class RankAnswer(msgspec.Struct):
     epsilon: float
     items: list[RankedItem]
     """At most k items, in the order in which they are to be shown."""
+    remembered: bool = True
+    """False if sessions cannot be remembered at the moment: send history and shown with the next request, and the item with
+    feedback."""
 
 
 class RankAnswers(msgspec.Struct):
@@ -160,6 +163,10 @@ class ReadyAnswer(msgspec.Struct):
     """The service ranks with this version."""
 
     version: str
+    registry_age: float
+    """Seconds since the registry was last read without an error."""
+    problems: list[str]
+    """What does not work at the moment, in sentences; requests are served all the same."""
 
 
 class Problem(msgspec.Struct):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
 
 from mbcal.serving.service import Service
+
+if TYPE_CHECKING:
+    from mbcal.serving.protocol import Connections
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 """Upper bounds, in seconds, of the histogram of request durations."""
@@ -15,6 +19,9 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         self.in_progress = 0
+        self.wrong_tokens = 0
+        self.connections: Connections | None = None
+        """Connections of this process; None if the application runs without a server."""
         self._counts: dict[tuple[str, int], int] = {}
         self._bucket_counts = [0] * (len(BUCKETS) + 1)
         self._total_seconds = 0.0
@@ -61,4 +68,24 @@ class RequestMetrics:
         lines += [f"mbcal_feedback_delay_seconds_count {traffic.delays}"]
         lines += ["# TYPE mbcal_requests_in_progress gauge", f"mbcal_requests_in_progress {self.in_progress}"]
         lines += ["# TYPE mbcal_ready gauge", f"mbcal_ready {int(service.ranker is not None)}"]
+        for name, kind, value in service_values(service):
+            lines += [f"# TYPE mbcal_{name} {kind}", f"mbcal_{name} {value:g}"]
+        lines += ["# TYPE mbcal_wrong_tokens_total counter", f"mbcal_wrong_tokens_total {self.wrong_tokens}"]
+        if self.connections is not None:
+            lines += ["# TYPE mbcal_connections gauge", f"mbcal_connections {len(self.connections.open)}"]
+            lines.append("# TYPE mbcal_connections_closed_total counter")
+            for reason, count in sorted(self.connections.closed.items()):
+                lines.append(f'mbcal_connections_closed_total{{reason="{reason}"}} {count}')
         return "\n".join(lines) + "\n"
+
+
+def service_values(service: Service) -> list[tuple[str, str, float]]:
+    """Return name, kind and value of what an operator should know about the state of the service."""
+    return [
+        ("registry_look_age_seconds", "gauge", service.follower.age),
+        ("registry_look_failures_total", "counter", service.follower.failures),
+        ("refused_versions", "gauge", len(service.refused)),
+        ("state_available", "gauge", service.sessions.available),
+        ("state_outages_total", "counter", service.sessions.outages),
+        ("remembered_bytes", "gauge", service.remembered_bytes),
+    ]

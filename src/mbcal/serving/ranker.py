@@ -8,8 +8,7 @@ with the same answer.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,12 +17,15 @@ from numpy.typing import NDArray
 from mbcal.errors import InputError
 from mbcal.kernels.native.session import MOST, ChosenCandidates, TermArrays, session_ranker
 from mbcal.scoring.scorers import UNKNOWN_USER, NetScorer, Scorer, ScorerState
+from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.candidates import CandidateReader, Candidates, NameList
 from mbcal.serving.messages import RankedItem
 from mbcal.types import UNKNOWN_ROW, Behaviours, Catalog
 
 TextSteps = Sequence[tuple[str, str]]
 """(item, behaviour) pairs, oldest first."""
+STATE_BYTES = 400
+"""Estimated size of a cached state without its arrays."""
 
 
 class RankableVersion(Protocol):
@@ -49,31 +51,34 @@ class RankableVersion(Protocol):
 
 
 class _CachedState(NamedTuple):
-    """The scorer's state of a session after these steps."""
+    """The scorer's state of a session after these steps, which are known by their hashes, so that its size is constant."""
 
-    history: tuple[tuple[str, str], ...]
-    shown: tuple[tuple[str, str], ...]
+    history: int
+    shown: int
+    shown_length: int
     state: Any
 
 
 class Ranker:
     """One version, ready to rank. Not thread-safe."""
 
-    def __init__(self, version: RankableVersion, cache_size: int = 50_000, repeats: bool = False) -> None:
+    def __init__(self, version: RankableVersion, cache_bytes: int = 128 << 20, repeats: bool = False) -> None:
         """Prepare a version.
 
         Args:
             version: The version to rank with.
-            cache_size: Number of sessions whose scorer state is kept; the least recently used are dropped.
+            cache_bytes: Bytes of the scorer states of sessions that are kept; the least recently used are dropped.
             repeats: Whether items that were shown in the session may be ranked again.
         """
-        self.version, self._cache_size, self._repeats = version, cache_size, repeats
-        self._states: OrderedDict[str, _CachedState] = OrderedDict()
+        self.version, self._repeats = version, repeats
+        self._states: BoundedDict[str, _CachedState] = BoundedDict(cache_bytes)
         self._behaviour_index = {name: index for index, name in enumerate(version.behaviours.names)}
         self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)).tobytes()
         self._all = np.ones(MOST, np.bool_)
         self._is_shown = np.zeros(version.catalog.n_rows, np.bool_)  # scratch of `_available`, false between calls
-        self._parts = tuple(version.scorer.score_parts(self._begin(()), np.full((1, 1), UNKNOWN_ROW, np.int32)))
+        state = self._begin(())
+        self._state_bytes = STATE_BYTES + _array_bytes(state)
+        self._parts = tuple(version.scorer.score_parts(state, np.full((1, 1), UNKNOWN_ROW, np.int32)))
         self._native = session_ranker(_terms(version.scorer))
         self.reader = CandidateReader(version.catalog, None if self._native is None else self._native.rows)
 
@@ -81,6 +86,11 @@ class Ranker:
     def uses_c(self) -> bool:
         """Whether the C kernel ranks; otherwise numpy does."""
         return self._native is not None
+
+    @property
+    def cached_bytes(self) -> int:
+        """Estimated bytes of all cached states."""
+        return self._states.used_bytes
 
     def is_cached(self, session: str) -> bool:
         """Whether the scorer's state of this session is in the cache."""
@@ -174,17 +184,19 @@ class Ranker:
         """
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
         cached = self._states.get(session) if session is not None else None
-        if cached is not None and cached.history == history and cached.shown == shown[: len(cached.shown)]:
-            state, begin = cached.state, len(cached.shown)
+        if (
+            cached is not None
+            and cached.history == hash(history)
+            and cached.shown_length <= len(shown)
+            and cached.shown == hash(shown[: cached.shown_length])
+        ):
+            state, begin = cached.state, cached.shown_length
         else:
             state, begin = self._begin(history), 0
         if begin < len(shown):
             state = self._observe(state, *self._encode(shown[begin:]))
         if session is not None:
-            self._states[session] = _CachedState(history, shown, state)
-            self._states.move_to_end(session)
-            if len(self._states) > self._cache_size:
-                self._states.popitem(last=False)
+            self._states.put(session, _CachedState(hash(history), hash(shown), len(shown), state), self._state_bytes)
         return state
 
     def _observe(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]) -> Any:
@@ -212,6 +224,17 @@ class Ranker:
                 )
         items = self.version.catalog.rows_of(item for item, _ in steps)
         return items, np.fromiter((self._behaviour_index[behaviour] for _, behaviour in steps), np.uint8, len(steps))
+
+
+def _array_bytes(state: Any) -> int:
+    """Bytes of all arrays of a scorer's state."""
+    if isinstance(state, np.ndarray):
+        return 120 + state.nbytes
+    if isinstance(state, Mapping):
+        return sum(map(_array_bytes, state.values()))
+    if isinstance(state, list | tuple):
+        return sum(map(_array_bytes, state))
+    return sum(map(_array_bytes, vars(state).values())) if hasattr(state, "__dict__") else 0
 
 
 def choose(

@@ -59,13 +59,13 @@ class Route:
     @property
     def problems(self) -> tuple[int, ...]:
         """Statuses with which a request may be refused."""
-        statuses = {400, 408, 413} if self.method == "POST" else set()
+        statuses = {401, 421} | ({400, 408, 413} if self.method == "POST" else set())
         if self.request:
-            statuses |= {422}
+            statuses |= {415, 422}
         if self.has_name:
             statuses |= {404}
         if self.needs_token:
-            statuses |= {401, 403}
+            statuses |= {403}
         if self.limited:
             statuses |= {429, 503}
         if self.needs_version:

@@ -1,62 +1,59 @@
 """HTTP for the service: a plain ASGI application, so that a request costs little more than its ranking.
 
-Bodies are read up to the limit on their size, whatever their headers say, and only for a few seconds. When too many
-requests are in progress, further ones are refused at once. Every refusal is JSON with one sentence.
+::
+
+    Host and token ──▶ route ──▶ body read, up to its limits ──▶ slots taken (a batch takes one per member) ──▶ handler
+
+Bodies are read up to the limit on their size, whatever their headers say, and only for a few seconds; a client that sends
+slowly holds no slot. When too many requests are in progress, further ones are refused at once. Every refusal is JSON with
+one sentence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import sys
 import time
-from collections import OrderedDict
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
 
-import msgspec
-
-from mbcal.errors import InputError, LogFullError, MbcalError, OptionError
+from mbcal.serving.access import NO_SNIFFING, Access, page_headers
+from mbcal.serving.admission import Admission
+from mbcal.serving.batches import members_of
 from mbcal.serving.endpoints import PAGE_FILES, ROUTES, Endpoints
-from mbcal.serving.messages import Problem
 from mbcal.serving.metrics import RequestMetrics
-from mbcal.serving.routes import NAME_PART, Response, Route
-from mbcal.serving.service import NotReadyError, Service
+from mbcal.serving.refusals import Header, RefusedError, refusal, refusal_headers
+from mbcal.serving.routes import HTML, NAME_PART, Response
+from mbcal.serving.service import Service
+from mbcal.serving.state import StateAwayError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Header = tuple[bytes, bytes]
 
-MAX_CLIENTS = 10_000
-"""Clients whose rate is tracked; the least recently seen are dropped."""
-
-
-class RefusedError(Exception):
-    """A request is refused with a status other than 200."""
-
-    def __init__(self, status: int, error: str, headers: tuple[Header, ...] = ()) -> None:
-        super().__init__(error)
-        self.status, self.headers = status, headers
+REPORT_SECONDS = 2.0
+"""Seconds between two reports of a worker's metrics to the others."""
 
 
 class App:
     """The ASGI application."""
 
-    def __init__(self, service: Service, token: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, service: Service, access: Access | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Serve a service over HTTP.
 
         Args:
             service: The service.
-            token: Bearer token of the /admin routes; None refuses them all.
+            access: Who may ask; by default anyone who uses a loopback name, without the /admin routes.
             clock: Seconds, from any start, by which the rate of clients is limited.
         """
-        self.service, self._token, self._clock = service, token, clock
+        self.service, self.access = service, access or Access()
         self.metrics = RequestMetrics()
-        self._rates: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._admission = Admission(service.limits, self.metrics, clock)
+        self._logged_failures: set[str] = set()
         endpoints = Endpoints(service, self.metrics)
         routes = (*ROUTES, *PAGE_FILES)
         self._routes = {(route.method, route.path): (route, partial(route.handler, endpoints)) for route in routes}
@@ -71,86 +68,82 @@ class App:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Open the live version before the first request, follow the registry, and close the service at the end."""
         await receive()
-        await self.service.refresh_version()
-        follower = asyncio.create_task(self.service.follow_registry())
+        await self.service.follower.look()
+        tasks = [asyncio.create_task(self.service.follower.run()), asyncio.create_task(self._report_metrics())]
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        follower.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await follower
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.service.close()
         await send({"type": "lifespan.shutdown.complete"})
 
+    async def _report_metrics(self) -> None:
+        """Report to the other workers, if there are any, until cancelled."""
+        workers = self.service.workers
+        while workers is not None:
+            with contextlib.suppress(StateAwayError):
+                await workers.report(self.metrics.to_text(self.service))
+            await asyncio.sleep(REPORT_SECONDS)
+
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, path = time.perf_counter(), scope["path"]
-        headers: list[Header] = []
+        headers: list[Header] = [NO_SNIFFING]
         try:
             status, body, media_type = await self._respond(scope, receive)
-        except (RefusedError, MbcalError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            status, body, media_type = _refusal(error)
-            headers += _refusal_headers(error, status)
+        except Exception as error:
+            status, body, media_type = refusal(error, self.service.folders)
+            headers += refusal_headers(error, status)
             if status == 500:
-                self.service.on_event("failed", path=path, error=str(error))
-        seconds = time.perf_counter() - started if path.startswith("/v1/") else None
-        self.metrics.record(path if status != 404 else "other", status, seconds if status != 404 else None)
+                self._log_failure(path, error)
+        if media_type is HTML:
+            headers += page_headers(body)
+        seconds = time.perf_counter() - started
+        self.metrics.record(scope.get("route", "other"), status, seconds if path.startswith("/v1/") else None)
+        self.metrics.wrong_tokens = self.access.wrong_tokens
         if path in ("/v1/rank", "/v1/feedback"):
-            self.service.traffic.request(status, time.perf_counter() - started)
+            self.service.traffic.request(status, seconds)
         headers += [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        method, path = scope["method"], scope["path"]
+        method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
+        self.access.require_host(headers, (scope.get("server") or (None,))[0])
         folder, _, name = path.rpartition("/")
-        if (method, path) not in self._routes and (method, f"{folder}/{NAME_PART}") not in self._routes:
+        found = self._routes.get((method, path)) or self._routes.get((method, f"{folder}/{NAME_PART}"))
+        await self.access.require_token(
+            headers, admin=found is not None and found[0].needs_token, page=found is not None and found[0].media_type is HTML
+        )
+        if found is None:
             raise self._no_route(path)
-        route, handler = self._routes.get((method, path)) or self._routes[method, f"{folder}/{NAME_PART}"]
-        self._admit(route, scope)
-        self.metrics.in_progress += 1
-        try:
+        route, handler = found
+        scope["route"] = route.path
+        if route.request:
+            self.access.require_json(headers)
+        body = await self._body(receive) if method == "POST" else name.encode()
+        if not route.limited:
+            return await handler(body)
+        members = members_of(body) if method == "POST" else 1
+        with self._admission.slots(members, str((scope.get("client") or ("?",))[0])):
             await asyncio.sleep(0)  # requests that arrived together are all admitted or refused before the first is handled
-            return await handler(await self._body(receive) if method == "POST" else name.encode())
-        finally:
-            self.metrics.in_progress -= 1
+            return await handler(body)
 
     def _no_route(self, path: str) -> RefusedError:
         methods = [method for method, other in self._routes if other == path]
         if not methods:
-            return RefusedError(404, f"{path}: no such path; see /openapi.json")
+            return RefusedError(404, f"{path[:200]}: no such path; see /openapi.json")
         allowed = ", ".join(methods)
         return RefusedError(405, f"{path}: takes {allowed} only", ((b"allow", allowed.encode()),))
 
-    # ---- admission
-
-    def _admit(self, route: Route, scope: Scope) -> None:
-        """Raise RefusedError if the token is missing or a limit is reached."""
-        if route.needs_token:
-            self._require_token(scope)
-        if not route.limited:
-            return
-        limits = self.service.limits
-        if self.metrics.in_progress >= limits.max_in_progress:
-            raise RefusedError(503, "too many requests are in progress; try again in a second")
-        if limits.rate and not self._within_rate(str((scope.get("client") or ("?",))[0]), limits.rate):
-            raise RefusedError(429, f"more than {limits.rate:g} requests per second; try again in a second")
-
-    def _require_token(self, scope: Scope) -> None:
-        if self._token is None:
-            raise RefusedError(403, "admin: disabled; start the server with --admin-token to enable it")
-        authorization = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(authorization, f"Bearer {self._token}".encode()):
-            raise RefusedError(401, "admin: wrong or missing token; send 'Authorization: Bearer TOKEN'")
-
-    def _within_rate(self, client: str, rate: float) -> bool:
-        """Take a token from the client's bucket, which holds one second's requests and refills at the rate."""
-        now = self._clock()
-        tokens, last = self._rates.pop(client, (rate, now))
-        tokens = min(rate, tokens + (now - last) * rate)
-        allowed = tokens >= 1
-        self._rates[client] = (tokens - 1 if allowed else tokens, now)
-        if len(self._rates) > MAX_CLIENTS:
-            self._rates.popitem(last=False)
-        return allowed
+    def _log_failure(self, path: str, error: Exception) -> None:
+        """Log a failure of the server, with its traceback the first time."""
+        kind = f"{type(error).__name__}: {error}"[:200]
+        details = {}
+        if kind not in self._logged_failures and len(self._logged_failures) < 100:
+            self._logged_failures.add(kind)
+            details = {"traceback": "".join(traceback.format_exception(error))}
+        self.service.on_event("failed", path=path[:200], error=kind, **details)
 
     async def _body(self, receive: Receive) -> bytes:
         parts, size, limits = [], 0, self.service.limits
@@ -169,29 +162,6 @@ class App:
                         return b"".join(parts)
         except TimeoutError:
             raise RefusedError(408, f"the body was not sent within {limits.body_seconds:g} seconds") from None
-
-
-def _refusal(error: Exception) -> Response:
-    """The response to a request that failed with this error."""
-    status, sentence = 500, str(error)
-    if isinstance(error, RefusedError):
-        status = error.status
-    elif isinstance(error, InputError | OptionError | msgspec.ValidationError):
-        status = 422
-    elif isinstance(error, NotReadyError | LogFullError):
-        status = 503
-    elif not isinstance(error, MbcalError):  # RecursionError: deeply nested lists
-        status, sentence = 400, f"the body is not valid JSON: {error}"
-    return Response(status, msgspec.json.encode(Problem(sentence)))
-
-
-def _refusal_headers(error: Exception, status: int) -> list[Header]:
-    headers = list(error.headers) if isinstance(error, RefusedError) else []
-    if status in (429, 503):
-        headers.append((b"retry-after", b"1"))
-    if status in (408, 413):
-        headers.append((b"connection", b"close"))
-    return headers
 
 
 def print_event(event: str, **values: Any) -> None:

@@ -10,13 +10,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +23,10 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
 from mbcal.registry.registry import Registry
 from mbcal.registry.version import Version
+from mbcal.serving.answers import RememberedAnswers, rank_answer_bytes
+from mbcal.serving.follower import Follower, RefusedVersions, fingerprint
+from mbcal.serving.hub import HubStore
+from mbcal.serving.ids import IdSource
 from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,
@@ -34,21 +36,19 @@ from mbcal.serving.messages import (
     steps_as_text,
 )
 from mbcal.serving.ranker import Ranker
-from mbcal.serving.state import DecisionRef, Session, SessionStore, Step
+from mbcal.serving.sentences import without_paths
+from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 from mbcal.serving.stats import StatsAnswer, stats_answer
 from mbcal.serving.traffic import Traffic
 from mbcal.types import UNKNOWN_ROW, Name, to_name
 
-POLL_SECONDS = 0.4
-"""Seconds between two reads of the registry's pointer to the live version."""
-REMEMBERED_ANSWERS = 50_000
-"""Number of answers kept for repeated requests, and for repeated feedback."""
+FEEDBACK_ANSWER_BYTES = 1_000
+"""Estimated size of a remembered answer to feedback."""
 
 EXAMPLES = 12
 """Items named by `/v1/model`."""
 
 OnEvent = Callable[..., None]
-T = TypeVar("T")
 
 
 class NotReadyError(MbcalError):
@@ -68,6 +68,8 @@ class Limits:
     """Requests in progress; further ones are refused with status 503."""
     rate: float = 0.0
     """Requests per second of one client; further ones are refused with status 429. 0 is no limit."""
+    max_memory: int = 512 << 20
+    """Bytes of all that is remembered: half of it sessions and decisions, the rest answers and the states of scorers."""
 
 
 @dataclass
@@ -100,42 +102,53 @@ class Service:
     """Source of exploration."""
     repeats: bool = False
     """Whether items that were shown in a session may be ranked again in it."""
+    workers: HubStore | None = None
+    """Connection to the other workers; None if there is one process."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None
-        self.refused: dict[str, str] = {}
+        self.refused = RefusedVersions()
+        self.follower = Follower(self.refresh_version, self.on_event)
         self.counts: dict[str, VersionCounts] = {}
         self.traffic = Traffic()
         self.started = time.time()
-        self.looked: float | None = None  # `time.monotonic` of the last look at the registry without an error
-        self._new_id = _IdSource()
-        self._answers: OrderedDict[str, asyncio.Future[RankAnswer]] = OrderedDict()
-        self._feedback_answers: OrderedDict[tuple[str, str], asyncio.Future[FeedbackAnswer]] = OrderedDict()
+        self._new_id = IdSource()
+        share = self.limits.max_memory // 8
+        self._answers = RememberedAnswers(share, rank_answer_bytes)
+        self._feedback_answers: RememberedAnswers[FeedbackAnswer] = RememberedAnswers(share, lambda _: FEEDBACK_ANSWER_BYTES)
 
     # ---- versions
 
-    async def follow_registry(self) -> None:
-        """Poll the registry until cancelled and switch to its live version."""
-        while True:
-            await self.refresh_version()
-            await asyncio.sleep(POLL_SECONDS)
-
     async def refresh_version(self) -> None:
-        """Switch to the registry's live version.
+        """Switch to the registry's live version; the previous one goes on serving if it cannot be opened.
 
-        A version that cannot be opened is listed in `refused`, and the previous one goes on serving.
+        Raises:
+            ModelError: If the registry cannot be read.
         """
-        try:
-            name = self.registry.current()
-            self.looked = time.monotonic()
-            if name is None or name in self.refused or (self.ranker is not None and self.ranker.version.name == name):
-                return
-            self.ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name), repeats=self.repeats))
-            self.counts.setdefault(name, VersionCounts())
+        name = await asyncio.to_thread(self.registry.current)
+        if name is None or (self.ranker is not None and self.ranker.version.name == name):
+            return
+        ranker = await self._open(name)
+        if ranker is not None:
+            self.ranker = ranker
             self.on_event("swapped", version=name)
+
+    async def _open(self, name: str) -> Ranker | None:
+        """Open and verify a version; None if it is refused. It is tried again when its files change."""
+        folder = self.registry.path / "versions" / name
+        if self.refused.still_holds(name, folder):
+            return None
+        files = fingerprint(folder)
+        try:
+            ranker = await asyncio.to_thread(
+                lambda: Ranker(self.registry.open(name), self.limits.max_memory // 4, self.repeats)
+            )
         except MbcalError as error:
-            self.refused[str(name)] = str(error)
+            self.refused.refuse(name, str(error), files)
             self.on_event("refused", version=name, error=str(error))
+            return None
+        self.counts.setdefault(name, VersionCounts())
+        return ranker
 
     @property
     def live(self) -> Ranker:
@@ -159,17 +172,24 @@ class Service:
             InputError: If candidates repeat or are too many, or a behaviour is unknown.
             NotReadyError: If no version is live.
             LogFullError: If the log cannot keep up.
+            StateAwayError: If sessions cannot be remembered at the moment and the request does not say what was shown.
         """
         if request.id is None:
             return await self._rank(request, self._new_id())
         decision = to_name(request.id, "id")
-        return await _once(self._answers, decision, lambda: self._rank(request, decision))
+        return await self._answers.once(decision, lambda: self._rank(request, decision))
 
     async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
         session_name = _text_or_none(request.session, "session")
         session = Session(_text_or_none(request.user, "user") or "", steps_as_text(request.history, "history"))
+        remembered = True
         if session_name is not None:
-            session = await self.sessions.begin(session_name, session)
+            try:
+                session = await self.sessions.begin(session_name, session)
+            except StateAwayError as error:
+                if request.shown is None:  # only the memory knows what was shown
+                    raise StateAwayError(f"{error}, or send history and shown with the request") from error
+                remembered = False
         shown = session.shown if request.shown is None else steps_as_text(request.shown, "shown")
         ranker, epsilon = self.live, self.epsilon  # both may be replaced while the decision is being logged
         candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
@@ -199,12 +219,15 @@ class Service:
                     propensities=[entry.propensity for entry in items],
                 )
             )
-        await self.sessions.remember_decision(decision, DecisionRef(session_name, now, names, version))
+        try:
+            await self.sessions.remember_decision(decision, DecisionRef(session_name, now, names, version))
+        except StateAwayError:
+            remembered = False
         counts = self.counts[version]
         counts.decisions += 1
         counts.sessions += not shown
         self.traffic.decision(version, session_name, not shown, count, unknown, now / 1e6)
-        return RankAnswer(decision, version, epsilon, items)
+        return RankAnswer(decision, version, epsilon, items, remembered)
 
     # ---- feedback
 
@@ -222,10 +245,16 @@ class Service:
                 is given.
             NotReadyError: If no version is live.
             LogFullError: If the log cannot keep up.
+            StateAwayError: If decisions cannot be recalled at the moment and no item is given.
         """
         decision, behaviour = to_name(request.decision, "decision"), to_name(request.behaviour, "behaviour")
-        reference = await self.sessions.recall_decision(decision)
         item = _text_or_none(request.item, "item")
+        try:
+            reference = await self.sessions.recall_decision(decision)
+        except StateAwayError as error:
+            if item is None:
+                raise StateAwayError(f"{error}, or name the item the feedback is about") from error
+            reference = None  # it is logged, and no session is updated
         if item is None:
             if reference is None:
                 raise InputError(
@@ -236,8 +265,7 @@ class Service:
             raise InputError(f"item: {item!r} is not among the items of decision {decision!r}")
         behaviours = self.live.version.behaviours
         reward = behaviours.rewards[behaviours.index(behaviour)]
-        return await _once(
-            self._feedback_answers,
+        return await self._feedback_answers.once(
             (decision, item),
             lambda: self._apply_feedback(
                 Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id()), reference, reward
@@ -257,9 +285,32 @@ class Service:
             return FeedbackAnswer(feedback.decision, True)
         rank = reference.items.index(feedback.item)
         step = Step(reference.time, rank, feedback.decision, feedback.item, feedback.behaviour)
-        return FeedbackAnswer(feedback.decision, await self.sessions.add(reference.session, step) is not None)
+        try:
+            return FeedbackAnswer(feedback.decision, await self.sessions.add(reference.session, step) is not None)
+        except StateAwayError:
+            return FeedbackAnswer(feedback.decision, False)
 
     # ---- state of the service
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders whose names no answer may contain."""
+        return [self.registry.path, *([] if self.log is None else [self.log.folder])]
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Estimated bytes of sessions, decisions, answers and scorer states in this process."""
+        states = 0 if self.ranker is None else self.ranker.cached_bytes
+        return self.sessions.used_bytes + self._answers.used_bytes + self._feedback_answers.used_bytes + states
+
+    def problems(self) -> list[str]:
+        """Return what does not work at the moment, in sentences; empty if all is well."""
+        found = []
+        if self.follower.failures_in_a_row:
+            found.append("registry: the last look failed; see the server's log")
+        if not self.sessions.available:
+            found.append("state: sessions cannot be remembered; requests must carry history and shown")
+        return found
 
     def model(self) -> ModelAnswer:
         """Describe the live version; raises NotReadyError if there is none."""
@@ -274,7 +325,7 @@ class Service:
             metrics=dict(version.metrics),
             parent=version.parent,
             epsilon=self.epsilon,
-            refused=dict(self.refused),
+            refused={name: without_paths(reason, self.folders) for name, reason in self.refused.items()},
             examples=list(version.catalog.items[:: max(len(version.catalog) // EXAMPLES, 1)][:EXAMPLES]),
         )
 
@@ -291,35 +342,3 @@ class Service:
 
 def _text_or_none(name: Name | None, what: str) -> str | None:
     return None if name is None else to_name(name, what)
-
-
-async def _once(results: OrderedDict[Any, asyncio.Future[T]], key: Any, work: Callable[[], Awaitable[T]]) -> T:
-    """Await the work once per key and return its result to every caller; work that fails is done again."""
-    if key in results:
-        return await asyncio.shield(results[key])
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    results[key] = future
-    if len(results) > REMEMBERED_ANSWERS:
-        results.popitem(last=False)
-    try:
-        future.set_result(await work())
-    except BaseException as error:
-        results.pop(key, None)
-        future.set_exception(error)
-        with contextlib.suppress(BaseException):
-            future.exception()  # marks it as retrieved: there may be no other caller
-        raise
-    return future.result()
-
-
-class _IdSource:
-    """Unique ids that increase with time. Random bytes are read in blocks: a system call lets other threads run."""
-
-    def __init__(self) -> None:
-        self._random: list[str] = []
-
-    def __call__(self) -> str:
-        if not self._random:
-            block = secrets.token_hex(8 * 256)
-            self._random = [block[start : start + 16] for start in range(0, len(block), 16)]
-        return f"{time.time_ns() // 1_000_000:012x}{self._random.pop()}"

@@ -1,24 +1,38 @@
 """What the service remembers between requests.
 
 Of a session: its history and the items shown with their behaviours. Of a decision: its items and its session, so that
-feedback finds the session. Kept in memory for one server, or in Redis for several, so that feedback may go to another
-server than the one that ranked. Both expire after `lifetime` seconds without a request. Steps are keyed by (decision,
-item), so feedback that arrives twice, late or out of order leads to the same session.
+feedback finds the session. Kept in memory for one server, by the supervisor for its workers (`hub`), or in Redis for several
+servers (`redis_state`), so that feedback may go to another process than the one that ranked. Both expire after `lifetime`
+seconds without a request. Steps are keyed by (decision, item), so feedback that arrives twice, late or out of order leads
+to the same session.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from sys import getsizeof
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mbcal.errors import OptionError
+from mbcal.errors import MbcalError, OptionError
+from mbcal.serving.bounded import BoundedDict, pairs_bytes
 
 MAX_STEPS = 1_000
 """Steps kept of a session; of a longer one the latest."""
+SESSION_BYTES, STEP_BYTES = 300, 200
+"""Estimated sizes of a session and of a step without their texts."""
+
+OnEvent = Callable[..., None]
+
+
+def ignore_event(_: str, **__: object) -> None:
+    """Do nothing with an event."""
+
+
+class StateAwayError(MbcalError):
+    """Sessions cannot be recalled or remembered at the moment."""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -62,8 +76,28 @@ class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     version: str
 
 
+class _Kept(NamedTuple):
+    """A session in memory."""
+
+    expires: float
+    session: Session
+    size: int
+
+
 class SessionStore(Protocol):
-    """Storage of sessions and decisions."""
+    """Storage of sessions and decisions. Every method but `close` raises StateAwayError if the storage cannot be reached."""
+
+    @property
+    def available(self) -> bool:
+        """Whether the storage could be reached when it was last tried."""
+
+    @property
+    def outages(self) -> int:
+        """How often the storage could no longer be reached."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Estimated bytes held in this process."""
 
     async def get(self, name: str) -> Session | None:
         """Return a session, or None if it is unknown or has expired."""
@@ -85,62 +119,66 @@ class SessionStore(Protocol):
 
 
 class MemoryStore:
-    """Sessions and decisions in this process's memory; the least recently used are dropped when there are too many."""
+    """Sessions and decisions in this process's memory; the least recently used are dropped when they grow too large."""
+
+    available, outages = True, 0
 
     def __init__(
-        self,
-        lifetime: float = 1800.0,
-        max_sessions: int = 200_000,
-        max_decisions: int = 50_000,
-        clock: Callable[[], float] = time.monotonic,
+        self, lifetime: float = 1800.0, max_bytes: int = 256 << 20, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start empty.
 
         Args:
             lifetime: Seconds after its last request at which a session expires.
-            max_sessions: Number of sessions kept.
-            max_decisions: Number of decisions kept.
+            max_bytes: Bytes of all sessions (two thirds of them) and all decisions (one third).
             clock: Seconds, from any start.
         """
-        self._lifetime, self._max_sessions, self._max_decisions, self._clock = lifetime, max_sessions, max_decisions, clock
-        self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
-        self._decisions: OrderedDict[str, DecisionRef] = OrderedDict()
+        self._lifetime, self._clock = lifetime, clock
+        self._sessions: BoundedDict[str, _Kept] = BoundedDict(max_bytes * 2 // 3)
+        self._decisions: BoundedDict[str, DecisionRef] = BoundedDict(max_bytes // 3)
 
     @property
     def n_sessions(self) -> int:
         """Number of sessions held, expired ones included until the next write."""
         return len(self._sessions)
 
+    @property
+    def used_bytes(self) -> int:
+        """Estimated bytes of all sessions and decisions."""
+        return self._sessions.used_bytes + self._decisions.used_bytes
+
     async def get(self, name: str) -> Session | None:
-        return self._recall(name, self._clock())
+        kept = self._recall(name, self._clock())
+        return None if kept is None else kept.session
 
     async def begin(self, name: str, session: Session) -> Session:
         now = self._clock()
-        return self._keep(name, self._recall(name, now) or session, now)
+        kept = self._recall(name, now) or _Kept(0.0, session, _session_bytes(session))
+        return self._keep(name, kept.session, kept.size, now)
 
     async def add(self, name: str, step: Step) -> Session | None:
         now = self._clock()
-        session = self._recall(name, now)
-        return None if session is None else self._keep(name, session.after(step), now)
-
-    def _recall(self, name: str, now: float) -> Session | None:
-        entry = self._sessions.get(name)
-        if entry is None or entry[0] < now:
-            self._sessions.pop(name, None)
+        kept = self._recall(name, now)
+        if kept is None:
             return None
-        return entry[1]
+        session = kept.session.after(step)
+        return self._keep(name, session, _session_bytes(session), now)
 
-    def _keep(self, name: str, session: Session, now: float) -> Session:
-        self._sessions[name] = (now + self._lifetime, session)
-        self._sessions.move_to_end(name)
-        while len(self._sessions) > self._max_sessions or next(iter(self._sessions.values()))[0] < now:
-            self._sessions.popitem(last=False)
+    def _recall(self, name: str, now: float) -> _Kept | None:
+        kept = self._sessions.get(name)
+        if kept is None or kept.expires < now:
+            self._sessions.pop(name)
+            return None
+        return kept
+
+    def _keep(self, name: str, session: Session, size: int, now: float) -> Session:
+        self._sessions.put(name, _Kept(now + self._lifetime, session, size), size)
+        while (oldest := self._sessions.oldest()) is not None and oldest.expires < now:
+            self._sessions.drop_oldest()
         return session
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        self._decisions[decision] = reference
-        if len(self._decisions) > self._max_decisions:
-            self._decisions.popitem(last=False)
+        self._decisions.put(decision, reference, _reference_bytes(reference))
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return self._decisions.get(decision)
@@ -149,89 +187,36 @@ class MemoryStore:
         """Do nothing."""
 
 
-class RedisStore:
-    """Sessions and decisions in Redis, for several servers.
-
-    A session is one value, changed under WATCH, so that no step is lost when two servers add steps at the same time.
-    """
-
-    def __init__(self, address: str, lifetime: float = 1800.0) -> None:
-        """Prepare a connection; it is opened by the first call.
-
-        Args:
-            address: A redis://, rediss:// or unix:// address.
-            lifetime: Seconds after its last request at which a session expires.
-
-        Raises:
-            OptionError: If the Redis client is not installed.
-        """
-        try:
-            import redis.asyncio as redis
-        except ImportError as error:
-            raise OptionError("state: Redis needs the package redis; pip install 'mbcal[serve]'") from error
-        self._redis: Any = redis.Redis.from_url(address, socket_timeout=2.0, socket_connect_timeout=2.0)
-        self._lifetime = int(lifetime)
-
-    async def get(self, name: str) -> Session | None:
-        return _decoded(await self._redis.get(_key(name)))
-
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        await self._redis.set(f"mbcal:decision:{decision}", msgspec.msgpack.encode(reference), ex=self._lifetime)
-
-    async def recall_decision(self, decision: str) -> DecisionRef | None:
-        value = await self._redis.get(f"mbcal:decision:{decision}")
-        return None if value is None else msgspec.msgpack.decode(value, type=DecisionRef)
-
-    async def begin(self, name: str, session: Session) -> Session:
-        created = await self._redis.set(_key(name), msgspec.msgpack.encode(session), ex=self._lifetime, nx=True)
-        if created:
-            return session
-        return await self.get(name) or session
-
-    async def add(self, name: str, step: Step) -> Session | None:
-        import redis.exceptions
-
-        key = _key(name)
-        async with self._redis.pipeline(transaction=True) as pipe:
-            while True:
-                await pipe.watch(key)
-                stored = _decoded(await pipe.get(key))
-                if stored is None:
-                    await pipe.unwatch()
-                    return None
-                session = stored.after(step)
-                pipe.multi()
-                pipe.set(key, msgspec.msgpack.encode(session), ex=self._lifetime)
-                try:
-                    await pipe.execute()
-                except redis.exceptions.WatchError:  # another server changed it in between; read it again
-                    continue
-                return session
-
-    async def close(self) -> None:
-        await self._redis.aclose()
-
-
-def session_store(address: str, lifetime: float) -> SessionStore:
+def session_store(
+    address: str, lifetime: float, max_bytes: int = 256 << 20, on_event: OnEvent = ignore_event
+) -> SessionStore:
     """Make the session store of an address.
 
     Args:
         address: `memory`, or a redis://, rediss:// or unix:// address.
         lifetime: Seconds after its last request at which a session expires.
+        max_bytes: Bytes of sessions and decisions in memory.
+        on_event: Called with `state away` and `state back` when Redis cannot be reached, and when it can again.
 
     Raises:
         OptionError: If the address is neither, or the Redis client is not installed.
     """
     if address == "memory":
-        return MemoryStore(lifetime)
+        return MemoryStore(lifetime, max_bytes)
     if address.startswith(("redis://", "rediss://", "unix://")):
-        return RedisStore(address, lifetime)
-    raise OptionError(f"state: {address!r} is neither memory nor a redis:// address; give one of them")
+        from mbcal.serving.redis_state import RedisStore
+
+        return RedisStore(address, lifetime, on_event)
+    scheme = address.partition(":")[0]  # the rest may hold a password
+    raise OptionError(f"state: {scheme!r} is neither memory nor a redis:// address; give one of them")
 
 
-def _key(name: str) -> str:
-    return f"mbcal:session:{name}"
+def _session_bytes(session: Session) -> int:
+    steps = sum(
+        [STEP_BYTES + getsizeof(step.decision) + getsizeof(step.item) + getsizeof(step.behaviour) for step in session.steps]
+    )
+    return SESSION_BYTES + getsizeof(session.user) + pairs_bytes(session.history) + steps
 
 
-def _decoded(value: bytes | None) -> Session | None:
-    return None if value is None else msgspec.msgpack.decode(value, type=Session)
+def _reference_bytes(reference: DecisionRef) -> int:
+    return SESSION_BYTES + getsizeof(reference.session) + sum(map(getsizeof, reference.items)) + 8 * len(reference.items)

@@ -159,7 +159,7 @@ def stats_answer(service: Service) -> StatsAnswer:
         series=traffic_series(slots),
         rewards=reward_points(slots),
         sessions=service.sessions.n_sessions if isinstance(service.sessions, MemoryStore) else None,
-        registry_age=None if service.looked is None else time.monotonic() - service.looked,
+        registry_age=service.follower.age,
     )
 
 

@@ -54,7 +54,6 @@ from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import Artifact, write_artifact
 from mbcal.storage.atomic import write_atomic
 from mbcal.storage.checkpoints import Checkpoints
-from mbcal.storage.json_text import parse_json
 from mbcal.storage.manifest import ArtifactKind
 from mbcal.training.device import resolve_device
 from mbcal.types import Catalog, Sessions
@@ -142,14 +141,15 @@ class Run:
         """
         folder = Path(folder)
         try:
-            record, settings = (parse_json((folder / name).read_bytes()) for name in ("run.json", "settings.json"))
-            schema = dict(record).get("schema")
+            record = json.loads((folder / "run.json").read_bytes())
+            settings = json.loads((folder / "settings.json").read_bytes())
         except OSError:
             raise StoreError(f"{folder}: not a run; make one with 'mbcal experiment … --out {folder}'") from None
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise StoreError(f"{folder}: damaged ({error}); start the run again") from error
-        if schema != SCHEMA:
-            raise StoreError(f"{folder}: schema {schema}, this mbcal reads schema {SCHEMA}; start the run again")
+        if record.get("schema") != SCHEMA:
+            problem = f"{folder}: schema {record.get('schema')}, this mbcal reads schema {SCHEMA}"
+            raise StoreError(f"{problem}; start the run again")
         return cls(folder, from_dict(ExperimentConfig, settings), str(resolve_device(device)))
 
     # ---- cells

@@ -1,0 +1,237 @@
+"""What the workers of one `mbcal serve --workers N` share: sessions and decisions in the supervisor's memory, and metrics.
+
+Every worker has one socket to its supervisor. A message is four bytes of length and MessagePack: a `Call`, then its `Reply`
+with the same number. A worker whose supervisor is gone stops.
+
+::
+
+    worker 0 ── HubStore ──┐
+    worker 1 ── HubStore ──┼──▶ Hub (supervisor): MemoryStore, metrics of every worker
+    worker 2 ── HubStore ──┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
+
+CALL_SECONDS = 2.0
+"""Longest time a call may take."""
+MAX_MESSAGE = 64 << 20
+"""Bytes of a message; a longer one is not from this program."""
+
+
+class Call(msgspec.Struct, array_like=True):
+    """A method of the hub, with its arguments."""
+
+    number: int
+    method: str
+    key: str = ""
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    """MessagePack; null if the method has no second argument."""
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """The result of a call."""
+
+    number: int
+    value: msgspec.Raw
+
+
+class WorkerMetrics(msgspec.Struct, array_like=True):
+    """What a worker learns when it reports its metrics."""
+
+    texts: dict[str, str]
+    """The latest metrics of every worker, by its number."""
+    restarts: int
+    """Workers that ended and were started again."""
+
+
+_encode = msgspec.msgpack.encode
+_decode_call = msgspec.msgpack.Decoder(Call).decode
+_decode_reply = msgspec.msgpack.Decoder(Reply).decode
+_decode_session = msgspec.msgpack.Decoder(Session).decode
+_decode_known: Callable[[msgspec.Raw], Session | None] = msgspec.msgpack.Decoder(Session | None).decode
+_decode_reference: Callable[[msgspec.Raw], DecisionRef | None] = msgspec.msgpack.Decoder(DecisionRef | None).decode
+_decode_metrics = msgspec.msgpack.Decoder(WorkerMetrics).decode
+
+
+class Hub:
+    """The supervisor's end."""
+
+    def __init__(self, sessions: SessionStore) -> None:
+        """Start without workers.
+
+        Args:
+            sessions: Where sessions and decisions are remembered.
+        """
+        self._sessions = sessions
+        self._texts: dict[str, str] = {}
+        self.listened: set[str] = set()
+        """Workers that have listened."""
+        self.restarts = 0
+        """Workers that ended and were started again."""
+        self._handlers: dict[str, Callable[[str, msgspec.Raw], Awaitable[Any]]] = {
+            "get": lambda key, _: sessions.get(key),
+            "begin": lambda key, value: sessions.begin(key, msgspec.msgpack.decode(value, type=Session)),
+            "add": lambda key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
+            "remember_decision": lambda key, value: sessions.remember_decision(
+                key, msgspec.msgpack.decode(value, type=DecisionRef)
+            ),
+            "recall_decision": lambda key, _: sessions.recall_decision(key),
+            "report": self._report,
+            "listening": self._listening,
+        }
+
+    async def serve(self, worker: str, connection: socket.socket) -> None:
+        """Answer the calls of one worker until its end of the socket is closed."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            while True:
+                call = _decode_call(await _read(reader))
+                value = await self._handlers[call.method](call.key, call.value)
+                _write(writer, Reply(call.number, msgspec.Raw(_encode(value))))
+                if writer.transport.get_write_buffer_size() > 1 << 20:
+                    await writer.drain()
+        except (EOFError, OSError, msgspec.DecodeError):
+            pass
+        finally:
+            self._texts.pop(worker, None)
+            writer.close()
+
+    async def _report(self, worker: str, value: msgspec.Raw) -> WorkerMetrics:
+        self._texts[worker] = msgspec.msgpack.decode(value, type=str)
+        return WorkerMetrics(self._texts, self.restarts)
+
+    async def _listening(self, worker: str, _: msgspec.Raw) -> None:
+        self.listened.add(worker)
+
+
+class HubStore:
+    """A worker's end: sessions and decisions in the supervisor's memory."""
+
+    outages, used_bytes = 0, 0
+
+    def __init__(self, connection: socket.socket, worker: int, on_lost: Callable[[], None]) -> None:
+        """Prepare; the first call begins to use the connection.
+
+        Args:
+            connection: The worker's end of the socket.
+            worker: Number of the worker.
+            on_lost: Called when the supervisor is gone.
+        """
+        self._connection, self._worker, self._on_lost = connection, str(worker), on_lost
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._opening = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.available = True
+
+    async def get(self, name: str) -> Session | None:
+        return _decode_known(await self._call("get", name, None))
+
+    async def begin(self, name: str, session: Session) -> Session:
+        return _decode_session(await self._call("begin", name, session))
+
+    async def add(self, name: str, step: Step) -> Session | None:
+        return _decode_known(await self._call("add", name, step))
+
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
+        await self._call("remember_decision", decision, reference)
+
+    async def recall_decision(self, decision: str) -> DecisionRef | None:
+        return _decode_reference(await self._call("recall_decision", decision, None))
+
+    async def listening(self) -> None:
+        """Say that this worker listens."""
+        await self._call("listening", self._worker, None)
+
+    async def report(self, metrics: str) -> WorkerMetrics:
+        """Report this worker's metrics and return those of all workers."""
+        return _decode_metrics(await self._call("report", self._worker, metrics))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _call(self, method: str, key: str, value: Any) -> msgspec.Raw:
+        if not self.available:
+            raise StateAwayError("state: the supervisor of this server is gone; try again in a second")
+        writer = self._writer or await self._open()
+        number = next(self._numbers)
+        reply: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        try:
+            _write(writer, Call(number, method, key, msgspec.Raw(_encode(value))))
+            async with asyncio.timeout(CALL_SECONDS):
+                return await reply
+        except (TimeoutError, OSError) as error:
+            raise StateAwayError("state: the supervisor of this server does not answer; try again in a second") from error
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _open(self) -> asyncio.StreamWriter:
+        async with self._opening:
+            if self._writer is None:
+                reader, self._writer = await asyncio.open_connection(sock=self._connection)
+                self._reading = asyncio.create_task(self._read_replies(reader))
+            return self._writer
+
+    async def _read_replies(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                reply = _decode_reply(await _read(reader))
+                waiting = self._waiting.get(reply.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply.value)
+        except (EOFError, OSError, msgspec.DecodeError):
+            self.available = False
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionError("the supervisor is gone"))
+            self._on_lost()
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > MAX_MESSAGE:
+        raise ConnectionError("the message is too long")
+    return await reader.readexactly(size)
+
+
+def _write(writer: asyncio.StreamWriter, message: Call | Reply) -> None:
+    data = _encode(message)
+    writer.write(len(data).to_bytes(4, "big") + data)
+
+
+def merge_metrics(texts: Mapping[str, str], restarts: int) -> str:
+    """Merge the metrics of several workers into one text, with a label `worker` on every value.
+
+    Args:
+        texts: Metrics in Prometheus' text format, by the worker's number.
+        restarts: Workers that ended and were started again.
+    """
+    families: dict[str, list[str]] = {}
+    for worker, text in sorted(texts.items(), key=lambda entry: int(entry[0])):
+        family: list[str] = []
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                family = families.setdefault(line, [])
+                continue
+            name, _, value = line.rpartition(" ")
+            labels = name[name.index("{") + 1 : -1] + "," if "{" in name else ""
+            family.append(f'{name.partition("{")[0]}{{{labels}worker="{worker}"}} {value}')
+    lines = [line for kind, values in families.items() for line in (kind, *values)]
+    lines += ["# TYPE mbcal_worker_restarts_total counter", f"mbcal_worker_restarts_total {restarts}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,178 @@
+"""Sessions and decisions in Redis, for several servers.
+
+Redis away is an outage of the memory, not of the service. No call takes longer than `CALL_SECONDS`. After the first call
+that fails, further ones fail at once with StateAwayError, so that no request waits, until a ping in the background succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from mbcal.errors import OptionError
+from mbcal.serving.state import DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
+
+CALL_SECONDS = 0.25
+"""Longest time a call may take."""
+PING_SECONDS = 0.2
+"""Seconds between two pings of a Redis that is away."""
+
+T = TypeVar("T")
+
+
+class RedisStore:
+    """Sessions and decisions in Redis.
+
+    A session is one value, changed under WATCH, so that no step is lost when two servers add steps at the same time.
+    """
+
+    def __init__(self, address: str, lifetime: float = 1800.0, on_event: OnEvent = ignore_event) -> None:
+        """Prepare a connection; it is opened by the first call.
+
+        Args:
+            address: A redis://, rediss:// or unix:// address.
+            lifetime: Seconds after its last request at which a session expires.
+            on_event: Called once when an outage begins and once when it ends.
+
+        Raises:
+            OptionError: If the Redis client is not installed, or the address is not valid.
+        """
+        try:
+            from redis.asyncio import Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+            from redis.exceptions import RedisError, WatchError
+        except ImportError as error:
+            raise OptionError("state: Redis needs the package redis; pip install 'mbcal[serve]'") from error
+        try:
+            self._redis: Any = Redis.from_url(
+                address,
+                socket_timeout=CALL_SECONDS,
+                socket_connect_timeout=CALL_SECONDS,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except ValueError as error:
+            raise OptionError(f"state: the Redis address is not valid ({error}); write redis://HOST:PORT/NUMBER") from error
+        self._failures = (RedisError, OSError, TimeoutError)
+        self._watch_error = WatchError
+        self._lifetime, self._on_event = int(lifetime), on_event
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._away_since: float | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self.outages, self.used_bytes = 0, 0
+
+    @property
+    def available(self) -> bool:
+        """Whether the last call or ping succeeded."""
+        return self._away_since is None
+
+    async def get(self, name: str) -> Session | None:
+        return await self._call(lambda: self._get(name))
+
+    async def begin(self, name: str, session: Session) -> Session:
+        return await self._call(lambda: self._begin(name, session))
+
+    async def add(self, name: str, step: Step) -> Session | None:
+        turn = self._turns.setdefault(name, asyncio.Lock())  # calls of this process take turns; others are seen by WATCH
+        async with turn:
+            return await self._call(lambda: self._add(_session_key(name), step))
+
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
+        value = msgspec.msgpack.encode(reference)
+        await self._call(lambda: self._redis.set(_decision_key(decision), value, ex=self._lifetime))
+
+    async def recall_decision(self, decision: str) -> DecisionRef | None:
+        return _decoded(await self._call(lambda: self._redis.get(_decision_key(decision))), DecisionRef)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._pinging is not None:
+            self._pinging.cancel()
+        with contextlib.suppress(*self._failures):
+            await self._redis.aclose()
+
+    async def _get(self, name: str) -> Session | None:
+        return _decoded(await self._redis.get(_session_key(name)), Session)
+
+    async def _begin(self, name: str, session: Session) -> Session:
+        value = msgspec.msgpack.encode(session)
+        if await self._redis.set(_session_key(name), value, ex=self._lifetime, nx=True):
+            return session
+        return await self._get(name) or session
+
+    async def _add(self, key: str, step: Step) -> Session | None:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            while True:
+                await pipe.watch(key)
+                stored = _decoded(await pipe.get(key), Session)
+                if stored is None:
+                    await pipe.unwatch()
+                    return None
+                session = stored.after(step)
+                pipe.multi()
+                pipe.set(key, msgspec.msgpack.encode(session), ex=self._lifetime)
+                try:
+                    await pipe.execute()
+                except self._watch_error:  # another server changed it in between; read it again
+                    continue
+                return session
+
+    # ---- outages
+
+    async def _call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await the work within its time; raises StateAwayError at once while Redis is away."""
+        if self._away_since is not None:
+            raise StateAwayError("state: sessions cannot be remembered at the moment; try again in a second")
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await work()
+        except self._failures as error:
+            self._begin_outage(error)
+            raise StateAwayError("state: sessions cannot be remembered at the moment; try again in a second") from error
+
+    def _begin_outage(self, error: Exception) -> None:
+        if self._away_since is not None:
+            return  # another call noticed it first
+        self._away_since = time.monotonic()
+        self.outages += 1
+        self._on_event("state away", error=f"{type(error).__name__}: {error}")
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    async def _ping(self) -> None:
+        """Ping until Redis answers a ping and a write, then end the outage."""
+        while True:
+            with contextlib.suppress(*self._failures):
+                await self._redis.connection_pool.disconnect(inuse_connections=False)  # they may be of a server that is gone
+            try:
+                async with asyncio.timeout(CALL_SECONDS):
+                    await self._redis.set("mbcal:ping", b"", ex=1)
+                break
+            except self._failures:
+                await asyncio.sleep(PING_SECONDS)
+        seconds = time.monotonic() - (self._away_since or 0.0)
+        self._away_since = None
+        self._on_event("state back", seconds=round(seconds, 3))
+
+
+def _session_key(name: str) -> str:
+    return f"mbcal:session:{name}"
+
+
+def _decision_key(decision: str) -> str:
+    return f"mbcal:decision:{decision}"
+
+
+def _decoded(value: bytes | None, kind: type[T]) -> T | None:
+    """The value; None if there is none, or it was not written by this version of the service."""
+    if value is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except msgspec.DecodeError:
+        return None

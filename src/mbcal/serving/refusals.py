@@ -1,0 +1,58 @@
+"""Refused requests: which status and sentence an error becomes. No sentence names a path of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from mbcal.errors import InputError, LogFullError, MbcalError, OptionError
+from mbcal.serving.messages import Problem
+from mbcal.serving.routes import Response
+from mbcal.serving.sentences import without_paths
+from mbcal.serving.service import NotReadyError
+from mbcal.serving.state import StateAwayError
+
+Header = tuple[bytes, bytes]
+
+
+class RefusedError(Exception):
+    """A request is refused with a status other than 200."""
+
+    def __init__(self, status: int, error: str, headers: tuple[Header, ...] = ()) -> None:
+        super().__init__(error)
+        self.status, self.headers = status, headers
+
+
+def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
+    """Return the response to a request that failed with this error.
+
+    Args:
+        error: The error.
+        folders: Folders of the server, whose names must not appear in the sentence.
+    """
+    status, sentence = 500, str(error)
+    if isinstance(error, RefusedError):
+        status = error.status
+    elif isinstance(error, InputError | OptionError | msgspec.ValidationError):
+        status = 422
+    elif isinstance(error, NotReadyError | LogFullError | StateAwayError):
+        status, sentence = 503, without_paths(sentence, folders)
+    elif isinstance(error, MbcalError):
+        sentence = without_paths(sentence, folders)
+    elif isinstance(error, msgspec.DecodeError | UnicodeError | RecursionError):  # RecursionError: deeply nested lists
+        status, sentence = 400, f"the body is not valid JSON: {error}"
+    else:
+        sentence = "the server failed; its log has the reason"
+    return Response(status, msgspec.json.encode(Problem(sentence)))
+
+
+def refusal_headers(error: Exception, status: int) -> list[Header]:
+    """Return the headers that tell the client what to do next."""
+    headers = list(error.headers) if isinstance(error, RefusedError) else []
+    if status in (429, 503):
+        headers.append((b"retry-after", b"1"))
+    if status in (401, 408, 413):
+        headers.append((b"connection", b"close"))
+    return headers

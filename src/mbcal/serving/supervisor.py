@@ -1,0 +1,132 @@
+"""`mbcal serve --workers N`: a supervisor and N worker processes on one port.
+
+The supervisor binds the port and passes the listening socket to the workers, so that connections wait in one queue and go to
+whichever worker is free; a worker that dies leaves them to the others. It starts workers that end again, with growing
+pauses if they end soon, keeps the sessions of all workers in its memory (`hub`) unless they are in Redis, and stops all
+workers when it is stopped: they finish what is in progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+
+from mbcal.serving.hub import Hub
+from mbcal.serving.run import DRAIN_SECONDS, ServerSettings, address_of, bind
+from mbcal.serving.server import print_event
+from mbcal.serving.state import session_store
+from mbcal.serving.worker import WorkerTask
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
+"""Seconds before a worker that ended is started again: doubled each time it ends soon, up to the longest."""
+SOON = 10.0
+"""A worker that lived this many seconds did not end soon."""
+SETTINGS_EXIT = 2
+"""Exit code of a worker that cannot work with its settings."""
+
+
+class Supervisor:
+    """Starts, watches and stops workers."""
+
+    def __init__(self, settings: ServerSettings, workers: int, listener: socket.socket) -> None:
+        self._settings, self._workers, self._listener = settings, workers, listener
+        self._hub = Hub(session_store("memory", settings.lifetime, settings.limits.max_memory // 2))
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Run until SIGTERM or SIGINT, or until a worker cannot start; return the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        watchers = [asyncio.create_task(self._keep_running(number)) for number in range(self._workers)]
+        announcer = asyncio.create_task(self._announce())
+        await self._stopping.wait()
+        announcer.cancel()
+        print_event("stopping", workers=len(self._processes))
+        self._listener.close()
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.terminate()
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS + 5):
+                await asyncio.gather(*watchers)
+        except TimeoutError:
+            for process in self._processes.values():
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*watchers, return_exceptions=True)
+        print_event("stopped", workers=self._workers)
+        return self._exit_code
+
+    async def _announce(self) -> None:
+        """Print the address when all workers listen."""
+        while len(self._hub.listened) < self._workers:
+            await asyncio.sleep(0.02)
+        print_event("listening", address=address_of(self._settings, self._listener), workers=self._workers)
+
+    async def _keep_running(self, number: int) -> None:
+        """Start a worker, and again whenever it ends, until the supervisor stops."""
+        pause = FIRST_PAUSE
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            code = await self._run_once(number)
+            if self._stopping.is_set():
+                return
+            if code == SETTINGS_EXIT and str(number) not in self._hub.listened:  # it will fail again; it has said why
+                self._exit_code = SETTINGS_EXIT
+                self._stopping.set()
+                return
+            self._hub.restarts += 1
+            pause = FIRST_PAUSE if time.monotonic() - started > SOON else min(2 * pause, LONGEST_PAUSE)
+            print_event("worker ended", worker=number, exit_code=code, restart_in=pause)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+    async def _run_once(self, number: int) -> int:
+        """Run a worker until it ends; return its exit code."""
+        ours, its = socket.socketpair()
+        serving = asyncio.create_task(self._hub.serve(str(number), ours))
+        task = WorkerTask(self._settings, number, self._listener.fileno(), its.fileno())
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "mbcal.serving.worker",
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(task.listener, task.hub),
+        )
+        self._processes[number] = process
+        its.close()
+        if self._stopping.is_set():
+            process.terminate()
+        try:
+            await process.communicate(msgspec.json.encode(task))
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        return int(process.returncode or 0)
+
+
+def supervise(settings: ServerSettings, workers: int) -> int:
+    """Serve with several processes until stopped; return the exit code.
+
+    Raises:
+        OptionError: If the port cannot be listened on, or the address of the session store is not valid.
+    """
+    listener = bind(settings.host, settings.port)
+    if settings.state != "memory":
+        session_store(settings.state, settings.lifetime)  # raises before any worker is started
+
+    async def run() -> int:
+        return await Supervisor(settings, workers, listener).run()
+
+    return asyncio.run(run())

@@ -1,0 +1,54 @@
+"""One worker of `mbcal serve --workers N`: `python -m mbcal.serving.worker`, started by the supervisor.
+
+Its settings come on standard input, not on the command line, which other users of the machine can read.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from mbcal.errors import MbcalError
+from mbcal.serving.hub import HubStore
+from mbcal.serving.run import ServerSettings, make_service, run_server
+from mbcal.serving.server import print_event
+
+
+class WorkerTask(msgspec.Struct):
+    """What a worker needs to know."""
+
+    settings: ServerSettings
+    number: int
+    """Its number, from 0."""
+    listener: int
+    """File descriptor of the listening socket, shared by all workers."""
+    hub: int
+    """File descriptor of its socket to the supervisor."""
+
+
+def main() -> int:
+    """Serve until stopped; returns the exit code."""
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerTask)
+    settings, number = task.settings, task.number
+    listener, connection = socket.socket(fileno=task.listener), socket.socket(fileno=task.hub)
+    hub = HubStore(connection, number, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        service = make_service(settings, hub if settings.state == "memory" else None, number)
+    except MbcalError as error:
+        print_event("failed", worker=number, error=str(error))
+        return 2
+    service.workers = hub
+
+    async def announce(_: list[socket.socket]) -> None:
+        await hub.listening()
+
+    run_server(settings, service, listener, announce)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
