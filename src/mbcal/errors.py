@@ -58,6 +58,19 @@ class LogFullError(LogError):
     """The queue of records waiting to be written to a decision log is full; try again later."""
 
 
+class LogUnavailableError(OutputError):
+    """A decision log cannot be written at the moment: the disk is full or read-only, or its files have vanished.
+
+    Args:
+        message: One sentence.
+        reason: The cause alone, without paths.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class ServiceError(MbcalError):
     """The ranking service refused a request or cannot be reached.
 

@@ -51,7 +51,7 @@ def test_show_counts_by_version(shop: Path) -> None:
     ]
     assert json.loads(printed[4])["id"] == "d29"
     found = json.loads(mbcal("log", "show", "log", "--last", "2", "--json", cwd=shop).stdout)
-    assert (found["decisions"], found["feedback"], found["damaged"]) == (30, 15, 0)
+    assert (found["decisions"], found["feedback"], found["lost"]) == (30, 15, [])
     assert found["versions"][1] == {"version": "v2", "decisions": 10, "answered": 5, "sessions": 2}
     assert [(record["kind"], record["id"]) for record in found["last"]] == [("feedback", "f28"), ("decision", "d29")]
 

@@ -17,6 +17,7 @@ import pytest
 from mbcal import Labels, SessionConfig, Store, TableLog, prepare
 from mbcal.data.describe import describe
 from mbcal.errors import OptionError, StoreError
+from mbcal.storage.manifest import listed_files, write_manifest
 from tests.support.logs import REWARDS, Row, content, expected, read_back, table, write_rows
 
 ROWS = [Row(f"u{k % 23}", f"i{k * k % 31}", 1_600_000_000 + k // 3, ("skip", "click", "like")[k % 3]) for k in range(600)]
@@ -64,6 +65,30 @@ def test_a_changed_manifest_is_found(store: Store) -> None:
         path.write_text(text)
         with pytest.raises(StoreError, match=r"manifest\.json: damaged"):
             Store.open(store.path)
+
+
+def test_a_hostile_manifest_is_one_sentence(store: Store) -> None:
+    """Also where its hash is right: anyone can compute it."""
+    path = store.path / "manifest.json"
+    entries = {key: value for key, value in json.loads(path.read_text()).items() if key != "content_hash"}
+    deep: list[object] = []
+    for _ in range(60):
+        deep = [deep]
+    for changes, problem in (
+        ({"deep": deep}, "nested too deeply"),
+        ({"files": 5}, "AttributeError"),
+        ({"files": {"items.parquet": 5}}, "TypeError"),
+        ({"files": {"items.parquet": {"sha256": 5}}}, "TypeError: a hash must be text"),
+    ):
+        write_manifest(store.path, {**entries, **changes})
+        with pytest.raises(StoreError, match=rf"manifest\.json: damaged \({problem}") as error:
+            Store.open(store.path)
+        assert "\n" not in str(error.value)
+    for text in ("[" * 100_000, '{"a":' * 100_000, '{"schema": 1, "files": {}, "content_hash": "", "x": "\\ud800"}'):
+        path.write_text(text)
+        with pytest.raises(StoreError, match=r"manifest\.json: damaged"):
+            Store.open(store.path)
+        assert listed_files(store.path, "store") in (None, {"manifest.json"})
 
 
 def test_folders_that_are_no_store(tmp_path: Path) -> None:

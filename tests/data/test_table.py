@@ -145,6 +145,18 @@ def test_table_propensities_follow_their_steps(tmp_path: Path) -> None:
     assert store.manifest["rejected"] == {"propensity is not in (0, 1]": 1}
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.string()])
+def test_nan_in_parquet_is_rejected_as_in_csv(tmp_path: Path, kind: pa.DataType) -> None:
+    """Statistics of Parquet files ignore NaN, so a comparison that is answered from them would accept it."""
+    columns = {"who": ["a"] * 4, "what": list("wxyz"), "when": [1, 2, 3, 4], "did": ["yes"] * 4}
+    propensities = pa.array([0.5, float("nan"), 0.5, float("nan")]).cast(kind)
+    pq.write_table(pa.table({**columns, "p": propensities}), tmp_path / "log.parquet")
+    config = SessionConfig(split=(0, 1, 0), max_rejected=0.5)
+    store = prepare(make_table(tmp_path / "log.parquet", propensity="p"), tmp_path / "store", config)
+    assert store.manifest["rejected"] == {"propensity is not in (0, 1]": 2}
+    assert steps(store) == {"a": [("w", "yes", 1), ("y", "yes", 3)]}
+
+
 def test_item_features_single_multi_missing_and_repeated(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", item, k, "yes") for k, item in enumerate("wxyz")], HEADER)
     items = write_csv(

@@ -45,7 +45,7 @@ def test_compaction_changes_nothing_but_the_size(folder: Path) -> None:
     (folder / f"segment-{before:06d}.log").unlink()  # a number is never used twice, even if the last segment is missing
     write_log(folder, [decision(901)], segment_bytes=8000)
     (created,) = folder.glob("*.log")
-    assert created.name == f"segment-{before:06d}.log"
+    assert created.name == f"segment-{before + 1:06d}.log"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -59,6 +59,10 @@ decisions = st.builds(
         candidates=candidates,
         items=[item for item, _ in ranking],
         propensities=[propensity for _, propensity in ranking],
+        request=user,
+        scores=[propensity - 0.5 for _, propensity in ranking],
+        parts={user: [1.0, 2.0], "future": []} if shown else {},
+        seen=[propensity > 0.5 for _, propensity in ranking],
     ),
     st.integers(0, 2**40),
     texts,
@@ -73,13 +77,14 @@ any_feedback = st.builds(Feedback, texts, texts, texts, st.integers(0, 2**62), t
 @given(st.lists(st.one_of(decisions, any_feedback), max_size=8))
 def test_any_records_come_back_from_bytes_and_from_parquet(records: list[Record]) -> None:
     assert [decode(encode(record)) for record in records] == records
+    numbered = list(enumerate(records, 7))
     with tempfile.TemporaryDirectory() as folder:
-        for path, content in zip(parquet_paths(Path(folder), 1), to_parquet(records), strict=True):
+        for path, content in zip(parquet_paths(Path(folder), 1), to_parquet(numbered), strict=True):
             path.write_bytes(content)
-        assert list(read_parquet(Path(folder), 1)) == records
+        assert list(read_parquet(Path(folder), 1)) == numbered
 
 
-def records_of_last(folder: Path) -> list[Record]:
+def records_of_last(folder: Path) -> list[tuple[int, Record]]:
     (path,) = folder.glob("*.log")
     number = int(path.stem.split("-")[1])
     return list(segment_records(path, number, path.read_bytes(), True, None))

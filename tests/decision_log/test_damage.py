@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbcal.decision_log import Damage, DecisionLog
+from mbcal.decision_log import Damage, DecisionLog, Loss, Missing
 from mbcal.decision_log.compaction import compact_log
+from mbcal.decision_log.numbering import Mark, MarkFile
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import encode
 from mbcal.decision_log.segments import FRAME_BYTES, HEADER, frame_record, scan_segment, segment_header
@@ -29,6 +30,7 @@ def test_every_truncation_keeps_exactly_the_complete_records(folder: Path) -> No
     for size in range(len(content) + 1):
         path.write_bytes(content[:size])
         kept = sum(size >= end for end in ends[1:])
+        set_mark(folder, Mark(1, kept))  # the write that a crash tore had not been acknowledged
         assert list(read_log(folder)) == records[:kept]  # reading does not change the file
         with DecisionLog(folder) as log:
             torn = size not in ends and size > HEADER.size
@@ -36,6 +38,12 @@ def test_every_truncation_keeps_exactly_the_complete_records(folder: Path) -> No
             assert log.notes == ((cut,) if torn else ())
             log.append(records[-1]).result(10)
         assert list(read_log(folder)) == [*records[:kept], records[-1]]
+
+
+def set_mark(folder: Path, mark: Mark) -> None:
+    file = MarkFile(folder)
+    file.write(mark)
+    file.close()
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 5000, b"\xff" * 40, b"\x10\0\0\0abcd"])
@@ -54,8 +62,8 @@ def test_a_tail_that_is_no_record_is_removed(folder: Path, tail: bytes) -> None:
 def segment_of(payloads: list[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
     """A segment with these payloads, and the range of bytes of each record."""
     data, ranges = segment_header(1), []
-    for payload in payloads:
-        frame = frame_record(payload, 1, len(data))
+    for number, payload in enumerate(payloads, 1):
+        frame = frame_record(payload, 1, len(data), number)
         ranges.append((len(data), len(data) + len(frame)))
         data += frame
     return data, ranges
@@ -68,7 +76,7 @@ payload_lists = st.lists(st.binary(min_size=1, max_size=30), max_size=6)
 def test_any_tail_is_one_range_of_damage(payloads: list[bytes], tail: bytes) -> None:
     data, _ = segment_of(payloads)
     spans = list(scan_segment(data + tail, 1))
-    assert [span.payload for span in spans] == [*payloads, None]
+    assert [(span.number, span.payload) for span in spans] == [*enumerate(payloads, 1), (0, None)]
     assert (spans[-1].start, spans[-1].end) == (len(data), len(data) + len(tail))
 
 
@@ -86,10 +94,11 @@ def test_overwritten_bytes_cost_only_the_records_they_touch(payloads: list[bytes
 
 
 def test_a_record_inside_another_is_not_read_as_a_record(folder: Path) -> None:
-    quoted = frame_record(encode(decision(7)), 1, HEADER.size).decode("latin-1")
+    quoted = frame_record(encode(decision(7)), 1, HEADER.size, 1).decode("latin-1")
     write_log(folder, [decision(1, user=quoted)])
     path = folder / "segment-000001.log"
     path.write_bytes(path.read_bytes()[:-1])
+    set_mark(folder, Mark(1, 0))
     assert list(read_log(folder)) == []
     with DecisionLog(folder) as log:
         assert "removed after 0 records" in log.notes[0]
@@ -106,9 +115,9 @@ def test_every_flipped_byte_costs_its_record_only(folder: Path) -> None:
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 0x55]) + content[offset + 1 :])
         with pytest.raises(LogError, match=rf"segment-000001.log: damaged at byte {second} .*--skip-damaged"):
             list(read_log(folder))
-        skipped: list[Damage] = []
-        assert list(read_log(folder, skipped)) == [records[0], records[2]]
-        assert [(damage.offset, damage.size) for damage in skipped] == [(second, third - second)]
+        lost: list[Loss] = []
+        assert list(read_log(folder, lost)) == [records[0], records[2]]
+        assert [(damage.offset, damage.size) for damage in lost if isinstance(damage, Damage)] == [(second, third - second)]
     with DecisionLog(folder) as log:  # records follow the damage, so nothing is removed
         assert log.notes == (f"{path}: damaged in the middle; it is left as it is and segment 2 is begun",)
         log.append(records[1]).result(10)
@@ -121,16 +130,17 @@ def test_flips_at_the_tail_and_in_the_header(folder: Path) -> None:
     path = folder / "segment-000001.log"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\xff")
-    assert list(read_log(folder)) == records[:2]
+    with pytest.raises(LogError, match=r"segment-000001.log: cut off; record 3 is lost"):
+        list(read_log(folder))
+    assert list(read_log(folder, [])) == records[:2]
     for offset in range(HEADER.size):
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 0x80]) + content[offset + 1 :])
-        if 8 <= offset < 12:
-            with pytest.raises(LogError, match=r"this mbcal reads up to 1; read it with a newer mbcal"):
-                list(read_log(folder))
-        else:
-            with pytest.raises(LogError, match=r"damaged at byte 0 .no valid segment header"):
-                list(read_log(folder))
-            assert list(read_log(folder, [])) == records
+        with pytest.raises(LogError, match=r"damaged at byte 0 .no valid segment header"):
+            list(read_log(folder))
+        assert list(read_log(folder, [])) == records
+    path.write_bytes(b"mbcallog\x01\0\0\0\x01\0\0\0" + bytes(40))
+    with pytest.raises(LogError, match=r"segment 1: format 1, this mbcal reads format 2; read it with the mbcal that"):
+        list(read_log(folder, []))
 
 
 def test_damage_in_a_closed_segment_is_reported(folder: Path) -> None:
@@ -142,11 +152,13 @@ def test_damage_in_a_closed_segment_is_reported(folder: Path) -> None:
     first.write_bytes(content[:-3])  # only the last segment may end in an incomplete record
     with pytest.raises(LogError, match=r"segment-000001.log: damaged at byte"):
         list(read_log(folder))
-    skipped: list[Damage] = []
-    rest = list(read_log(folder, skipped))
-    assert len(skipped) == 1
-    assert len(rest) == len(records) - 1
-    assert compact_log(folder).left == skipped
+    lost: list[Loss] = []
+    rest = list(read_log(folder, lost))
+    damage, missing = lost
+    assert isinstance(missing, Missing)
+    assert str(missing) == f"{first}: cut off; record {missing.first} is lost"
+    assert records[: missing.first - 1] + records[missing.first :] == rest
+    assert compact_log(folder).left == [damage]
     assert first.read_bytes() == content[:-3]
     assert list(read_log(folder, [])) == rest
 
@@ -154,7 +166,7 @@ def test_damage_in_a_closed_segment_is_reported(folder: Path) -> None:
 def test_a_record_of_an_unknown_kind_is_damage(folder: Path) -> None:
     folder.mkdir()
     payload = b"\x92\x09\xa1x"  # kind 9
-    later = frame_record(payload, 1, HEADER.size)
+    later = frame_record(payload, 1, HEADER.size, 1)
     (folder / "segment-000001.log").write_bytes(segment_header(1) + later)
     with pytest.raises(LogError, match=r"damaged at byte 16 .no record this mbcal can read: Invalid value 9"):
         list(read_log(folder))

@@ -76,6 +76,7 @@ def test_a_session_by_hand() -> None:
         "orphans": 0,
         "unknown_behaviours": {},
         "unknown_history": 0,
+        "lost": [],
     }
 
 

@@ -18,7 +18,7 @@ from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import OutputError
 
 if TYPE_CHECKING:  # msgspec is an optional dependency, so the commands import the log when they run
-    from mbcal.decision_log import Damage, Joined, Record
+    from mbcal.decision_log import Joined, Loss, Record
 
 app = typer.Typer(
     help="Show the decision log of a service, compact it, or export it as sessions.",
@@ -36,19 +36,20 @@ def show_log(
 ) -> None:
     """Count decisions, answered decisions and sessions by version.
 
-    The service may be writing the log at the same time. Damaged records are reported and skipped.
+    The service may be writing the log at the same time. Damaged records, and segments that are missing or were cut off, are
+    named on standard error.
     """
     from mbcal.decision_log import Decision, read_log
     from mbcal.decision_log.records import fields
 
-    damage: list[Damage] = []
+    lost: list[Loss] = []
     tail: deque[Record] = deque(maxlen=last)
     version_of: dict[str, str] = {}
     decisions: Counter[str] = Counter()
     sessions: dict[str, set[tuple[str, str]]] = defaultdict(set)
     answered: set[str] = set()
     feedback = 0
-    for record in read_log(folder, damage):
+    for record in read_log(folder, lost):
         tail.append(record)
         if isinstance(record, Decision):
             version_of[record.id] = record.version
@@ -63,9 +64,9 @@ def show_log(
         for version, count in sorted(decisions.items())
     ]
     records = [{"kind": type(record).__name__.lower(), **fields(record)} for record in tail]
-    _report(damage)
+    _report(lost)
     if as_json:
-        summary = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "damaged": len(damage)}
+        summary = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "lost": [*map(str, lost)]}
         typer.echo(json.dumps({**summary, "last": records}, indent=2, ensure_ascii=False))
         return
     total = len(set().union(*sessions.values()))
@@ -104,7 +105,9 @@ def export_sessions(
     out: Annotated[Path, typer.Option(help="Parquet file to write, one row per session.", show_default=False)],
     horizon: Annotated[int, typer.Option(help="Most steps in a row. Longer sessions are cut into several rows.")] = 20,
     history: Annotated[int, typer.Option(help="Most history steps in a row.")] = 20,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Report damaged records and skip them.")] = False,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Name damaged and missing records, and go on.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Join decisions and feedback to sessions. The order of the records does not matter."""
@@ -116,13 +119,14 @@ def export_sessions(
         remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"
         raise OutputError(f"{out}: already exists; {remedy}")
     artifact = Artifact.open(model, MODEL_KIND)
-    damage: list[Damage] = []
-    records = read_log(folder, damage if skip_damaged else None)
+    lost: list[Loss] = []
+    records = read_log(folder, lost if skip_damaged else None)
     joined = join_sessions(records, artifact.catalog, artifact.behaviours, horizon=horizon, history=history)
-    _report(damage)
+    _report(lost)
     write_atomic(out, _to_parquet(joined))
     counts = asdict(joined.counts)
     unknown_behaviours = counts.pop("unknown_behaviours")
+    del counts["lost"]
     other_counts = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
     typer.echo(f"{out}: {counts['sessions']:,} sessions, {counts['steps']:,} steps of {len(joined.users):,} users")
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in other_counts.items()))
@@ -130,8 +134,8 @@ def export_sessions(
         typer.echo(f"left out: behaviour {name!r} is not in {shell_quoted(model)}, {count:,} feedback records")
 
 
-def _report(damage: list[Damage], consequence: str = "skipped") -> None:
-    for entry in damage:
+def _report(lost: list[Loss], consequence: str = "the rest is used") -> None:
+    for entry in lost:
         typer.echo(f"{entry}; {consequence}", err=True)
 
 

@@ -166,6 +166,8 @@ def _show_verdict(registry: Path, verdict: Verdict) -> None:
     from mbcal.release.update import write_verdict
 
     page = write_verdict(registry / "updates", verdict)
+    for loss in verdict.counts.lost if verdict.counts else ():
+        typer.echo(f"the log has lost records: {loss}", err=True)
     for check in verdict.checks:
         typer.echo(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}")
     typer.echo(f"published as {verdict.published}" if verdict.published else f"refused; {verdict.live} stays live ({page})")

@@ -35,6 +35,7 @@ def reject_conditions(rule: BehaviourRule, kinds: Mapping[str, str]) -> list[tup
     if "session" in kinds:
         conditions.append(("session IS NULL", "session is missing"))
     if "propensity" in kinds:
-        out_of_range = "propensity IS NULL OR NOT (propensity > 0 AND propensity <= 1)"
+        # isfinite is evaluated for every row; comparisons DuckDB may answer from Parquet statistics, which ignore NaN
+        out_of_range = "propensity IS NULL OR NOT isfinite(propensity) OR NOT (propensity > 0 AND propensity <= 1)"
         conditions.append((out_of_range, "propensity is not in (0, 1]"))
     return conditions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mbcal.decision_log.compaction import Compacted, compact_log
 from mbcal.decision_log.join import JoinCounts, Joined, join_sessions
-from mbcal.decision_log.reader import Damage, read_log
+from mbcal.decision_log.numbering import Missing
+from mbcal.decision_log.reader import Damage, Loss, read_log
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.writer import DecisionLog
 
@@ -16,6 +17,8 @@ __all__ = [
     "Feedback",
     "JoinCounts",
     "Joined",
+    "Loss",
+    "Missing",
     "Record",
     "compact_log",
     "join_sessions",

@@ -2,7 +2,7 @@
 
 ::
 
-    decisions-000002.parquet, feedback-000002.parquet    the records of segment 2; `position` is a record's position in it
+    decisions-000002.parquet, feedback-000002.parquet    the records of segment 2, with their numbers
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from mbcal.decision_log.segments import parquet_numbers, parquet_paths
 from mbcal.errors import LogError
 
 _NAMES = pa.list_(pa.string())
+_NUMBERS = pa.list_(pa.float64())
 _DECISION_SCHEMA = pa.schema(
     [
-        ("position", pa.int64()),
+        ("number", pa.int64()),
         ("id", pa.string()),
         ("time", pa.int64()),
         ("session", pa.string()),
@@ -40,12 +41,16 @@ _DECISION_SCHEMA = pa.schema(
         ("shown_behaviours", _NAMES),
         ("candidates", _NAMES),
         ("items", _NAMES),
-        ("propensities", pa.list_(pa.float64())),
+        ("propensities", _NUMBERS),
+        ("request", pa.string()),
+        ("scores", _NUMBERS),
+        ("parts", pa.map_(pa.string(), _NUMBERS)),
+        ("seen", pa.list_(pa.bool_())),
     ]
 )
 _FEEDBACK_SCHEMA = pa.schema(
     [
-        ("position", pa.int64()),
+        ("number", pa.int64()),
         ("decision", pa.string()),
         ("item", pa.string()),
         ("behaviour", pa.string()),
@@ -62,36 +67,35 @@ def compacted_numbers(folder: Path) -> set[int]:
     return {number for number in parquet_numbers(folder) if all(path.is_file() for path in parquet_paths(folder, number))}
 
 
-def to_parquet(records: Sequence[Record]) -> tuple[bytes, bytes]:
-    """Return the content of the two Parquet files for the records of one segment: decisions and feedback."""
-    numbered = list(enumerate(records))
-    decisions = [_decision_row(position, record) for position, record in numbered if isinstance(record, Decision)]
-    feedback = [{"position": position, **fields(record)} for position, record in numbered if isinstance(record, Feedback)]
+def to_parquet(numbered: Sequence[tuple[int, Record]]) -> tuple[bytes, bytes]:
+    """Return the content of the two Parquet files for the numbered records of one segment: decisions and feedback."""
+    decisions = [_decision_row(number, record) for number, record in numbered if isinstance(record, Decision)]
+    feedback = [{"number": number, **fields(record)} for number, record in numbered if isinstance(record, Feedback)]
     return _table_bytes(decisions, _DECISION_SCHEMA), _table_bytes(feedback, _FEEDBACK_SCHEMA)
 
 
-def read_parquet(folder: Path, number: int) -> Iterator[Record]:
-    """Yield the records of a compacted segment in the order in which they were written.
+def read_parquet(folder: Path, segment: int) -> Iterator[tuple[int, Record]]:
+    """Yield the records of a compacted segment with their numbers, in the order in which they were written.
 
     Raises:
         LogError: If a file is damaged or cannot be read.
     """
-    decisions, feedback = parquet_paths(folder, number)
-    merged = heapq.merge(_rows(decisions, _to_decision), _rows(feedback, lambda row: Feedback(**row)), key=itemgetter(0))
-    return (record for _, record in merged)
+    decisions, feedback = parquet_paths(folder, segment)
+    return heapq.merge(_rows(decisions, _to_decision), _rows(feedback, lambda row: Feedback(**row)), key=itemgetter(0))
 
 
-def _decision_row(position: int, record: Decision) -> dict[str, Any]:
+def _decision_row(number: int, record: Decision) -> dict[str, Any]:
     row = fields(record)
     for name in ("history", "shown"):
         steps = row.pop(name)
         row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
-    return {"position": position, **row}
+    return {"number": number, **row}
 
 
 def _to_decision(row: dict[str, Any]) -> Decision:
     for name in ("history", "shown"):
         row[name] = list(zip(row.pop(f"{name}_items"), row.pop(f"{name}_behaviours"), strict=True))
+    row["parts"] = dict(row["parts"])
     return Decision(**row)
 
 
@@ -102,23 +106,36 @@ def _table_bytes(rows: list[dict[str, Any]], schema: pa.Schema) -> bytes:
 
 
 def _rows(path: Path, to_record: Callable[[dict[str, Any]], Record]) -> Iterator[tuple[int, Record]]:
-    """Yield (position, record) from one file."""
+    """Yield (number, record) from one file."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
                 columns = [_to_list(column) for column in batch.columns]
                 for values in zip(*columns, strict=True):
                     row = dict(zip(batch.schema.names, values, strict=True))
-                    yield row.pop("position"), to_record(row)
+                    yield row.pop("number"), to_record(row)
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        raise LogError(f"{path}: cannot be read ({error}); restore the file from a copy") from error
+        problem = " ".join(str(error).split())  # one line
+        raise LogError(f"{path}: cannot be read ({problem}); restore the file from a copy") from error
 
 
 def _to_list(column: pa.Array) -> list[Any]:
-    """`column.to_pylist()`; several times as fast for lists of names, whose text is created once per batch."""
-    if column.type != _NAMES:
+    """`column.to_pylist()`; several times as fast for lists of numbers or names, whose text is created once per batch."""
+    if column.type == _NAMES:
+        encoded = column.flatten().dictionary_encode()
+        values = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()].tolist()
+    elif column.type == _NUMBERS:
+        values = column.flatten().to_numpy().tolist()
+    else:
         return list(column.to_pylist())
-    encoded = column.flatten().dictionary_encode()
-    names = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()].tolist()
     offsets = column.offsets.to_numpy() - column.offsets[0].as_py()
-    return [names[start:end] for start, end in pairwise(offsets.tolist())]
+    return [values[start:end] for start, end in pairwise(offsets.tolist())]
+
+
+def last_number(folder: Path, segment: int) -> int:
+    """Return the number of the last record of a compacted segment; 0 if it has none.
+
+    Raises:
+        LogError: If a file is damaged or cannot be read.
+    """
+    return max((number for number, _ in read_parquet(folder, segment)), default=0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mbcal.decision_log.archive import compacted_numbers, to_parquet
-from mbcal.decision_log.reader import Damage, read_bytes, segment_records
-from mbcal.decision_log.segments import parquet_paths, segment_numbers, segment_path
+from mbcal.decision_log.reader import Loss, read_bytes, segment_records
+from mbcal.decision_log.segments import log_folders, parquet_paths, segment_numbers, segment_path
 from mbcal.errors import LogError
 from mbcal.progress import SILENT, Progress
 from mbcal.storage.atomic import fsync, to_output_error, write_atomic
@@ -24,7 +25,7 @@ class Compacted:
     records: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-    left: list[Damage] = field(default_factory=list)
+    left: list[Loss] = field(default_factory=list)
     """Damage that was found; segments with damage are left as they are."""
 
 
@@ -41,26 +42,31 @@ def compact_log(folder: str | Path, progress: Progress = SILENT) -> Compacted:
         LogError: If another process compacts this log, or a segment cannot be read.
         OutputError: If the folder cannot be written.
     """
-    folder = Path(folder)
-    closed, result = segment_numbers(folder)[:-1], Compacted()
-    progress.phase("Compacting segments", len(closed))
-    try:
-        lock = os.open(folder / "compaction.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    folder, result = Path(folder), Compacted()
+    closed = {part: segment_numbers(part)[:-1] for part in log_folders(folder)}
+    progress.phase("Compacting segments", sum(map(len, closed.values())))
+    for part, segments in closed.items():
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LogError(f"{folder}: another process compacts this decision log; wait for it to end") from None
-            for leftover in folder.glob(".*.parquet.partial-*"):
-                leftover.unlink()
-            for number in closed:
-                _compact_segment(folder, number, result)
-                progress.advance(1)
-        finally:
-            os.close(lock)
-    except OSError as error:
-        raise to_output_error(str(folder), error) from error
+            _compact_folder(part, segments, result, progress)
+        except OSError as error:
+            raise to_output_error(str(part), error) from error
     return result
+
+
+def _compact_folder(folder: Path, segments: Sequence[int], result: Compacted, progress: Progress) -> None:
+    lock = os.open(folder / "compaction.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LogError(f"{folder}: another process compacts this decision log; wait for it to end") from None
+        for leftover in folder.glob(".*.parquet.partial-*"):
+            leftover.unlink()
+        for segment in segments:
+            _compact_segment(folder, segment, result)
+            progress.advance(1)
+    finally:
+        os.close(lock)
 
 
 def _compact_segment(folder: Path, number: int, result: Compacted) -> None:
@@ -69,7 +75,7 @@ def _compact_segment(folder: Path, number: int, result: Compacted) -> None:
     if data is None:
         return
     if number not in compacted_numbers(folder):
-        damage: list[Damage] = []
+        damage: list[Loss] = []
         records = list(segment_records(path, number, data, False, damage))
         if damage:
             result.left += damage

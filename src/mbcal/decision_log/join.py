@@ -54,6 +54,8 @@ class JoinCounts:
     """Feedback left out because the model does not have its behaviour, by behaviour."""
     unknown_history: int = 0
     """Steps of histories left out for the same reason."""
+    lost: list[str] = field(default_factory=list)
+    """What the log has lost, one sentence each: damaged bytes, missing segments. Filled in by whoever reads the log."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
+from mbcal.decision_log.numbering import GapFinder, Missing, read_mark
 from mbcal.decision_log.records import Record, decode
-from mbcal.decision_log.segments import scan_segment, segment_numbers, segment_path
+from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 
 
@@ -35,30 +36,56 @@ class Damage:
         return f"{self.path}: damaged at byte {self.offset} ({self.reason}, {self.size} bytes)"
 
 
-def read_log(folder: str | Path, skipped: list[Damage] | None = None) -> Iterator[Record]:
+Loss = Damage | Missing
+"""What a log has lost."""
+
+
+def read_log(folder: str | Path, lost: list[Loss] | None = None) -> Iterator[Record]:
     """Yield every record in the order written, compacted or not. Needs no lock; a server may be writing.
 
     An incomplete record at the very end of the last segment is not yielded: it is being written, or was never acknowledged.
+    The logs of several workers in one folder are read one after the other.
 
     Args:
         folder: The log.
-        skipped: If given, damaged ranges are appended to it and skipped. By default damage raises.
+        lost: If given, what is damaged or missing is appended to it and skipped. By default it raises.
 
     Raises:
-        LogError: If the folder holds no log, or a file is damaged or cannot be read.
+        LogError: If the folder holds no log, or a file is damaged, missing or cannot be read.
     """
-    folder = Path(folder)
+    for part in log_folders(Path(folder)):
+        yield from _read_folder(part, lost)
+
+
+def _read_folder(folder: Path, lost: list[Loss] | None) -> Iterator[Record]:
+    mark = read_mark(folder)  # before the segments: what they lack of it was lost, not written since
     segments, compacted = segment_numbers(folder), compacted_numbers(folder)
-    if not segments and not compacted:
-        raise LogError(f"{folder}: no decision log (no segments); give the folder a server logs to")
     last = max(segments, default=0)
-    for number in sorted({*segments, *compacted}):
-        path = segment_path(folder, number)
-        data = None if number in compacted else read_bytes(path)
+    gaps = GapFinder(folder, lambda missing: _report(missing, lost))
+    for segment in sorted({*segments, *compacted}):
+        gaps.enter(segment)
+        path = segment_path(folder, segment)
+        data = None if segment in compacted else read_bytes(path)
         if data is None:  # compacted already, or since the folder was listed
-            yield from read_parquet(folder, number)
+            numbered = read_parquet(folder, segment)
         else:
-            yield from segment_records(path, number, data, number == last, skipped)
+            numbered = segment_records(path, segment, data, segment == last, lost)
+        n_lost = 0 if lost is None else len(lost)
+        for number, record in numbered:
+            if number == gaps.next:
+                gaps.next += 1
+            else:
+                gaps.skip_to(number, lost is not None and len(lost) > n_lost)
+                n_lost = 0 if lost is None else len(lost)
+            yield record
+    gaps.end(mark)
+
+
+def _report(loss: Loss, lost: list[Loss] | None) -> None:
+    """Append to the list, or raise if there is none."""
+    if lost is None:
+        raise LogError(f"{loss}; restore the file, or skip what is lost (--skip-damaged)")
+    lost.append(loss)
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -75,20 +102,22 @@ def read_bytes(path: Path) -> bytes | None:
         raise LogError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
 
 
-def segment_records(path: Path, number: int, data: bytes, is_last: bool, skipped: list[Damage] | None) -> Iterator[Record]:
-    """Yield the records of one segment.
+def segment_records(
+    path: Path, segment: int, data: bytes, is_last: bool, lost: list[Loss] | None
+) -> Iterator[tuple[int, Record]]:
+    """Yield the records of one segment, with their numbers.
 
     Args:
         path: The segment's path, for errors.
-        number: Its number.
+        segment: Its number.
         data: Its bytes.
         is_last: Whether an incomplete record at its end is ignored, since it may be being written.
-        skipped: Where damage is appended; None to raise.
+        lost: Where damage is appended; None to raise.
 
     Raises:
-        LogError: If there is damage and `skipped` is None.
+        LogError: If there is damage and `lost` is None.
     """
-    for start, end, payload in scan_segment(data, number):
+    for start, end, number, payload in scan_segment(data, segment):
         if payload is None:
             if is_last and end == len(data):
                 return
@@ -99,9 +128,6 @@ def segment_records(path: Path, number: int, data: bytes, is_last: bool, skipped
             except ValueError as error:
                 reason = f"no record this mbcal can read: {error}"
             else:
-                yield record
+                yield number, record
                 continue
-        damage = Damage(path, start, end - start, reason)
-        if skipped is None:
-            raise LogError(f"{damage}; restore the file, or skip what is damaged (--skip-damaged)")
-        skipped.append(damage)
+        _report(Damage(path, start, end - start, reason), lost)

@@ -43,6 +43,15 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The ranking, as returned."""
     propensities: list[float]
     """Probability of each item at its position, given the items before it."""
+    request: str = ""
+    """Hash of the request, if the client gave it an id. With the three fields below, a repeated request gets its answer
+    after a restart, and another request with the same id is recognised."""
+    scores: list[float] = []
+    """Score of each item, if the client gave an id."""
+    parts: dict[str, list[float]] = {}
+    """Terms of the scores by name, each with a value per item, if the client gave an id."""
+    seen: list[bool] = []
+    """Whether each item occurred in training, if the client gave an id."""
 
     def __post_init__(self) -> None:
         if len(self.propensities) != len(self.items):

@@ -3,10 +3,11 @@
 ::
 
     segment-000001.log   "mbcallog" | format u32 | number u32 |  record  |  record  | …
-    record               length u32 | crc32 u32 | payload              all little-endian
+    record               length u32 | crc32 u32 | number u64 | payload              all little-endian
 
-The checksum also covers the segment's number, the record's offset and its length. So bytes from elsewhere (an old disk
-block, a record quoted inside a record, a run of zeros) are never mistaken for a record at this offset.
+The checksum also covers the segment's number, the record's offset, its length and its number. So bytes from elsewhere (an
+old disk block, a record quoted inside a record, a run of zeros) are never mistaken for a record at this offset. Records are
+numbered from 1 in the order written, over all segments of a folder, so a reader notices those that are gone (`numbering`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ import numpy as np
 
 from mbcal.errors import LogError
 
-MAGIC, FORMAT = b"mbcallog", 1
+MAGIC, FORMAT = b"mbcallog", 2
 HEADER = struct.Struct("<8sII")
 MAX_RECORD_BYTES = 8 << 20
 """Largest payload. A damaged length above it is recognised as damage without reading that far."""
-_FRAME = struct.Struct("<II")
+MARK_NAME = "acknowledged"
+"""The file that holds the number of the last acknowledged record; see `numbering`."""
+_FRAME = struct.Struct("<IIQ")
 FRAME_BYTES = _FRAME.size
 """Bytes of a record before its payload."""
-_POSITION = struct.Struct("<IQI")
+_POSITION = struct.Struct("<IQIQ")
 _SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.log")
 _PARQUET_NAME = re.compile(r"(?:decisions|feedback)-(\d{6,})\.parquet")
+_WORKER_NAME = re.compile(r"worker-(\d+)")
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -70,18 +74,34 @@ def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
 
 
+def log_folders(folder: Path) -> list[Path]:
+    """List the folders of a log, each written by one process: the folder itself and its `worker-N`, those that exist.
+
+    A server with several workers gives each a folder of its own; a single one writes to the folder itself.
+
+    Raises:
+        LogError: If the folder cannot be read or holds no log.
+    """
+    own = [folder] if segment_numbers(folder) or parquet_numbers(folder) or (folder / MARK_NAME).exists() else []
+    workers = [(int(match[1]), path) for path in folder.iterdir() if (match := _WORKER_NAME.fullmatch(path.name))]
+    found = own + [path for _, path in sorted(workers) if path.is_dir()]
+    if not found:
+        raise LogError(f"{folder}: no decision log (no segments); give the folder a server logs to")
+    return found
+
+
 def segment_header(number: int) -> bytes:
     """Return the first bytes of a segment."""
     return HEADER.pack(MAGIC, FORMAT, number)
 
 
-def frame_record(payload: bytes, number: int, offset: int) -> bytes:
-    """Return a record's bytes (length, checksum, payload) for this segment number and offset."""
-    return _FRAME.pack(len(payload), _checksum(payload, number, offset)) + payload
+def frame_record(payload: bytes, segment: int, offset: int, number: int) -> bytes:
+    """Return a record's bytes (length, checksum, number, payload) for this segment and offset."""
+    return _FRAME.pack(len(payload), _checksum(payload, segment, offset, number), number) + payload
 
 
-def _checksum(payload: bytes | memoryview, number: int, offset: int) -> int:
-    return zlib.crc32(payload, zlib.crc32(_POSITION.pack(number, offset, len(payload))))
+def _checksum(payload: bytes | memoryview, segment: int, offset: int, number: int) -> int:
+    return zlib.crc32(payload, zlib.crc32(_POSITION.pack(segment, offset, len(payload), number)))
 
 
 class Span(NamedTuple):
@@ -89,48 +109,52 @@ class Span(NamedTuple):
 
     start: int
     end: int
+    number: int
+    """The record's number; 0 for damage."""
     payload: bytes | None
     """None for damage."""
 
 
-def scan_segment(data: bytes, number: int) -> Iterator[Span]:
+def scan_segment(data: bytes, segment: int) -> Iterator[Span]:
     """Split a segment into records and the damaged ranges between them; a damaged header is such a range.
 
     Args:
         data: All bytes of the segment.
-        number: The segment's number, from its file name.
+        segment: The segment's number, from its file name.
 
     Raises:
-        LogError: If the segment was written in a newer format.
+        LogError: If the segment was written in another format.
     """
-    if data[:8] == MAGIC and len(data) >= HEADER.size and (version := HEADER.unpack_from(data)[1]) > FORMAT:
-        raise LogError(f"segment {number}: format {version}, this mbcal reads up to {FORMAT}; read it with a newer mbcal")
     offset, view = HEADER.size, memoryview(data)
-    if data[:offset] != segment_header(number):
-        offset = _next_record(view, number, min(offset, len(data)))
-        yield Span(0, offset, None)
+    if data[:offset] != segment_header(segment):
+        offset = _next_record(view, segment, min(offset, len(data)))
+        if offset == len(data) > HEADER.size and data[:8] == MAGIC and (version := HEADER.unpack_from(data)[1]) != FORMAT:
+            rule = f"format {version}, this mbcal reads format {FORMAT}"
+            raise LogError(f"segment {segment}: {rule}; read it with the mbcal that wrote it")
+        yield Span(0, offset, 0, None)
     while offset < len(data):
-        end = _record_end(view, number, offset)
+        end, number = _record_at(view, segment, offset)
         if end:
-            yield Span(offset, end, data[offset + FRAME_BYTES : end])
+            yield Span(offset, end, number, data[offset + FRAME_BYTES : end])
         else:
-            end = _next_record(view, number, offset + 1)
-            yield Span(offset, end, None)
+            end = _next_record(view, segment, offset + 1)
+            yield Span(offset, end, 0, None)
         offset = end
 
 
-def _record_end(view: memoryview, number: int, offset: int) -> int:
-    """End of the record at this offset; 0 if there is none."""
+def _record_at(view: memoryview, segment: int, offset: int) -> tuple[int, int]:
+    """End and number of the record at this offset; (0, 0) if there is none."""
     if offset + FRAME_BYTES > len(view):
-        return 0
-    length, checksum = _FRAME.unpack_from(view, offset)
+        return 0, 0
+    length, checksum, number = _FRAME.unpack_from(view, offset)
     end = offset + FRAME_BYTES + length
     if length > MAX_RECORD_BYTES or end > len(view):
-        return 0
-    return end if _checksum(view[offset + FRAME_BYTES : end], number, offset) == checksum else 0
+        return 0, 0
+    valid = _checksum(view[offset + FRAME_BYTES : end], segment, offset, number) == checksum
+    return (end, number) if valid else (0, 0)
 
 
-def _next_record(view: memoryview, number: int, start: int) -> int:
+def _next_record(view: memoryview, segment: int, start: int) -> int:
     """Offset of the first valid record at or after `start`, at any byte; the end of the segment if there is none."""
     possible = []
     for shift in range(4):  # reading the bytes as u32 with four shifts gives the length field of every offset
@@ -140,6 +164,6 @@ def _next_record(view: memoryview, number: int, start: int) -> int:
         fits = (lengths > 0) & (lengths <= MAX_RECORD_BYTES) & (offsets + FRAME_BYTES + lengths <= len(view))
         possible.append(offsets[fits])
     for offset in np.sort(np.concatenate(possible)).tolist():
-        if _record_end(view, number, offset):
+        if _record_at(view, segment, offset)[0]:
             return int(offset)
     return len(view)

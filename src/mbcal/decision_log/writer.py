@@ -10,31 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
-import os
 import threading
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from mbcal.decision_log.appender import Appender
 from mbcal.decision_log.records import Record, encode
-from mbcal.decision_log.segments import (
-    FRAME_BYTES,
-    HEADER,
-    MAX_RECORD_BYTES,
-    frame_record,
-    parquet_numbers,
-    scan_segment,
-    segment_header,
-    segment_numbers,
-    segment_path,
-)
-from mbcal.errors import LogError, LogFullError, MbcalError, OptionError, OutputError
-from mbcal.storage.atomic import fsync, to_output_error
+from mbcal.decision_log.segments import MAX_RECORD_BYTES
+from mbcal.errors import InputError, LogError, LogFullError, LogUnavailableError, MbcalError, OptionError
+from mbcal.storage.atomic import to_output_error
+
+CHECK_SECONDS = 1.0
+"""Seconds without records after which the current segment is checked."""
+RETRY_SECONDS = 0.5
+"""Seconds between attempts to write again during an outage."""
 
 
 class _Waiting(NamedTuple):
@@ -52,8 +46,9 @@ class DecisionLog:
     fdatasync once, and then completes their futures. Records reach the disk in the order in which they were queued. Only
     opening, `close` and waiting on a future block on the disk.
 
-    A failed write (disk full, I/O error) fails every queued record with one OutputError, and its partial bytes are removed
-    before the next write; the log stays open and later records are tried again.
+    If the log cannot be written (disk full, read-only, its segment or folder gone), an outage begins: every waiting and
+    every new record fails with LogUnavailableError. The thread tries again every half second, and the outage ends when the
+    disk has room or the folder is back; the segment is continued if it is intact, and otherwise a new one is begun.
 
     Args:
         folder: The log's folder. Created if absent, locked until `close` or the end of the process.
@@ -61,6 +56,7 @@ class DecisionLog:
         max_waiting: Largest number of unacknowledged records; more are refused with LogFullError.
         linger: Seconds for which the first record of a coroutine waits for others before they are handed to the thread
             together, in [0, 1]. Under load this saves fdatasyncs and thread wake-ups, and it adds as much latency.
+        on_event: Called, also from the log's thread, with `log_note`, `log_outage` or `log_recovered` and values.
 
     Raises:
         OptionError: If an option is out of range.
@@ -69,46 +65,70 @@ class DecisionLog:
     """
 
     def __init__(
-        self, folder: str | Path, *, segment_bytes: int = 64 << 20, max_waiting: int = 10_000, linger: float = 0.0
+        self,
+        folder: str | Path,
+        *,
+        segment_bytes: int = 64 << 20,
+        max_waiting: int = 10_000,
+        linger: float = 0.0,
+        on_event: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         if segment_bytes < 1 or max_waiting < 1 or not 0 <= linger <= 1:
             rule = f"must be at least 1 and linger in [0, 1], got {segment_bytes}, {max_waiting} and {linger}"
             raise OptionError(f"decision log: segment_bytes and max_waiting {rule}")
-        self.folder, self.segment_bytes, self.max_waiting, self.linger = Path(folder), segment_bytes, max_waiting, linger
-        self.notes: tuple[str, ...] = ()
-        """What was repaired when the log was opened, in sentences."""
+        self.folder, self.max_waiting, self.linger, self._on_event = Path(folder), max_waiting, linger, on_event
         self.waiting = 0
         """Records that are not acknowledged yet."""
+        self.outage: str | None = None
+        """Why nothing can be written at the moment, without paths; None if all is well."""
+        self.outages = 0
+        """Number of outages so far."""
         self._gathered: list[_Waiting] = []  # from coroutines, not handed to the thread yet
         self._queue: SimpleQueue[list[_Waiting]] = SimpleQueue()  # an empty list ends the thread
         self._mutex = threading.Lock()  # of waiting, _gathered and _closed
         self._closed = False
-        self._dirty = False  # the file may hold bytes beyond `_size`: truncate before the next write
+        self._refused, self._outage_start = 0, 0.0
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            fsync(self.folder.parent)
-            self._lock = _lock_folder(self.folder)
-            try:
-                self._number, self._size, self._file = self._open()
-            except BaseException:
-                os.close(self._lock)
-                raise
+            self._appender = Appender(self.folder, segment_bytes)
         except OSError as error:
             raise to_output_error(str(self.folder), error) from error
+        for note in self.notes:
+            self._notify("log_note", note=note)
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
         self._thread.start()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was repaired or found missing when the log was opened, in sentences."""
+        return self._appender.notes
+
+    @property
+    def last_record(self) -> int:
+        """Number of the last acknowledged record."""
+        return self._appender.last_record
+
+    @property
+    def lost(self) -> int:
+        """Acknowledged records that are known to be missing."""
+        return self._appender.lost
+
+    def require_writable(self) -> None:
+        """Raise LogUnavailableError during an outage."""
+        if self.outage is not None:
+            raise LogUnavailableError(f"{self.folder}: cannot be written ({self.outage}); try again later", self.outage)
 
     def append(self, record: Record) -> Future[None]:
         """Queue a record, from any thread. Does not block.
 
         Returns:
-            A future that is done when the record is on disk, or holds the OutputError that prevented it. It cannot be
-            cancelled.
+            A future that is done when the record is on disk, or holds the LogUnavailableError that prevented it. It cannot
+            be cancelled.
 
         Raises:
-            LogError: If the log is closed or the record is too large.
+            LogError: If the log is closed.
             LogFullError: If too many records are waiting.
-            InputError: If the record cannot be encoded.
+            LogUnavailableError: During an outage.
+            InputError: If the record cannot be encoded or is too large.
         """
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # a queued record will be written: too late to cancel
@@ -124,10 +144,10 @@ class DecisionLog:
         If the caller is cancelled, the record is written all the same.
 
         Raises:
-            LogError: If the log is closed or the record is too large.
+            LogError: If the log is closed.
             LogFullError: If too many records are waiting.
-            InputError: If the record cannot be encoded.
-            OutputError: If it could not be written.
+            LogUnavailableError: If it could not be written.
+            InputError: If the record cannot be encoded or is too large.
         """
         loop = asyncio.get_running_loop()
         done, payload = loop.create_future(), _encode_checked(record)
@@ -147,11 +167,7 @@ class DecisionLog:
         self._hand_over()
         self._queue.put([])
         self._thread.join()
-        if self._dirty:
-            with contextlib.suppress(OSError):  # the next process to open the log truncates it too
-                os.ftruncate(self._file, self._size)
-        os.close(self._file)
-        os.close(self._lock)
+        self._appender.close()
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +179,9 @@ class DecisionLog:
         """Count one more waiting record, or raise; the caller holds the mutex."""
         if self._closed:
             raise LogError(f"{self.folder}: the decision log is closed; open it again to append")
+        if self.outage is not None:
+            self._refused += 1
+        self.require_writable()
         if self.waiting >= self.max_waiting:
             raise LogFullError(f"{self.folder}: {self.waiting:,} records wait to be written; try again in a moment")
         self.waiting += 1
@@ -180,134 +199,85 @@ class DecisionLog:
         is_last = False
         while not is_last:
             batch, is_last = self._take_all()
+            if not batch and not is_last:
+                self._look_after()
             while batch:
-                group: list[_Waiting] = []
+                failure = None
                 try:
-                    self._write(batch, group)
-                    failure = None
-                except Exception as error:
-                    group.extend(batch)  # all that wait fail at once, not one failed write after another
-                    batch.clear()
-                    failure = _to_failure(self.folder, error, len(group))
+                    if self.outage is None:
+                        count = self._appender.write([record.payload for record in batch])
+                    else:  # queued just before the outage
+                        self.require_writable()
+                except Exception as error:  # all that wait fail at once, not one failed write after another
+                    count, failure = len(batch), self._begin_outage(error, len(batch))
                 with self._mutex:
-                    self.waiting -= len(group)
-                _complete(group, failure)
+                    self.waiting -= count
+                _complete(batch[:count], failure)
+                del batch[:count]
 
-    def _take_all(self) -> tuple[deque[_Waiting], bool]:
-        """Wait for records and return all that are queued, and whether the log is closing."""
-        queued = self._queue.get()
-        batch = deque(queued)
+    def _take_all(self) -> tuple[list[_Waiting], bool]:
+        """Wait for records and return all that are queued, and whether the log is closing; nothing after a while."""
+        batch: list[_Waiting] = []
         with contextlib.suppress(Empty):
+            queued = self._queue.get(timeout=CHECK_SECONDS if self.outage is None else RETRY_SECONDS)
             while queued:
-                queued = self._queue.get_nowait()
                 batch.extend(queued)
-        return batch, not queued
+                queued = self._queue.get_nowait()
+            return batch, True
+        return batch, False
 
-    def _write(self, batch: deque[_Waiting], group: list[_Waiting]) -> None:
-        """Move what fits into one segment from the batch to the group, and make it durable."""
-        if self._dirty:
-            os.ftruncate(self._file, self._size)
-            self._dirty = False
-        if self._size > HEADER.size and self._size + FRAME_BYTES + len(batch[0].payload) > self.segment_bytes:
-            self._rotate()
-        frames: list[bytes] = []
-        end = self._size
-        while batch and (not frames or end + FRAME_BYTES + len(batch[0].payload) <= self.segment_bytes):
-            frames.append(frame_record(batch[0].payload, self._number, end))
-            end += len(frames[-1])
-            group.append(batch.popleft())
-        self._dirty = True
-        _write_all(self._file, b"".join(frames))
-        _fdatasync(self._file)
-        self._size, self._dirty = end, False
+    def _look_after(self) -> None:
+        """Without records to write, see whether the log could be written, and end an outage."""
+        try:
+            if self.outage is None:
+                self._appender.check()
+            else:
+                self._appender.recover()
+                self._end_outage()
+        except Exception as error:
+            self._begin_outage(error, 0)
 
-    def _rotate(self) -> None:
-        """Begin the next segment."""
-        file = _create_segment(self.folder, self._number + 1)
-        os.close(self._file)
-        self._file, self._number, self._size = file, self._number + 1, HEADER.size
+    def _begin_outage(self, error: Exception, count: int) -> LogUnavailableError:
+        """Note why nothing can be written, and return the error for the records that were not."""
+        self._refused += count
+        if not isinstance(error, LogUnavailableError):
+            reason = _reason(error)
+            if self.outage is None:
+                self.outages += 1
+                self._outage_start = time.monotonic()
+                self._notify("log_outage", log=str(self.folder), reason=reason, error=repr(error))
+            self.outage = reason
+        records = "record was" if count == 1 else "records were"
+        problem = f"cannot be written ({self.outage}); {count:,} {records} not logged"
+        return LogUnavailableError(f"{self.folder}: {problem}, new ones will be when that has ended", self.outage or "")
 
-    # ---- opening
+    def _end_outage(self) -> None:
+        seconds, refused = time.monotonic() - self._outage_start, self._refused
+        self.outage, self._refused = None, 0
+        self._notify("log_recovered", log=str(self.folder), seconds=round(seconds, 1), refused=refused, lost=self.lost)
 
-    def _open(self) -> tuple[int, int, int]:
-        """Open the segment to continue with, repaired: its number, its size and its file descriptor."""
-        segments, compacted = segment_numbers(self.folder), parquet_numbers(self.folder)
-        last, newest = max(segments, default=0), max(segments + compacted, default=0)
-        if not last or last in compacted or last < newest:
-            return newest + 1, HEADER.size, _create_segment(self.folder, newest + 1)
-        path = segment_path(self.folder, last)
-        data = path.read_bytes()
-        spans = list(scan_segment(data, last))
-        records = sum(span.payload is not None for span in spans)
-        if not records and data[: HEADER.size] != segment_header(last):  # the process ended while it created the segment
-            os.unlink(path)
-            return last, HEADER.size, _create_segment(self.folder, last)
-        if any(span.payload is None for span in spans[:-1]):  # records follow the damage, so it is no torn tail: keep all
-            self.notes = (f"{path}: damaged in the middle; it is left as it is and segment {last + 1} is begun",)
-            return last + 1, HEADER.size, _create_segment(self.folder, last + 1)
-        size, file = len(data), os.open(path, os.O_WRONLY | os.O_APPEND)
-        if spans and spans[-1].payload is None:
-            size = spans[-1].start
-            self.notes = (f"{path}: {len(data) - size} bytes of an incomplete record removed after {records} records",)
-            os.ftruncate(file, size)
-        _fdatasync(file)  # a killed process may have written without fdatasync; what was read must not be lost later
-        fsync(self.folder)
-        return last, size, file
+    def _notify(self, event: str, **values: Any) -> None:
+        with contextlib.suppress(Exception):  # nobody may read the events any more; the log goes on
+            self._on_event(event, **values)
 
 
 def _encode_checked(record: Record) -> bytes:
     payload = encode(record)
     if len(payload) > MAX_RECORD_BYTES:
         rule = f"has {len(payload):,} bytes, at most {MAX_RECORD_BYTES:,} are allowed"
-        raise LogError(f"record {record.id!r}: {rule}; give fewer candidates")
+        raise InputError(f"record {record.id!r}: {rule}; give fewer candidates")
     return payload
 
 
-def _lock_folder(folder: Path) -> int:
-    """Lock a folder for writing; the lock is held until the descriptor is closed or the process ends."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        raise LogError(f"{folder}: another process writes this decision log; stop it or choose another folder") from None
-    return lock
-
-
-def _create_segment(folder: Path, number: int) -> int:
-    """Create a segment whose name and header are on disk; nothing is left of it on failure."""
-    path = segment_path(folder, number)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        _write_all(file, segment_header(number))
-        _fdatasync(file)
-        fsync(folder)
-    except BaseException:
-        os.close(file)
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise
-    return file
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
-
-
-def _fdatasync(file: int) -> None:
-    (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(file)
-
-
-def _to_failure(folder: Path, error: Exception, count: int) -> OutputError:
-    lost = f"{count:,} {'record was' if count == 1 else 'records were'} not logged"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutputError(f"{folder}: the disk is full; {lost}, free some space and new records will be")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-    return OutputError(f"{folder}: cannot be written ({reason}); {lost}, check the disk and its permissions")
+def _reason(error: Exception) -> str:
+    """Why the log cannot be written, without paths."""
+    if isinstance(error, LogError):
+        return "its folder is in use or cannot be read"
+    if not isinstance(error, OSError):
+        return f"internal error, {type(error).__name__}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "the disk is full"
+    return error.strerror or type(error).__name__
 
 
 def _complete(group: Sequence[_Waiting], failure: MbcalError | None) -> None:

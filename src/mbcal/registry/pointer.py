@@ -11,6 +11,7 @@ from typing import Any
 
 from mbcal.errors import ModelError
 from mbcal.storage.atomic import write_atomic
+from mbcal.storage.json_text import parse_json
 
 POINTER_NAME = "current.json"
 _VERSION_NAME = re.compile(r"v\d{6,}")
@@ -75,7 +76,7 @@ def read_pointer(folder: Path) -> Pointer:
     """
     file = folder / POINTER_NAME
     try:
-        values = json.loads(file.read_bytes())
+        values = parse_json(file.read_bytes())
         pointer = Pointer(**{**values, "before": tuple(values["before"]), "withdrawn": dict(values["withdrawn"])})
         optional = [name for name in (pointer.current, pointer.canary) if name is not None]
         if not all(map(is_version_name, (*pointer.before, *pointer.withdrawn, *optional))):
@@ -86,7 +87,7 @@ def read_pointer(folder: Path) -> Pointer:
         return Pointer()
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"{file}: damaged ({error}); remove it and run 'mbcal registry activate' to choose a version"
         ) from error

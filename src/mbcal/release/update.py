@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict, with_settings
 from mbcal.data.store_writer import write_sessions
 from mbcal.decision_log.join import Joined, join_sessions
-from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
@@ -99,7 +98,7 @@ def update(
 
     Raises:
         InputError: If no version is live.
-        LogError: If the log is damaged.
+        LogError: If the log cannot be read. What it has lost is named in the verdict's `counts.lost`, and the rest is used.
     """
     config = with_settings(config or UpdateConfig(), settings, "update: ")
     gate, live_name = config.gate, registry.current()
@@ -197,14 +196,17 @@ def _join_versions(registry: Registry, live_name: str, live: Agent, log: LogFold
     """Sessions that the live version and the `replay` - 1 versions before it decided."""
     earlier = registry.previous_versions()[-(replay - 1) :] if replay > 1 else []
     versions, domain = {*earlier, live_name}, live.domain
+    lost: list[Loss] = []
 
     def records() -> Iterator[Record]:
-        folders = [log] if isinstance(log, str | Path) else log
-        for record in chain.from_iterable(map(read_log, folders)):
-            if isinstance(record, Feedback) or record.version in versions:
-                yield record
+        for folder in [log] if isinstance(log, str | Path) else log:
+            for record in read_log(folder, lost):
+                if isinstance(record, Feedback) or record.version in versions:
+                    yield record
 
-    return join_sessions(records(), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history)
+    joined = join_sessions(records(), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history)
+    joined.counts.lost = [str(loss) for loss in lost]
+    return joined
 
 
 def _learn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +15,7 @@ from mbcal.report.figures import colour, draw_figures
 from mbcal.report.summary import RunSummary
 from mbcal.report.tables import Table, format_value, run_tables
 from mbcal.storage.atomic import write_atomic
+from mbcal.storage.json_text import script_json
 from mbcal.types import Behaviours
 
 
@@ -46,8 +48,6 @@ def render_page(summary: RunSummary, tables: list[Table]) -> str:
         name: files("mbcal.report").joinpath("page", name).read_text("utf-8")
         for name in ("page.html", "page.css", "page.js")
     }
-    # a script element ends at the first "</", even inside a string; JSON may write it as "<\/"
-    data = json.dumps(_page_data(summary), ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
     contents = {
         "STYLE": parts["page.css"],
         "HEADLINE": escape(summary.headline()),
@@ -56,13 +56,11 @@ def render_page(summary: RunSummary, tables: list[Table]) -> str:
         "TABLES": "".join(table_html(table) for table in tables),
         "SETTINGS": escape(json.dumps(to_dict(run.settings), indent=2)),
         "VERSIONS": escape((run.folder / "run.json").read_text("utf-8")),
-        "DATA": data,
+        "DATA": script_json(_page_data(summary)),
         "SCRIPT": parts["page.js"],
     }
-    page = parts["page.html"]
-    for name, text in contents.items():
-        page = page.replace("{{" + name + "}}", text)
-    return page
+    # in one pass: what a run calls itself is not searched for the names of other parts
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: contents[match[1]], parts["page.html"])
 
 
 def table_html(table: Table) -> str:

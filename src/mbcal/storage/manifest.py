@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mbcal.errors import MbcalError
+from mbcal.storage.json_text import parse_json
 
 
 def write_manifest(folder: Path, entries: Mapping[str, Any]) -> None:
@@ -53,22 +54,24 @@ class ArtifactKind:
         if not manifest_path.is_file():
             raise self.error(f"{path}: not a {self.noun} (no manifest.json); {self.how_to_create}")
         try:
-            manifest = json.loads(manifest_path.read_bytes())
+            manifest = parse_json(manifest_path.read_bytes())
         except OSError as error:
             raise self.error(f"{manifest_path}: cannot be read ({error.strerror}); check its permissions") from error
         except ValueError as error:
             raise self.error(f"{manifest_path}: damaged ({error}); {self.remedy}") from error
         try:
             schema, files, content_hash = manifest["schema"], manifest["files"], manifest["content_hash"]
-            kind = manifest.get("kind", "store")
-        except (KeyError, TypeError, AttributeError) as error:
+            kind, expected_hash = manifest.get("kind", "store"), _content_hash(manifest)
+            if not all(isinstance(entry["sha256"], str) for entry in files.values()):
+                raise TypeError("a hash must be text")
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             problem = f"damaged ({type(error).__name__}: {error})"
             raise self.error(f"{manifest_path}: {problem}; {self.remedy}") from error
         if kind != self.noun:
             raise self.error(f"{path}: a {kind}, not a {self.noun}; {self.how_to_create}")
         if schema != self.schema:
             raise self.error(f"{path}: schema {schema}, this mbcal reads schema {self.schema}; {self.remedy}")
-        if content_hash != _content_hash(manifest):
+        if content_hash != expected_hash:
             raise self.error(f"{manifest_path}: damaged (content hash mismatch); {self.remedy}")
         for name in files:
             if not (path / name).is_file():
@@ -98,7 +101,7 @@ class ArtifactKind:
 def listed_files(folder: Path, noun: str) -> set[str] | None:
     """Return the names of the files that an artifact of this kind lists; None if the folder is not one."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_bytes())
+        manifest = parse_json((folder / "manifest.json").read_bytes())
         is_kind = "content_hash" in manifest and manifest.get("kind", "store") == noun
         return {*manifest["files"], "manifest.json"} if is_kind else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -54,6 +54,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.storage.artifacts import Artifact, write_artifact
 from mbcal.storage.atomic import write_atomic
 from mbcal.storage.checkpoints import Checkpoints
+from mbcal.storage.json_text import parse_json
 from mbcal.storage.manifest import ArtifactKind
 from mbcal.training.device import resolve_device
 from mbcal.types import Catalog, Sessions
@@ -141,15 +142,14 @@ class Run:
         """
         folder = Path(folder)
         try:
-            record = json.loads((folder / "run.json").read_bytes())
-            settings = json.loads((folder / "settings.json").read_bytes())
+            record, settings = (parse_json((folder / name).read_bytes()) for name in ("run.json", "settings.json"))
+            schema = dict(record).get("schema")
         except OSError:
             raise StoreError(f"{folder}: not a run; make one with 'mbcal experiment … --out {folder}'") from None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise StoreError(f"{folder}: damaged ({error}); start the run again") from error
-        if record.get("schema") != SCHEMA:
-            problem = f"{folder}: schema {record.get('schema')}, this mbcal reads schema {SCHEMA}"
-            raise StoreError(f"{problem}; start the run again")
+        if schema != SCHEMA:
+            raise StoreError(f"{folder}: schema {schema}, this mbcal reads schema {SCHEMA}; start the run again")
         return cls(folder, from_dict(ExperimentConfig, settings), str(resolve_device(device)))
 
     # ---- cells
