@@ -25,6 +25,7 @@ from mbcal.cli import (
     report,
     serve,
     simulator,
+    studio,
     update,
 )
 from mbcal.errors import MbcalError
@@ -53,6 +54,7 @@ app.add_typer(log.app, name="log")
 app.command("report")(report.report_command)
 app.command("compare")(report.compare_command)
 app.command("serve")(serve.serve)
+app.command("studio")(studio.studio_command)
 app.command("update")(update.update_registry)
 app.command("loop")(update.loop_updates)
 

@@ -44,11 +44,11 @@ export function command(text) {
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 export const count = (value) => (known(value) ? value.toLocaleString("en") : dash);
-// three significant digits, without an exponent: 0.0123, 1.23, 12.3, 1,234
-export function number(value) {
+// three significant digits, or more, without an exponent: 0.0123, 1.23, 12.3, 1,234
+export function number(value, significant = 3) {
   if (!known(value)) return dash;
   if (value === 0) return "0";
-  const digits = Math.max(0, Math.min(6, 2 - Math.floor(Math.log10(Math.abs(value)))));
+  const digits = Math.max(0, Math.min(6, significant - 1 - Math.floor(Math.log10(Math.abs(value)))));
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 // the same without zeros at the end, for axes
@@ -56,7 +56,7 @@ export const plain = (value) => (known(value) ? String(+value.toPrecision(4)) : 
 // a fixed number of digits, so that numbers below each other can be compared
 export const fixed = (value, digits = 3) => (known(value) ? value.toFixed(digits).replace("-", "−") : dash);
 export const fixedSigned = (value, digits = 3) => (known(value) && value >= 0 ? "+" : "") + fixed(value, digits);
-export const signed = (value) => (known(value) ? (value < 0 ? "−" : "+") + number(Math.abs(value)) : dash);
+export const signed = (value) => (known(value) ? (value < 0 ? "−" : value > 0 ? "+" : "") + number(Math.abs(value)) : dash);
 const text = (value) => number(value).replace("-", "−");
 export const interval = (low, high) => (known(low) && known(high) ? `[${text(low)}, ${text(high)}]` : "");
 export const share = (part, whole) => (known(part) && known(whole) && whole > 0 ? percent(part / whole) : dash);

@@ -141,7 +141,7 @@ function addCursor(container, svg, drawn, x, margin, width, height, options) {
 
 // a mean with its interval per row. rows: [{name, mean, low, high, colour, note}]
 export function dotChart(container, rows, options = {}) {
-  onWidth(container, (width) => drawDots(container, width, rows, { format: plain, row: 26, ...options }));
+  onWidth(container, (width) => drawDots(container, width, rows, { row: 26, ...options }));
 }
 
 function drawDots(container, width, rows, options) {
@@ -157,7 +157,7 @@ function drawDots(container, width, rows, options) {
   const svg = svgNode("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": options.title || "" });
   for (const value of ticks(low, high, Math.max(2, Math.floor((width - left - right) / 80)))) {
     svg.append(svgNode("line", { x1: x(value), x2: x(value), y1: 0, y2: height - 20, class: options.zero && value === 0 ? "axis" : "grid" }));
-    svg.append(svgNode("text", { x: x(value), y: height - 5, "text-anchor": "middle" }, options.format(value)));
+    svg.append(svgNode("text", { x: x(value), y: height - 5, "text-anchor": "middle" }, plain(value)));
   }
   const most = Math.floor((left - 14) / 6.8);
   rows.forEach((row, k) => {
@@ -168,7 +168,7 @@ function drawDots(container, width, rows, options) {
     svg.append(label);
     if (typeof row.low === "number") svg.append(coloured(svgNode("line", { x1: x(row.low), x2: x(row.high), y1: y, y2: y, "stroke-width": 6, opacity: 0.35, "stroke-linecap": "round" }), "stroke", row.colour));
     svg.append(coloured(svgNode("circle", { cx: x(row.mean), cy: y, r: 5, class: "mean" }), "fill", row.colour));
-    svg.append(svgNode("text", { x: width - right + 14, y: y + 4 }, options.format(row.mean)));
+    svg.append(svgNode("text", { x: width - right + 14, y: y + 4 }, number(row.mean, 4)));
   });
   container.replaceChildren(svg);
 }
@@ -177,33 +177,40 @@ function drawDots(container, width, rows, options) {
 export function barList(rows) {
   const most = Math.max(...rows.map((row) => row.value), 1e-12);
   return el("div", { class: "bars" }, rows.map((row) => {
-    const fill = el("i", { class: "instant" });
+    const fill = el("i", { class: "other" });
     fill.style.left = "0";
     fill.style.width = `${100 * row.value / most}%`;
     return el("div", { class: "bar-row" }, el("span", { class: "break" }, row.name), el("div", { class: "parts" }, fill), el("span", { class: "number" }, row.text));
   }));
 }
 
-// the parts of a score as bars from a common zero line: positive parts to the right of it, negative ones to the left
-export function partsBar(parts, scale) {
-  const bar = el("div", { class: "parts" }), width = scale.high - scale.low;
+// The parts of scores as bars. What all candidates have in common does not rank them, so bars show each part minus its mean over
+// the candidates, from a common zero line: to the right what speaks for an item, to the left what speaks against it.
+export function partsBars(items) {
+  const names = Object.keys(items[0] || {});
+  const means = Object.fromEntries(names.map((name) => [name, items.reduce((sum, parts) => sum + parts[name], 0) / items.length]));
+  const against = items.map((parts) => Object.fromEntries(names.map((name) => [name, parts[name] - means[name]])));
+  const sums = against.map((parts) => Object.values(parts).reduce(([low, high], value) => (value < 0 ? [low + value, high] : [low, high + value]), [0, 0]));
+  const low = Math.min(0, ...sums.map((sum) => sum[0])), width = Math.max(1e-9, ...sums.map((sum) => sum[1])) - low;
+  return against.map((parts) => partsBar(parts, low, width));
+}
+
+function partsBar(parts, low, width) {
+  const bar = el("div", { class: "parts" });
   let right = 0, left = 0;
   for (const [name, value] of Object.entries(parts)) {
     const from = value < 0 ? left + value : right;
     if (value < 0) left += value; else right += value;
-    const piece = el("i", { class: name === "instant" ? "instant" : name === "future" ? "future" : "other", title: `${name} ${number(value)}` });
-    piece.style.left = `${100 * (from - scale.low) / width}%`;
+    const piece = el("i", { class: name === "instant" ? "instant" : name === "future" ? "future" : "other", title: `${name} ${number(value)} against the mean` });
+    piece.style.left = `${100 * (from - low) / width}%`;
     piece.style.width = `${100 * Math.abs(value) / width}%`;
     bar.append(piece);
   }
   const zero = el("i", { class: "zero" });
-  zero.style.left = `${100 * -scale.low / width}%`;
+  zero.style.left = `${100 * -low / width}%`;
   bar.append(zero);
   return bar;
 }
 
-// the scale on which the parts of all these items fit
-export function partsScale(items) {
-  const sums = items.map((parts) => Object.values(parts).reduce(([low, high], value) => (value < 0 ? [low + value, high] : [low, high + value]), [0, 0]));
-  return { low: Math.min(0, ...sums.map((sum) => sum[0])), high: Math.max(1e-9, ...sums.map((sum) => sum[1])) };
-}
+export const partsLegend = (future = true) => el("span", { class: "legend" }, el("span", {}, el("i", { class: "key instant" }), "instant: expected reward now"),
+  future ? el("span", {}, el("i", { class: "key future" }), "future: change of later rewards") : "", el("span", {}, "bars: against the mean of those listed"));

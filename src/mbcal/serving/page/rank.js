@@ -1,6 +1,6 @@
 // Rank by hand: a session of its own, item by item, with the parts of every score as numbers and bars.
 import { ask, badge, byId, el, fixed, fixedSigned, percent } from "./base.js";
-import { partsBar, partsScale } from "./charts.js";
+import { partsBars, partsLegend } from "./charts.js";
 
 const lines = (id) => byId(id).value.split("\n").map((text) => text.trim()).filter(Boolean);
 const newName = () => `by-hand-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
@@ -22,14 +22,13 @@ export function startRanking(live) {
   });
 }
 
-function row(rank, item, parts, score, scale, act, marks = []) {
+function row(rank, item, parts, score, bar, act, marks = []) {
   const names = Object.keys(parts), other = names.filter((name) => name !== "instant");
   const value = (label, text) => el("span", { class: "number" }, el("span", { class: "label" }, label), text);
   return el("div", { class: "step" }, el("span", { class: "rank number" }, String(rank)), el("span", { class: "item break" }, item, ...marks),
-    partsBar(parts, scale), value("instant", fixed(parts.instant)), value(other[0] || "future", other.length ? other.map((name) => fixedSigned(parts[name])).join(" ") : "–"), value("score", fixed(score)), el("span", { class: "act" }, act));
+    bar, value("instant", fixed(parts.instant)), value(other[0] || "future", other.length ? other.map((name) => fixedSigned(parts[name])).join(" ") : "–"), value("score", fixed(score)), el("span", { class: "act" }, act));
 }
-const head = (last) => el("div", { class: "step head" }, ["", "item", legend(), "instant", "future", "score", last].map((text, k) => el("span", { class: k > 2 && k < 6 ? "number" : null }, text)));
-const legend = () => el("span", { class: "legend" }, el("span", {}, el("i", { class: "key instant" }), "instant: expected reward now"), el("span", {}, el("i", { class: "key future" }), "future: change of later rewards"));
+const head = (last) => el("div", { class: "step head" }, ["", "item", partsLegend(), "instant", "future", "score", last].map((text, k) => el("span", { class: k > 2 && k < 6 ? "number" : null }, text)));
 
 async function rank() {
   byId("ask-problem").replaceChildren();
@@ -37,15 +36,15 @@ async function rank() {
     const history = lines("history").map((text) => { const at = text.lastIndexOf(":"); return [text.slice(0, at), text.slice(at + 1)]; });
     const candidates = lines("candidates");
     const answer = await ask("v1/rank", { history, candidates, k: Math.min(50, candidates.length), session });
-    const scale = partsScale([...answer.items, ...shown].map((item) => item.parts));
-    drawShown(scale);
+    const bars = partsBars(answer.items.map((item) => item.parts));
+    drawShown();
     byId("ranked").replaceChildren(el("h3", {}, shown.length ? "What to show next" : "What to show first"),
       el("p", { class: "note" }, `Ranked by ${answer.version}; each rank is a random item in ${percent(answer.epsilon)} of cases. Say how the user behaved to go on.`), head("user's behaviour"),
       ...answer.items.map((item, k) => {
         const act = el("select", { "aria-label": `behaviour towards ${item.item}` });
         act.append(new Option("choose …", ""), ...model.behaviours.map((name) => new Option(name, name)));
-        act.addEventListener("change", () => give(answer.decision, item, act.value));
-        return row(k + 1, item.item, item.parts, item.score, scale, act, item.known ? [] : [" ", badge("unseen", "warn")]);
+        act.addEventListener("change", () => give(answer.decision, { ...item, bar: bars[k].cloneNode(true) }, act.value));
+        return row(k + 1, item.item, item.parts, item.score, bars[k], act, item.known ? [] : [" ", badge("unseen", "warn")]);
       }));
   } catch (error) {
     byId("ask-problem").replaceChildren(el("p", { class: "message bad" }, error.message));
@@ -62,6 +61,7 @@ async function give(decision, item, behaviour) {
   }
 }
 
-function drawShown(scale) {
-  byId("shown").replaceChildren(...(shown.length ? [el("h3", {}, "The session so far"), head("behaviour"), ...shown.map((step, k) => row(k + 1, step.item, step.parts, step.score, scale, step.behaviour))] : []));
+function drawShown() {
+  const rows = shown.map((step, k) => row(k + 1, step.item, step.parts, step.score, step.bar, step.behaviour));
+  byId("shown").replaceChildren(...(rows.length ? [el("h3", {}, "The session so far"), head("behaviour"), ...rows] : []));
 }

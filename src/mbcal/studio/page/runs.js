@@ -1,0 +1,75 @@
+// One run, and several runs side by side.
+import { ask, badge, dash, el, interval, number, plain, signed, table } from "./base.js";
+import { dotChart, lineChart } from "./charts.js";
+import { wholeTicks } from "./stores.js";
+
+// MBCAL has the strong colour, its variants the second one, baselines are grey
+export const agentColour = (agent) => (agent === "mbcal" ? "var(--strong)" : agent.startsWith("mbcal") ? "var(--second)" : "var(--grey)");
+const reportLink = (path) => el("a", { href: `report?path=${encodeURIComponent(path)}` }, "report");
+const groups = (results) => [...new Set(results.map((one) => `${one.protocol}, judged by ${one.judge}`))];
+const group = (one) => `${one.protocol}, judged by ${one.judge}`;
+const unclustered = () => el("p", { class: "message warn" }, "The data is outside of this folder and was not read: intervals take sessions as independent, which makes them too narrow where users have several.");
+
+export async function runPage(path) {
+  const run = await ask(`api/run?path=${encodeURIComponent(path)}`), content = [];
+  if (run.headline) content.push(el("p", { class: "title" }, run.headline));
+  content.push(...run.warnings.map((text) => el("p", { class: "message warn" }, text)));
+  const done = run.cells - run.missing.length;
+  content.push(el("p", {}, `${done} of ${run.cells} results. `, run.report ? el("span", {}, "See the ", reportLink(path), " of this run. ") : "Write its report with 'mbcal report'. ", el("a", { href: `#/compare?run=${encodeURIComponent(path)}` }, "Compare with others")));
+  if (run.missing.length) content.push(el("details", {}, el("summary", {}, `${run.missing.length} results are missing`), el("p", { class: "note" }, run.missing.join(", "))));
+  if (!run.clustered) content.push(unclustered());
+  for (const title of groups(run.results)) {
+    const chart = el("div", { class: "chart" });
+    dotChart(chart, run.results.filter((one) => group(one) === title).map((one) => ({ ...one, name: one.agent, colour: agentColour(one.agent) })), { title });
+    content.push(el("h2", {}, `Reward per session: ${title}`), chart);
+  }
+  if (Object.keys(run.curves).length) {
+    const chart = el("div", { class: "chart" });
+    lineChart(chart, Object.entries(run.curves).map(([agent, curve]) => ({ name: agent, label: agent, colour: agentColour(agent), points: curve.mean.map((y, k) => ({ x: k + 1, y, low: curve.low[k], high: curve.high[k] })) })),
+      { formatX: (x) => `round ${plain(x)}`, ticksX: wholeTicks, zero: false, height: 260, title: "reward by round" });
+    content.push(el("h2", {}, "Reward by round of Growing Batch-RL"), el("p", { class: "note" }, "Bands go from the lowest to the highest seed."), chart);
+  }
+  return [...content, el("h2", {}, "Settings"), el("details", {}, el("summary", {}, "All settings"), el("pre", {}, JSON.stringify(run.settings, null, 2)))];
+}
+
+export async function comparePage(list, parameters) {
+  const runs = list.artifacts.filter((found) => found.kind === "run" && !found.problem), chosen = parameters.getAll("run").filter((path) => runs.some((run) => run.path === path));
+  if (!runs.length) return [el("p", { class: "empty" }, "There are no runs here. ", el("code", {}, "mbcal experiment newsfeed --out run"), " makes one.")];
+  const go = (paths) => { location.hash = `#/compare?${paths.map((path) => `run=${encodeURIComponent(path)}`).join("&")}`; };
+  const buttons = runs.map((run) => el("button", { type: "button", "aria-pressed": String(chosen.includes(run.path)), onclick: () => go(chosen.includes(run.path) ? chosen.filter((path) => path !== run.path) : [...chosen, run.path]) }, run.path));
+  const content = [el("p", { class: "note" }, "Choose runs; differences are to the one chosen first."), el("div", { class: "choices", id: "chosen" }, buttons)];
+  if (!chosen.length) return content;
+  const view = await ask(`api/compare?${chosen.map((path) => `path=${encodeURIComponent(path)}`).join("&")}`);
+  if (!view.clustered) content.push(unclustered());
+  content.push(table(["run", "data", ""], view.runs.map((run) => [el("a", { href: `#/run/${encodeURIComponent(run.path)}` }, run.path), run.data, run.report ? reportLink(run.path) : ""])));
+  for (const title of groups(view.runs.flatMap((run) => run.results))) {
+    const chart = el("div", { class: "chart" }), results = view.runs.map((run) => run.results.filter((one) => group(one) === title));
+    const agents = [...new Set(results.flat().map((one) => one.agent))];
+    const rows = agents.flatMap((agent) => results.flatMap((all, k) => all.filter((one) => one.agent === agent).map((one) => ({ ...one, name: `${agent} · ${short(view.runs, k)}`, colour: agentColour(agent) }))));
+    dotChart(chart, rows, { title });
+    content.push(el("h2", {}, `Reward per session: ${title}`), chart,
+      table(["method", ...view.runs.map((_, k) => [short(view.runs, k), "number"])], agents.map((agent) => [el("span", {}, agent === "mbcal" ? badge(agent, "strong") : agent), ...results.map((all) => {
+        const one = all.find((result) => result.agent === agent);
+        return one ? el("span", {}, number(one.mean, 4), " ", el("span", { class: "interval" }, interval(one.low, one.high))) : dash;
+      })])));
+  }
+  for (const [k, difference] of view.differences.entries()) {
+    content.push(el("h2", {}, `${short(view.runs, k + 1)} minus ${short(view.runs, 0)}, session by session`));
+    if (difference.problem) content.push(el("p", { class: "message warn" }, difference.problem));
+    if (difference.rows.length) content.push(table(["protocol", "judge", "method", ["difference", "number"], ["95% interval", "number"], ""], difference.rows.map((row) => {
+      const gap = row.difference, clear = gap && gap.low !== null && (gap.low > 0 || gap.high < 0);
+      return [row.protocol, row.judge, row.agent, signed(gap ? gap.mean : row.second - row.first), gap ? interval(gap.low, gap.high) || dash : dash, !gap ? "" : clear ? badge(gap.mean > 0 ? "higher" : "lower", gap.mean > 0 ? "good" : "bad") : badge("level")];
+    })));
+  }
+  return content;
+}
+
+// the shortest end of its path that tells a run from the others
+function short(runs, k) {
+  const parts = runs[k].path.split("/");
+  for (let n = 1; n < parts.length; n++) {
+    const end = parts.slice(-n).join("/");
+    if (runs.filter((run) => run.path === end || run.path.endsWith(`/${end}`)).length === 1) return end;
+  }
+  return runs[k].path;
+}
