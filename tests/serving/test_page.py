@@ -129,12 +129,13 @@ def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, brows
     for row in rows:
         instant, future, score = (float(part.replace("−", "-")) for part in row.split("\n") if part[-4:-3] == ".")
         assert instant + future == pytest.approx(score, abs=2e-3)
-    widths = browser.run(
-        "[...document.querySelectorAll('#ranked .parts .instant')].map(e => e.getBoundingClientRect().width)"
+    bars = browser.run(
+        "[...document.querySelectorAll('#ranked .parts .instant')].map(e => [e.getBoundingClientRect().width, e.title])"
     )
-    assert len(widths) == 3
-    assert widths == sorted(widths, reverse=True)
-    assert min(widths) > 20
+    against = [float(title.split()[1]) for _, title in bars]  # "instant 0.0123 against the mean"
+    assert sum(against) == pytest.approx(0, abs=2e-2 * max(against))
+    scale = max(width for width, _ in bars) / max(map(abs, against))
+    assert [width for width, _ in bars] == pytest.approx([abs(value) * scale for value in against], rel=0.02, abs=1.5)
     choose = "document.querySelector('#ranked select')"
     browser.run(f"{choose}.value = 'like'; {choose}.dispatchEvent(new Event('change'))")
     browser.wait("document.querySelectorAll('#shown .step').length === 2")
