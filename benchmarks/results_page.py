@@ -17,7 +17,8 @@ from results_experiments import paper_numbers
 
 from mbcal.errors import InputError, nearest
 from mbcal.evaluation.experiment.overrides import split_list
-from mbcal.report.tables import Table, format_value
+from mbcal.report.formats import format_value
+from mbcal.report.tables import Table
 
 BLOCK = re.compile(r"<!-- (?P<kind>table|figure): (?P<content>.*?) -->\n.*?<!-- end (?P=kind) -->", re.DOTALL)
 

@@ -148,7 +148,7 @@ def test_an_experiment_in_a_world_learns_from_a_random_log_and_in_growing_rounds
     assert run.context.agent("mbcal", 0).config.net.features == ("kind",)
     page = report(run).page
     assert page.is_file()
-    assert "judged by the world itself, 20 test sessions" in RunSummary(run).headline()
+    assert "judged by the world itself, 20 test sessions of 20 users" in RunSummary(run).headline()
 
 
 def test_settings_of_an_experiment_that_do_not_fit_a_world_are_refused(tmp_path: Path) -> None:

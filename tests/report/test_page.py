@@ -14,7 +14,7 @@ import pytest
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.page_writer import table_html, write_report
-from mbcal.report.tables import Table, format_value
+from mbcal.report.tables import Table
 from tests.support.experiments import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -109,10 +109,9 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert "&lt;/script&gt;" in table_html(table)
 
 
-def test_values_for_people() -> None:
-    assert [format_value(value) for value in (None, 12345, 3.14159, 123.456, True, "x")] == [
-        "–", "12,345", "3.142", "123.46", "yes", "x",
-    ]  # fmt: skip
-    made = Table("t", "T", ("a", "b"), [["x", 1.5], ["y", None]], "why")
-    assert made.csv() == "a,b\nx,1.5\ny,\n"
-    assert "| x | 1.5 |" in made.markdown()
+def test_tables_as_csv_and_markdown() -> None:
+    made = Table("t", "T", ("agent", "macro_f1", "p to x"), [["a", 1.5, 0.0], ["b", None, 0.04]], "why")
+    assert made.csv() == "agent,macro_f1,p to x\na,1.5,0.0\nb,,0.04\n"
+    assert "| method | macro-F1 | p |" in made.markdown()
+    assert "| a | 1.50 | <0.001 |" in made.markdown()
+    assert "| b | – | 0.04 |" in made.markdown()

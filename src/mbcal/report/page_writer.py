@@ -12,8 +12,9 @@ from typing import Any
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.figures import colour, draw_figures
+from mbcal.report.formats import format_value
 from mbcal.report.summary import RunSummary
-from mbcal.report.tables import Table, format_value, run_tables
+from mbcal.report.tables import Table, run_tables
 from mbcal.storage.atomic import write_atomic
 from mbcal.storage.json_text import script_json
 from mbcal.types import Behaviours

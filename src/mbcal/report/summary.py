@@ -10,19 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.environments.newsfeed import oracle
+from mbcal.environments.report_card import ReportCard
+from mbcal.environments.trust import Trust, simulator_trust
+from mbcal.evaluation.comparison import LOG_ROW
 from mbcal.evaluation.experiment.run import CellRecord, Run
-from mbcal.evaluation.significance import compare_to
 from mbcal.metrics import Mean, mean_interval
+from mbcal.report.standing import Standing, baseline_of, standing
 from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact
 
 PROTOCOLS: Mapping[str, str] = {"batch": "Batch-RL", "growing": "Growing Batch-RL"}
 """Titles by name, in the order of the report."""
-_JUDGES: Mapping[str, str] = {
+JUDGES: Mapping[str, str] = {
     "truth": "the newsfeed's truth",
     "lstm": "the LSTM simulator",
     "transformer": "the transformer simulator",
     "world": "the world itself",
 }
+"""Judges in words."""
 
 
 class RunSummary:
@@ -76,6 +80,13 @@ class RunSummary:
         ]
         return sorted(entries, key=lambda entry: -entry[1].mean)
 
+    def ranked_with_log(self, protocol: str, judge: str) -> list[tuple[str, Mean, float | None]]:
+        """Return `ranked` with the log among the agents (`LOG_ROW`): what the logging policy earned in the same sessions."""
+        entries = self.ranked(protocol, judge)
+        logged = self.logged if entries else None
+        added = [] if logged is None else [(LOG_ROW, logged, None)]
+        return sorted([*entries, *added], key=lambda entry: -entry[1].mean)
+
     def oracle_reward(self) -> float | None:
         """Return the oracle's mean reward per session; None if the truth does not judge, or the oracle is not done."""
         rewards = self.rewards("batch", "truth").get(oracle.NAME) if "truth" in self.judges else None
@@ -89,30 +100,72 @@ class RunSummary:
             curves[agent] = {"mean": seeds.mean(0).tolist(), "low": seeds.min(0).tolist(), "high": seeds.max(0).tolist()}
         return curves
 
+    @cached_property
+    def logged(self) -> Mean | None:
+        """What the logging policy earned in the same test sessions; None in a Gymnasium world, which has none."""
+        if self.run.settings.is_world:
+            return None
+        test = self.run.test_sessions(self.run.store())
+        return mean_interval(test.rewards.sum(1), test.user)
+
+    @cached_property
+    def trust(self) -> dict[str, Trust]:
+        """By simulator among the judges: for what differences it can be trusted."""
+        rewards = self.run.store().behaviours.rewards if self.report_cards else ()
+        return {judge: simulator_trust(ReportCard(**card), rewards) for judge, card in self.report_cards.items()}
+
+    def compared(self, protocol: str, judge: str) -> dict[str, NDArray[np.float32]]:
+        """Return the rewards (seeds, N) of the methods to compare: all but the oracle."""
+        return {name: values for name, values in self.rewards(protocol, judge).items() if name != oracle.NAME}
+
+    @property
+    def baseline(self) -> str | None:
+        """The method that others are compared with; None if no known baseline is done."""
+        return baseline_of([result.cell.agent for result in self.results])
+
+    def standing(self, protocol: str, judge: str) -> Standing | None:
+        """Return who leads under a protocol and a judge; None if no method is done."""
+        rewards = self.compared(protocol, judge)
+        return standing(rewards, self.users, self.baseline, self.trust.get(judge)) if rewards else None
+
     def headline(self) -> str:
-        """Return the result in one sentence."""
-        protocol = "batch" if self.by_agent("batch") else "growing"
-        judge = self.judges[0]
-        rewards = {name: values for name, values in self.rewards(protocol, judge).items() if name != oracle.NAME}
+        """Return the result in a few sentences, as text."""
+        return " ".join(self.sentences())
+
+    def sentences(self) -> list[str]:
+        """Return who leads, what was measured and, if so, that the protocols disagree: a sentence each."""
+        return [sentence for sentence in (self.result(), self.measured(), self.disagreement()) if sentence]
+
+    def result(self) -> str:
+        """Return who leads in Batch-RL (Growing Batch-RL if that is all there is), by the first judge, in a sentence."""
+        standing = self.standing(self.main_protocol, self.judges[0])
+        return "No method is done yet." if standing is None else standing.sentence()
+
+    @property
+    def main_protocol(self) -> str:
+        """The protocol of the headline."""
+        return "batch" if self.by_agent("batch") else "growing"
+
+    def measured(self) -> str:
+        """Return what was measured, in a short sentence."""
+        rewards = self.compared(self.main_protocol, self.judges[0])
         if not rewards:
-            return "No method is done yet."
-        best, mean, _ = next(entry for entry in self.ranked(protocol, judge) if entry[0] in rewards)
-        text = f"{best} earns most: {mean.mean:.2f} per session [{mean.low:.2f}, {mean.high:.2f}] in {PROTOCOLS[protocol]}"
-        base = "gru4rec" if best != "gru4rec" else "mbcal"
-        if base in rewards:
-            gap = compare_to(base, {name: rewards[name] for name in (base, best)}, self.users)[best].gap
-            one_percent = abs(self.mean(rewards[base]).mean) / 100
-            percent, low, high = (value / one_percent for value in (gap.mean, gap.low, gap.high))
-            text += f", {percent:+.1f}% against {base} [{low:+.1f}, {high:+.1f}]"
-        seeds = max(len(values) for values in rewards.values())
-        trained = "one training of each" if seeds == 1 else f"{seeds} trainings of each"
-        return f"{text} (judged by {_JUDGES[judge]}, {len(self.users):,} test sessions, {trained})."
+            return ""
+        seeds, users = max(len(values) for values in rewards.values()), len(np.unique(self.users))
+        trained = "one training of each method" if seeds == 1 else f"{seeds} trainings of each method"
+        return (
+            f"Measured: reward per session in {PROTOCOLS[self.main_protocol]}, judged by {JUDGES[self.judges[0]]}, "
+            f"{len(self.users):,} test sessions of {users:,} users, {trained}."
+        )
+
+    def disagreement(self) -> str:
+        """Return how Growing Batch-RL disagrees with Batch-RL on who leads; empty if it does not."""
+        judge = self.judges[0]
+        batch, growing = (self.standing(protocol, judge) for protocol in PROTOCOLS)
+        if batch is None or growing is None or (batch.best in growing.leaders and growing.best in batch.leaders):
+            return ""
+        return f"Growing Batch-RL disagrees: there {growing.sentence()}"
 
     def warnings(self) -> list[str]:
-        """Return reasons not to trust the results."""
-        return [
-            f"The {judge} simulator is no better than the frequencies of behaviours (NLL {card['nll']:.3f}, "
-            f"{card['baseline_nll']:.3f} for the frequencies): do not trust its ranking; train it longer or on more data."
-            for judge, card in self.report_cards.items()
-            if card["nll"] >= card["baseline_nll"]
-        ]
+        """Return reasons not to trust the results: one for every simulator that cannot be trusted far."""
+        return [f"{JUDGES[judge].capitalize()}: {trust.warning}" for judge, trust in self.trust.items() if trust.warning]

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from mbcal.data.describe import describe
-from mbcal.environments.newsfeed import oracle
 from mbcal.environments.report_card import ReportCard
 from mbcal.evaluation.significance import Comparison, compare_to, kendall_tau, rounds_to
+from mbcal.report.columns import column, is_p
+from mbcal.report.formats import format_p, format_value
 from mbcal.report.summary import PROTOCOLS, RunSummary
 
 BASES = ("gru4rec", "mbcal")
@@ -47,20 +48,16 @@ class Table:
 
     def grid(self) -> str:
         """Return the columns and rows alone as Markdown."""
-        lines = [f"| {' | '.join(self.columns)} |", f"|{'---|' * len(self.columns)}"]
-        lines += [f"| {' | '.join(format_value(value).replace('|', '/') for value in row)} |" for row in self.rows]
+        lines = [f"| {' | '.join(column(name).title for name in self.columns)} |", f"|{'---|' * len(self.columns)}"]
+        lines += [f"| {' | '.join(text.replace('|', '/') for text in self.texts(row))} |" for row in self.rows]
         return "\n".join(lines)
 
-
-def format_value(value: Any) -> str:
-    """Format a value for readers: four significant digits, a dash for None."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    def texts(self, row: Row) -> list[str]:
+        """Return the values of a row as readers see them."""
+        return [
+            format_p(value) if is_p(name) and isinstance(value, float) else format_value(value)
+            for name, value in zip(self.columns, row, strict=True)
+        ]
 
 
 def run_tables(summary: RunSummary) -> list[Table]:
@@ -93,23 +90,27 @@ def simulators_table(summary: RunSummary) -> Table:
     """Report cards of the simulators."""
     columns = ("macro_f1", "weighted_f1", "rmse", "nll", "baseline_nll", "accuracy", "ece")
     rows: list[Row] = [
-        [judge, *(float(card[name]) for name in columns), ReportCard(**card).drift]
+        [judge, *(float(card[name]) for name in columns), ReportCard(**card).drift, _finite(summary.trust[judge].difference)]
         for judge, card in summary.report_cards.items()
     ]
-    note = "On test users the simulator never saw. The paper's Table 1 has macro-F1, weighted-F1 and RMSE."
-    return Table("simulators", "Simulators", ("family", *columns, "drift"), rows, note)
+    note = "On test users the simulator never saw. The paper's Table 1 has macro-F1, weighted F1 and RMSE."
+    return Table("simulators", "Simulators", ("family", *columns, "drift", "trusted from"), rows, note)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def rewards_table(summary: RunSummary, protocol: str) -> Table:
     """Reward per session of every method under every judge, with tests against the `BASES`."""
     tests: dict[tuple[str, str], dict[str, Comparison]] = {}
     for judge in summary.judges:
-        rewards = {name: values for name, values in summary.rewards(protocol, judge).items() if name != oracle.NAME}
+        rewards = summary.compared(protocol, judge)
         tests |= {(judge, base): compare_to(base, rewards, summary.users) for base in BASES if base in rewards}
     oracle_reward = summary.oracle_reward()
     rows: list[Row] = []
     for judge in summary.judges:
-        for agent, mean, spread in summary.ranked(protocol, judge):
+        for agent, mean, spread in summary.ranked_with_log(protocol, judge):
             row: Row = [judge, agent, mean.mean, spread, mean.low, mean.high]
             for base in BASES:
                 test = tests.get((judge, base), {}).get(agent)
@@ -123,7 +124,8 @@ def rewards_table(summary: RunSummary, protocol: str) -> Table:
     note = (
         "Mean over seeds; spread is the standard deviation over seeds; low and high bound the 95% interval, "
         "clustered by user. Gaps are paired (same users, candidates and noise); p is two-sided after Holm's "
-        "correction over the methods under one judge, for these trained models."
+        "correction over the methods under one judge, for these trained models. The log is what the logging policy earned "
+        "in the same test sessions, from real users."
     )
     title = {"batch": "Batch-RL", "growing": "Growing Batch-RL, after the last round"}[protocol]
     return Table(protocol, title, (*columns, "regret", "rounds to 99%"), rows, note)

@@ -1,0 +1,53 @@
+"""Numbers as text for readers: three significant digits, intervals to their own precision, small p-values as a bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mbcal.metrics import Mean
+
+SMALLEST_P = 0.001
+"""Smaller p-values are written as less than this."""
+
+
+def format_value(value: Any) -> str:
+    """Format a value of a table: three significant digits, two decimals from 10 on, a dash for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 10 else _significant(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def format_p(value: float) -> str:
+    """Format a p-value: three digits after the point at most, `<0.001` below that."""
+    return f"<{SMALLEST_P}" if value < SMALLEST_P else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
+
+
+def format_mean(mean: Mean, sign: bool = False) -> str:
+    """Format a mean, to the precision of its interval."""
+    return f"{mean.mean:{'+' if sign else ''}.{_decimals(mean)}f}"
+
+
+def format_interval(mean: Mean, sign: bool = False) -> str:
+    """Format an interval, two digits of its half-width; empty if it is infinite, because there is one user."""
+    if not math.isfinite(mean.stderr):
+        return ""
+    form = f"{'+' if sign else ''}.{_decimals(mean)}f"
+    return f"[{mean.low:{form}}, {mean.high:{form}}]"
+
+
+def _decimals(mean: Mean) -> int:
+    """Decimals that show two digits of the half-width of an interval."""
+    half = (mean.high - mean.low) / 2
+    return max(1 - math.floor(math.log10(half)), 0) if math.isfinite(half) and half > 0 else 2
+
+
+def _significant(value: float) -> str:
+    """Three significant digits without an exponent; what is below 0.0005 is 0."""
+    if abs(value) < 0.0005:
+        return "0"
+    return f"{value:.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"

@@ -1,0 +1,127 @@
+"""Who leads, by how much, and whether that means anything: the statistics behind the headline of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.environments.trust import Trust
+from mbcal.evaluation.significance import Rewards, paired_difference
+from mbcal.metrics import Mean
+from mbcal.report.formats import format_interval, format_mean
+
+BASELINES = ("gru4rec", "popular", "random")
+"""Methods that others are compared with, in order of preference: the first that a run has is its baseline."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One method against another on the same sessions."""
+
+    method: str
+    other: str
+    gap: Mean
+    """Reward per session of `method` minus that of `other`, paired."""
+    trust: Trust | None = None
+    """What the judge can be trusted for, if it is a simulator."""
+    overlap: bool = False
+    """Whether some training of the method that is behind earned as much as some training of the one ahead."""
+
+    @property
+    def relation(self) -> str:
+        """`level` if the interval contains zero, `untrusted` if the judge is not good enough, else `ahead` or `behind`."""
+        if self.gap.low <= 0 <= self.gap.high:
+            return "level"
+        if self.trust is not None and not self.trust.covers(self.gap.mean):
+            return "untrusted"
+        return "ahead" if self.gap.mean > 0 else "behind"
+
+    @property
+    def amount(self) -> str:
+        """The gap with its interval, signed."""
+        return f"{format_mean(self.gap, sign=True)} {format_interval(self.gap, sign=True)}".rstrip()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The methods under one protocol and one judge."""
+
+    best: str
+    """The method with the highest mean reward."""
+    level: tuple[str, ...]
+    """Methods that are level with it, best first."""
+    runner_up: Gap | None
+    """The best against the second; None if there is one method."""
+    baseline: Gap | None
+    """The best against the baseline; None if it is the best itself, or there is none."""
+
+    @property
+    def leaders(self) -> set[str]:
+        """The best method and those level with it."""
+        return {self.best, *self.level}
+
+    def sentence(self) -> str:
+        """Return who leads, in a sentence."""
+        if self.runner_up is None:
+            return f"{self.best} is the only method, so there is nothing to compare it with."
+        second, base = self.runner_up, self.baseline
+        if self.level:
+            text = f"{self.best} is level with {_listed(self.level)} ({second.amount} per session against {second.other})"
+        else:
+            text = _clause(second, "the runner-up ")
+        if base is not None and base.other != second.other and base.other not in self.level:
+            text += f", and {_clause(base, '', subject='')}"
+        return f"{text}."
+
+
+def baseline_of(methods: Sequence[str]) -> str | None:
+    """Return the method that others are compared with, None if no known baseline is among them."""
+    return next((name for name in BASELINES if name in methods), None)
+
+
+def standing(
+    rewards: Mapping[str, Rewards], users: NDArray[Any], baseline: str | None, trust: Trust | None = None
+) -> Standing:
+    """Compare the best method with all others.
+
+    Args:
+        rewards: Rewards (S, N) by method, at least one.
+        users: (N,) user of each session.
+        baseline: The method that others are compared with.
+        trust: What the judge can be trusted for; None if it is the truth.
+    """
+    ordered = sorted(rewards, key=lambda name: -float(rewards[name].mean()))
+    best = ordered[0]
+    gaps = {other: compare(best, other, rewards, users, trust) for other in ordered[1:]}
+    level = tuple(other for other, gap in gaps.items() if gap.relation == "level")
+    return Standing(best, level, gaps[ordered[1]] if gaps else None, gaps.get(baseline or ""))
+
+
+def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None) -> Gap:
+    """Compare two methods on the same sessions; arguments are those of `standing`."""
+    first, second = (np.atleast_2d(rewards[name]) for name in (method, other))
+    gap = paired_difference(first, second, users)[0]
+    means = sorted((first.mean(1), second.mean(1)), key=lambda seeds: -float(seeds.mean()))
+    overlap = min(len(first), len(second)) > 1 and bool(means[0].min() <= means[1].max())
+    return Gap(method, other, gap, trust, overlap)
+
+
+def _clause(gap: Gap, title: str, subject: str | None = None) -> str:
+    """One comparison in words, without a full stop."""
+    subject = f"{gap.method} is " if subject is None else subject
+    if gap.relation == "untrusted" and gap.trust is not None:
+        size = f"the {gap.trust.difference:.3g} that this judge can be trusted for"
+        return f"{subject}not told apart from {title}{gap.other}: {gap.amount} per session is less than {size}"
+    unsteady = " (their trainings overlap: another training could turn it around)" if gap.overlap else ""
+    relation = "ahead of" if gap.relation == "ahead" else "behind"
+    return f"{subject}{relation} {title}{gap.other} by {gap.amount.removeprefix('+')} per session{unsteady}"
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    """Names joined by commas and `and`; the rest of many is counted."""
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
