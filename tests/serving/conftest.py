@@ -25,3 +25,11 @@ def registry(models: list[Path], tmp_path: Path) -> Registry:
         registry.publish(path)
     registry.activate(registry.versions()[0])
     return registry
+
+
+@pytest.fixture(scope="module")
+def shared_registry(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry with one live version, for servers that several tests share."""
+    registry = Registry(tmp_path_factory.mktemp("shared") / "registry")
+    registry.publish(models[0])
+    return registry

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from mbcal.registry.registry import Registry
+from mbcal.serving.access import Access
 from mbcal.serving.endpoints import ROUTES
 from mbcal.serving.openapi import document
 from mbcal.serving.routes import NAME_PART
@@ -78,4 +79,4 @@ def test_every_route_answers_and_is_documented(registry: Registry) -> None:
 
     (registry.path / "updates").mkdir()
     (registry.path / "updates" / "000001.html").write_text("<title>an update</title>")
-    run_app(registry, story, token="secret")  # noqa: S106 - a token of this test
+    run_app(registry, story, access=Access(admin_token="secret", wrong_token_seconds=0.0))  # noqa: S106 - of this test

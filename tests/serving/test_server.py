@@ -16,6 +16,7 @@ from mbcal.agents import load
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
+from mbcal.serving.access import Access
 from mbcal.serving.service import Limits, Service
 from mbcal.serving.state import MemoryStore
 from tests.support.servers import run_app
@@ -199,7 +200,7 @@ def test_admin_routes_require_the_token(registry: Registry) -> None:
         assert service.epsilon == 0.25
         assert (await http.post("/admin/epsilon", json={"epsilon": 2}, headers=headers)).status_code == 422
 
-    run_app(registry, story, token="secret")  # noqa: S106 - a token of this test
+    run_app(registry, story, access=Access(admin_token="secret", wrong_token_seconds=0.0))  # noqa: S106 - of this test
 
     async def closed(http: httpx.AsyncClient, _: Service) -> None:
         assert (await http.post("/admin/reload", headers={"authorization": "Bearer "})).status_code == 403

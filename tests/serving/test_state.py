@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +11,7 @@ import pytest
 from mbcal.errors import OptionError
 from mbcal.serving.redis_state import RedisStore
 from mbcal.serving.state import DecisionRef, MemoryStore, Session, Step, session_store
+from tests.support.redis import RedisServer
 
 BEGIN = Session("u1", (("item 1", "click"),))
 STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
@@ -23,25 +20,9 @@ STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"),
 @pytest.fixture(scope="module")
 def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis server on a free port."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("there is no redis-server here (Debian: apt-get install redis-server)")
-    folder = tmp_path_factory.mktemp("redis")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = subprocess.Popen(
-        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"redis://127.0.0.1:{port}/0"
-    running.terminate()
-    running.wait()
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server.address
+    server.kill()
 
 
 def test_steps_are_ordered_whatever_order_they_arrive_in() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -30,7 +31,7 @@ def run_app(
     story: Story,
     log: Path | None = None,
     *,
-    token: str | None = None,
+    access: Access | None = None,
     epsilon: float = 0.0,
     sessions: MemoryStore | None = None,
     limits: Limits | None = None,
@@ -43,7 +44,7 @@ def run_app(
             registry, sessions or MemoryStore(), DecisionLog(log) if log else None, epsilon, limits or Limits()
         )
         await service.follower.look()
-        transport = httpx.ASGITransport(App(service, Access(admin_token=token, wrong_token_seconds=0.01), clock))
+        transport = httpx.ASGITransport(App(service, access, clock))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             await story(http, service)
         await service.close()
@@ -65,6 +66,21 @@ def serving(registry: Registry, *options: str) -> Iterator[tuple[subprocess.Pope
         process.wait()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def events_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Stop a server and return what it logged since it listens."""
+    process.terminate()
+    assert process.stderr is not None
+    lines = process.stderr.readlines()
+    process.wait(timeout=20)
+    return [json.loads(line) for line in lines]
+
+
+def metric(port: int, name: str) -> float:
+    """The sum of all values of a metric of a server."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
 
 class CuttingProxy:

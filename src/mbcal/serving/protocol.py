@@ -91,7 +91,7 @@ class Connections:
     def sweep(self, now: float) -> None:
         """Close connections that have taken too long at this time of the event loop."""
         for connection in list(self.open):
-            connection.check_time(now, self.limits.head_seconds)
+            connection.check_time(now, self.limits.head_seconds - SWEEP_SECONDS)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -222,7 +222,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalled = None
         if self.is_waiting and now - self.since > seconds:
             if self._is_arriving and not self.transport.is_closing():
-                self.refuse(408, f"the request was not sent within {seconds:g} seconds", "slow")
+                limit = self.shared.limits.head_seconds
+                self.refuse(408, f"the request was not sent within {limit:g} seconds", "slow")
             else:
                 self.end("idle" if self.served else "slow")
 

@@ -1,0 +1,249 @@
+"""Who may ask: Host names, JSON bodies, tokens, TLS; what browsers are told; no path in an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mbcal.client import AsyncClient, Client
+from mbcal.errors import ModelError, OptionError, ServiceError
+from mbcal.registry.registry import Registry
+from mbcal.serving.access import Access, page_headers, read_token
+from mbcal.serving.sentences import without_paths
+from mbcal.serving.service import Limits, Service
+from tests.support.servers import run_app, serving
+from tests.support.versions import ITEMS
+
+TOKEN, ADMIN = "0123456789abcdef-token", "0123456789abcdef-admin"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_the_host_must_be_a_name_of_the_server(registry: Registry) -> None:
+    allowed = [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST",
+        "127.0.0.1:1",
+        "[::1]:8000",
+        "ranker.example",
+        "Ranker.Example:443",
+    ]
+    refused = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "", "10.0.0.1"]
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for host in allowed:
+            assert (await http.get("/healthz", headers={"host": host})).status_code == 200, host
+        for host in refused:
+            answer = await http.get("/healthz", headers={"host": host})
+            assert answer.status_code == 421, host
+            assert "--allow-host" in answer.json()["error"]
+
+    run_app(registry, story, access=Access(hosts=frozenset({"ranker.example"})))
+
+
+def test_bodies_must_be_declared_as_json(registry: Registry) -> None:
+    body = b'{"candidates": ["item 1"]}'
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        for kind in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            headers = {} if kind is None else {"content-type": kind}
+            assert (await http.post("/v1/rank", content=body, headers=headers)).status_code == 415, kind
+        for kind in ("application/json", "Application/JSON; charset=utf-8"):
+            assert (await http.post("/v1/rank", content=body, headers={"content-type": kind})).status_code == 200, kind
+        preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+        answer = await http.options("/v1/rank", headers=preflight)
+        assert answer.status_code == 405
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert service.stats().versions["v000001"].decisions == 2
+
+    run_app(registry, story)
+
+
+def test_pages_are_told_to_load_nothing_from_elsewhere_and_not_to_be_framed(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        page = await http.get("/")
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+        assert page.headers["x-frame-options"] == "DENY"
+        assert page.headers["referrer-policy"] == "no-referrer"
+        for path in ("/", "/healthz", "/nowhere"):
+            assert (await http.get(path)).headers["x-content-type-options"] == "nosniff"
+
+    run_app(registry, story)
+    policy = dict(page_headers(b"<script src=x></script><script>alert(1)</script>"))[b"content-security-policy"]
+    assert b"script-src 'self' 'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI=';" in policy
+
+
+def test_with_a_token_every_route_needs_it(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        routes = (
+            "/",
+            "/page/base.js",
+            "/healthz",
+            "/readyz",
+            "/metrics",
+            "/v1/model",
+            "/v1/stats",
+            "/openapi.json",
+            "/nowhere",
+        )
+        for path in routes:
+            missing = await http.get(path)
+            assert missing.status_code == 401, path
+            assert missing.headers["www-authenticate"].startswith("Basic" if path == "/" else "Bearer")
+            status = 404 if path == "/nowhere" else 200
+            assert (await http.get(path, headers=bearer(TOKEN))).status_code == status, path
+            assert (await http.get(path, headers=bearer(ADMIN))).status_code == status, path
+        assert (await http.get("/", auth=("anyone", TOKEN))).status_code == 200  # what a browser sends
+        for path in ("/v1/rank", "/v1/feedback"):
+            assert (await http.post(path, json={})).status_code == 401
+        for token, status in ((TOKEN, 401), (ADMIN, 200)):
+            answer = await http.post("/admin/epsilon", json={"epsilon": 0.5}, headers=bearer(token))
+            assert answer.status_code == status
+        assert service.epsilon == 0.5
+
+    run_app(registry, story, access=Access(TOKEN, ADMIN, wrong_token_seconds=0.0))
+
+
+def test_wrong_tokens_are_slow_and_counted_and_do_not_slow_others(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        began = time.monotonic()
+        guesses = [asyncio.create_task(http.get("/healthz", headers=bearer(f"guess {n}"))) for n in range(20)]
+        await asyncio.sleep(0.05)
+        assert (await http.get("/healthz", headers=bearer(TOKEN))).status_code == 200
+        assert time.monotonic() - began < 0.4
+        answers = await asyncio.gather(*guesses)
+        assert time.monotonic() - began >= 0.5
+        assert {(answer.status_code, answer.headers["connection"]) for answer in answers} == {(401, "close")}
+        text = (await http.get("/metrics", headers=bearer(TOKEN))).text
+        assert "mbcal_wrong_tokens_total 20" in text
+
+    run_app(registry, story, access=Access(TOKEN, wrong_token_seconds=0.5))
+
+
+def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MBCAL_TOKEN", raising=False)
+    assert read_token(None, "MBCAL_TOKEN") is None
+    monkeypatch.setenv("MBCAL_TOKEN", TOKEN)
+    assert read_token(None, "MBCAL_TOKEN") == TOKEN
+    (tmp_path / "token").write_text(f"{ADMIN}\n")
+    assert read_token(tmp_path / "token", "MBCAL_TOKEN") == ADMIN
+    for content in ("", "short\n", "with space in the middle"):
+        (tmp_path / "token").write_text(content)
+        with pytest.raises(OptionError, match="at least 16 characters"):
+            read_token(tmp_path / "token", "MBCAL_TOKEN")
+    with pytest.raises(OptionError, match=r"absent: the token cannot be read \(No such file"):
+        read_token(tmp_path / "absent", "MBCAL_TOKEN")
+
+
+def test_a_batch_takes_as_many_slots_and_as_much_of_the_rate_as_its_members(registry: Registry) -> None:
+    batch = {"batch": [{"candidates": ITEMS}] * 6}
+
+    async def slots(http: httpx.AsyncClient, _: Service) -> None:
+        answers = await asyncio.gather(*(http.post("/v1/rank", json=batch) for _ in range(2)))
+        assert sorted(answer.status_code for answer in answers) == [200, 503]
+        alone = await http.post("/v1/rank", json={"batch": [{"candidates": ITEMS}] * 30})  # needs all slots, and gets them
+        assert alone.status_code == 200
+
+    run_app(registry, slots, limits=Limits(max_in_progress=10))
+    now = [0.0]
+
+    async def rate(http: httpx.AsyncClient, _: Service) -> None:
+        assert (await http.post("/v1/rank", json=batch)).status_code == 200
+        assert (await http.post("/v1/rank", json=batch)).status_code == 429
+        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
+        now[0] += 1.0
+        large = {"batch": [{"candidates": ITEMS}] * 30}
+        assert (await http.post("/v1/rank", json=large)).status_code == 200
+        now[0] += 1.5  # 20 of the 30 are still owed
+        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 429
+        now[0] += 1.0
+        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
+
+    run_app(registry, rate, limits=Limits(rate=10.0), clock=lambda: now[0])
+
+
+def test_no_answer_names_a_path_of_the_machine(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        problems = [ModelError(f"{registry.path}/versions/v1/x.json: damaged"), RuntimeError(f"{tmp_path}/secret")]
+
+        async def fail(*_: object) -> None:
+            raise problems.pop()
+
+        service.rank = fail  # type: ignore[assignment,method-assign]
+        for sentence in ("the server failed; its log has the reason", "x.json: damaged"):
+            answer = await http.post("/v1/rank", json={"candidates": ITEMS})
+            assert (answer.status_code, answer.json()["error"]) == (500, sentence)
+
+    run_app(registry, story)
+    assert without_paths("/a b/c/d.x: gone, see rel/e", [Path("/a b")]) == "d.x: gone, see e"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate of localhost and its key, made as docs/service.md shows."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl program here")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    names = ["-subj", "/CN=ranker.example", "-addext", "subjectAltName=DNS:ranker.example,DNS:localhost"]
+    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls_with_a_token(
+    shared_registry: Registry, certificate: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setenv("MBCAL_ADMIN_TOKEN", ADMIN)
+    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(tmp_path / "token"))
+    with serving(shared_registry, *options) as (process, port):
+        address = f"https://localhost:{port}"
+        with Client(address, token=TOKEN, certificate=cert) as client:
+            assert client.rank([], ITEMS, k=1).version == "v000001"
+
+        async def asynchronously() -> str:
+            async with AsyncClient(address, token=TOKEN, certificate=cert) as client:
+                return (await client.model()).version
+
+        assert asyncio.run(asynchronously()) == "v000001"
+        with Client(address, certificate=cert, retries=0) as client, pytest.raises(ServiceError, match=r"token.*401"):
+            client.model()
+        with (
+            Client(address, token=TOKEN, retries=0) as client,
+            pytest.raises(ServiceError, match="CERTIFICATE_VERIFY_FAILED"),
+        ):
+            client.model()
+        cmdline = Path(f"/proc/{process.pid}/cmdline")
+        if cmdline.exists():
+            assert TOKEN not in cmdline.read_text()
+            assert ADMIN not in cmdline.read_text()
+
+
+def test_settings_that_cannot_work_are_one_sentence(shared_registry: Registry, tmp_path: Path) -> None:
+    def refused(*options: str) -> str:
+        command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(shared_registry.path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+        return done.stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "another server has this port" in refused("--port", str(taken.getsockname()[1]))
+    (tmp_path / "not.pem").write_text("no certificate")
+    assert "cannot be used" in refused("--tls-cert", str(tmp_path / "not.pem"), "--tls-key", str(tmp_path / "not.pem"))
+    assert "neither an address nor a network" in refused("--trusted-proxy", "proxy")

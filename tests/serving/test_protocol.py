@@ -1,0 +1,127 @@
+"""Limits on the bytes that connections make the server hold: bodies being received, answers nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from mbcal.serving.protocol import ConnectionLimits, Connections, bounded_protocol
+
+LARGE = b"x" * (16 << 20)
+Story = Callable[[int, Connections], Awaitable[None]]
+
+
+async def large_answers(scope: Any, receive: Any, send: Any) -> None:
+    """Read the body, then answer to /small with two bytes and to the rest with 16 MiB."""
+    while (await receive()).get("more_body"):
+        pass
+    body = b"ok" if scope["path"] == "/small" else LARGE
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def run_server(limits: ConnectionLimits, story: Story) -> None:
+    async def run() -> None:
+        protocol: Any = bounded_protocol(limits)
+        config = uvicorn.Config(large_answers, http=protocol, log_config=None, ws="none")
+        config.load()
+        make = partial(protocol, config=config, server_state=ServerState(), app_state={})
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+        sweeper = asyncio.create_task(protocol.shared.sweep_forever())
+        await story(server.sockets[0].getsockname()[1], protocol.shared)
+        sweeper.cancel()
+        server.close()
+        for connection in list(protocol.shared.open):
+            connection.transport.abort()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def connect(port: int) -> socket.socket:
+    wire = socket.socket()
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wire.settimeout(5)
+    wire.connect(("127.0.0.1", port))
+    return wire
+
+
+async def small_answer(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+    writer.close()
+    return answer
+
+
+def test_answers_that_are_not_read_are_bounded_together() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        wires = [connect(port) for _ in range(6)]
+        for wire in wires:
+            wire.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.sleep(0.05)
+        assert connections.closed["large"] >= 4  # of 96 MiB, 20 MiB may wait
+        assert sum(connection.held for connection in connections.open) <= 20 << 20
+        assert (await small_answer(port)).endswith(b"ok")
+        for wire in wires:
+            wire.close()
+
+    run_server(ConnectionLimits(max_buffered=20 << 20), story)
+
+
+def test_a_client_that_reads_nothing_is_closed() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        wire = connect(port)
+        wire.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            if connections.closed["unread"]:
+                break
+        assert connections.closed["unread"] == 1
+        assert not connections.open
+        wire.close()
+
+    run_server(ConnectionLimits(head_seconds=1.0), story)
+
+
+def test_of_unfinished_bodies_the_largest_is_dropped() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        head = b"POST /small HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+        wires = [connect(port) for _ in range(3)]
+        for wire, size in zip(wires, (40_000, 90_000, 20_000), strict=True):
+            wire.sendall(head + b"x" * size)
+            await asyncio.sleep(0.05)
+        assert dict(connections.closed) == {"large": 1}
+        assert sorted(connection.held for connection in connections.open) == [20_000, 40_000]
+        assert (await small_answer(port)).endswith(b"ok")
+        for wire in wires:
+            wire.close()
+        await asyncio.sleep(0.05)
+        assert sum(connection.held for connection in connections.open) == 0
+
+    run_server(ConnectionLimits(max_buffered=100_000), story)
+
+
+def test_with_too_many_connections_those_that_waited_longest_without_a_request_go() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # the first, but it has asked something
+        wires: list[socket.socket] = []
+        for _ in range(2):
+            writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+            wires += [connect(port) for _ in range(20)]
+            await asyncio.sleep(0.1)
+            assert len(connections.open) <= 10
+        assert connections.closed["evicted"] == 31
+        writer.close()
+        for wire in wires:
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=10), story)

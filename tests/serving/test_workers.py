@@ -1,0 +1,124 @@
+"""`mbcal serve --workers`: one port, shared sessions, restarts, a graceful end; and how a single server drains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import psutil
+
+from mbcal.client import Client
+from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.records import Decision
+from mbcal.registry.registry import Registry
+from mbcal.serving.hub import merge_metrics
+from tests.support.servers import events_of, metric, serving
+from tests.support.versions import ITEMS
+
+
+def test_several_workers_are_one_service(shared_registry: Registry, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(shared_registry, "--workers", "2", "--log", str(log), "--epsilon", "0") as (process, port):
+        address = f"http://127.0.0.1:{port}"
+        acknowledged = converse(address, sessions=8, steps=3)
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+        wait_until(lambda: metric(port, "mbcal_decisions") == 24)  # of both workers, whichever answers
+        text = httpx.get(f"{address}/metrics").text
+        assert text.count("# TYPE mbcal_ready gauge") == 1
+        assert 'mbcal_ready{worker="0"} 1' in text
+        assert 'mbcal_ready{worker="1"} 1' in text
+
+        os.kill(workers[0].pid, signal.SIGKILL)
+        acknowledged |= converse(address, sessions=4, steps=3, prefix="after")  # the other serves on
+        wait_until(lambda: metric(port, "mbcal_ready") == 2)
+        assert metric(port, "mbcal_worker_restarts_total") == 1
+        acknowledged |= converse(address, sessions=4, steps=3, prefix="later")
+        events = events_of(process)
+        assert process.returncode == 0
+    ended = [event for event in events if event["event"] == "worker ended"]
+    assert [event["exit_code"] for event in ended] == [-signal.SIGKILL]
+    names = Counter(event["event"] for event in events)
+    assert (names["draining"], names["stopped"], names["stopping"]) == (2, 3, 1)
+    records = [record for worker in (0, 1) for record in read_log(log / f"worker-{worker}") if isinstance(record, Decision)]
+    assert acknowledged <= {record.id for record in records}
+    assert all(any(read_log(log / f"worker-{worker}")) for worker in (0, 1))  # both took part
+    assert {record.step for record in records} == {0, 1, 2}  # each worker knew what the other had shown
+
+
+def converse(address: str, sessions: int, steps: int, prefix: str = "s") -> set[str]:
+    """Rank and give feedback on new connections, so that any worker may get each request; the ids of the decisions."""
+    decisions = set()
+    for step in range(steps):
+        for number in range(sessions):
+            with Client(address) as client:
+                answer = client.rank([], ITEMS, k=1, session=f"{prefix} {number}")
+            assert answer.remembered
+            decisions.add(answer.decision)
+            with Client(address) as client:
+                assert client.feedback(answer.decision, "click").applied, (step, number)
+    return decisions
+
+
+def wait_until(condition: object, seconds: float = 20.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_workers_end_with_their_supervisor(shared_registry: Registry) -> None:
+    with serving(shared_registry, "--workers", "2") as (process, port):
+        workers = psutil.Process(process.pid).children()
+        os.kill(process.pid, signal.SIGKILL)
+        assert len(psutil.wait_procs(workers, timeout=15)[0]) == 2
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_workers_that_cannot_start_end_the_command(shared_registry: Registry, tmp_path: Path) -> None:
+    with serving(shared_registry, "--log", str(tmp_path / "log" / "worker-1")) as (process, _):
+        command = [*process.args[:-4], "--workers", "2", "--log", str(tmp_path / "log"), "--port", "0"]  # type: ignore[index]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        assert "another process writes this decision log" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_requests_in_progress_finish_when_a_server_stops(shared_registry: Registry) -> None:
+    with serving(shared_registry) as (process, port):
+        body = b'{"candidates": ["item 1"]}'
+        head = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+            wire.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body[:-1])
+            time.sleep(0.3)
+            process.terminate()
+            time.sleep(0.5)
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port)) != 0  # listeners are closed first
+            threading.Timer(0.2, wire.sendall, (body[-1:],)).start()
+            assert wire.recv(4096).startswith(b"HTTP/1.1 200")
+        events = events_of(process)
+        assert process.returncode == 0
+        assert [event["event"] for event in events] == ["draining", "stopped"]
+
+
+def test_metrics_of_workers_are_merged() -> None:
+    texts = {"1": '# TYPE a counter\na{x="y"} 2\n# TYPE b gauge\nb 3\n', "0": "# TYPE b gauge\nb 4\n"}
+    assert merge_metrics(texts, 5).splitlines() == [
+        "# TYPE b gauge",
+        'b{worker="0"} 4',
+        'b{worker="1"} 3',
+        "# TYPE a counter",
+        'a{x="y",worker="1"} 2',
+        "# TYPE mbcal_worker_restarts_total counter",
+        "mbcal_worker_restarts_total 5",
+    ]
