@@ -149,11 +149,20 @@ def t_quantile(probability: float, freedom: int) -> float:
         return float(np.tan(np.pi * (probability - 0.5)))
     if freedom == 2:
         return float((2 * probability - 1) / np.sqrt(2 * probability * (1 - probability)))
-    z = NormalDist().inv_cdf(probability)
+    return float(t_expansion(NormalDist().inv_cdf(probability), freedom))
+
+
+def t_expansion(z: Any, freedom: Any) -> Any:
+    """Return the quantile of Student's t distribution that belongs to a normal quantile: an expansion in 1/freedom.
+
+    Args:
+        z: Normal quantiles, a number or an array.
+        freedom: Degrees of freedom, at least 3, likewise.
+    """
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return float(z + sum(term / freedom ** (k + 1) for k, term in enumerate(terms)))
+    return z + sum(term / freedom ** (k + 1) for k, term in enumerate(terms))
