@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mbcal import cli
+from mbcal.registry.registry import Registry
 from tests.support.command_line import refused
 
 
@@ -29,6 +30,7 @@ def test_the_command_from_publish_to_gc(models: Path, tmp_path: Path, monkeypatc
     assert output_of("registry", "activate", "v000002", *options) == "v000002 is live\n"
     table = output_of("registry", "list", *options).splitlines()
     assert len(table) == 3
+    assert table[0].split() == ["version", "state", "agent", "published", "parent", "notes"]
     assert all(word in table[1] for word in ("v000001", "live before", "mbcal", "reward 81.25"))
     listed = json.loads(output_of("registry", "list", *options, "--json"))
     assert (listed["current"], listed["before"]) == ("v000002", ["v000001"])
@@ -47,6 +49,34 @@ def test_the_command_from_publish_to_gc(models: Path, tmp_path: Path, monkeypatc
     assert "damaged" in output_of("registry", "list", *options)
 
 
+def test_a_canary_and_the_checks_of_an_update_are_listed_in_words(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry, options = Registry("live"), ["--registry", "live"]
+    registry.publish(models / "random", metrics={"reward": 80.5})
+    checks = [
+        {"name": "sessions", "passed": True, "detail": "900 logged"},
+        {"name": "log", "passed": False, "detail": "why"},
+    ]
+    registry.publish(models / "popular", metrics={"checks": checks}, activate=False)
+    assert "v000002 is the canary beside v000001" in output_of("registry", "canary", "v000002", *options)
+    live, canary = output_of("registry", "list", *options).splitlines()[1:]
+    assert live.split()[:3] == ["v000001", "live", "random"]
+    assert live.rstrip().endswith("reward 80.5")
+    assert canary.split()[:3] == ["v000002", "canary", "popular"]
+    assert canary.rstrip().endswith("passed: sessions; not passed: log")
+    assert json.loads(output_of("registry", "list", *options, "--json"))["canary"] == "v000002"
+    shown = output_of("registry", "show", "v000002", *options)
+    assert "v000002 (canary), verified" in shown
+    assert "not passed: why" in shown
+    output = output_of("registry", "withdraw", "--reason", "users complained", *options)
+    assert output == "v000002 is withdrawn; v000001 serves all sessions\n"
+    assert "users complained" in output_of("registry", "list", *options)
+    output_of("registry", "canary", "v000002", *options)
+    assert output_of("registry", "promote", *options) == "v000002 is live instead of v000001\n"
+
+
 def test_the_command_refuses_mistakes(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     helped = output_of("registry", "--help")
     assert all(word in helped for word in ("publish", "rollback", "activate", "gc", "list", "show"))
@@ -57,6 +87,8 @@ def test_the_command_refuses_mistakes(two: Path, tmp_path: Path, capsys: pytest.
         (["show", "v000077", *options], "has no version 'v000077'; known are v000001, v000002"),
         (["activate", "v000077", *options], "has no version 'v000077'"),
         (["rollback", *options], "no version was live before v000001"),
+        (["withdraw", *options], "there is no canary; start one with 'mbcal registry canary VERSION'"),
+        (["canary", "v000001", *options], "v000001 is live already"),
         (["gc", "--keep", "-1", *options], "keep: must be 0 or more, got -1"),
         (["publish", "nothing", *options], "nothing: no such folder; make a model with 'mbcal fit'"),
         (["publish", "nothing", *options, "--metric", "reward"], "metric: 'reward' is not NAME=VALUE"),

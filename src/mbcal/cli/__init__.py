@@ -12,6 +12,7 @@ import typer
 
 from mbcal import __version__
 from mbcal.cli import (
+    canary,
     collect,
     describe,
     diagnose,
@@ -55,6 +56,8 @@ app.command("report")(report.report_command)
 app.command("compare")(report.compare_command)
 app.command("serve")(serve.serve)
 app.command("studio")(studio.studio_command)
+app.command("compare-versions")(canary.compare_versions_command)
+app.command("watch-canary")(canary.watch_canary_command)
 app.command("update")(update.update_registry)
 app.command("loop")(update.loop_updates)
 

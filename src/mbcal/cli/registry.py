@@ -1,8 +1,9 @@
-"""`mbcal registry`: publish, list, show, activate, roll back and remove versions of models."""
+"""`mbcal registry`: publish, list, show, activate, try as a canary, roll back and remove versions of models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,9 @@ from mbcal.registry.summary import version_summaries, version_summary
 app = typer.Typer(
     help="Versions of models for the ranking service.\n\n"
     "'mbcal registry publish MODEL --registry DIR' makes a model the next version and the live one. "
-    "'mbcal registry rollback --registry DIR' goes back to the version before. A version is never changed. A version that "
-    "is damaged, or ranks differently from its agent, never goes live. 'mbcal rank' and 'mbcal fit --from' accept "
+    "'mbcal registry rollback --registry DIR' goes back to the version before. 'mbcal registry canary VERSION' tries one "
+    "on a share of sessions first. A version is never changed. A version that is damaged, "
+    "or ranks differently from its agent, never goes live. 'mbcal rank' and 'mbcal fit --from' accept "
     "DIR/versions/NAME as a model.",
     no_args_is_help=True,
 )
@@ -58,17 +60,18 @@ def publish_model(
 
 @app.command("list")
 def list_versions(folder: RegistryOption, as_json: Json = False) -> None:
-    """List all versions, oldest first, with their state and metrics."""
+    """List all versions, oldest first: which is live, which is the canary, and what is known of each."""
     registry = _existing(folder)
-    current, before, rows = registry.current(), registry.previous_versions(), version_summaries(registry)
+    pointer, rows = registry.pointer(), version_summaries(registry)
     if as_json:
-        typer.echo(json.dumps({"current": current, "before": before, "versions": rows}, indent=2, ensure_ascii=False))
+        values = {"current": pointer.current, "canary": pointer.canary, "before": pointer.before, "versions": rows}
+        typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
         return
-    table = Table("version", "", "agent", "published", "parent", "metrics", box=None, pad_edge=False)
+    table = Table("version", "state", "agent", "published", "parent", "notes", box=None, pad_edge=False)
     for row in rows:
-        state = f"damaged: {row['damaged']}" if "damaged" in row else row["state"]
-        metrics = ", ".join(f"{name} {_format(value)}" for name, value in row.get("metrics", {}).items())
-        table.add_row(row["version"], state, row.get("agent"), row.get("published"), row.get("parent") or "", metrics)
+        state = "damaged" if "damaged" in row else row["state"] or "not live"
+        published = (row.get("published") or "")[:16].replace("T", " ")
+        table.add_row(row["version"], state, row.get("agent"), published, row.get("parent") or "", _notes(row))
     _console().print(table if rows else f"{folder}: no versions yet; publish a model with 'mbcal registry publish'")
 
 
@@ -112,7 +115,8 @@ def show_version(
         ("behaviours", behaviours + (", …" if len(opened.behaviours) > 8 else "")),
         ("session", f"up to {opened.horizon} steps after a history of up to {opened.history}"),
         ("size", f"{summary['bytes'] / 2**20:.1f} MiB"),
-        *((f"metric {name}", _format(value)) for name, value in opened.metrics.items()),
+        *((f"metric {name}", _format(value)) for name, value in opened.metrics.items() if name != "checks"),
+        *((f"check {name}", text) for name, text in _checks(opened.metrics).items()),
     ):
         table.add_row(name, str(value))
     _console().print(table)
@@ -120,7 +124,7 @@ def show_version(
 
 @app.command("activate")
 def activate_version(version: VersionArgument, folder: RegistryOption) -> None:
-    """Verify a version and make it live."""
+    """Verify a version and make it live. A canary ends with that."""
     _existing(folder).activate(version)
     typer.echo(f"{version} is live")
 
@@ -131,6 +135,36 @@ def roll_back(folder: RegistryOption) -> None:
     registry = _existing(folder)
     replaced = registry.current()
     typer.echo(f"{registry.rollback()} is live again instead of {replaced}")
+
+
+@app.command("canary")
+def start_canary(version: VersionArgument, folder: RegistryOption) -> None:
+    """Verify a version and make it the canary: servers started with --canary give it that share of sessions.
+
+    It goes on until the canary is promoted or withdrawn, by a person or by the watcher that 'mbcal serve --canary' and
+    'mbcal loop' run. Making any version live by hand ends it, too.
+    """
+    registry = _existing(folder)
+    registry.start_canary(version)
+    typer.echo(f"{version} is the canary beside {registry.current()}; to end it: mbcal registry promote, or withdraw")
+
+
+@app.command("promote")
+def promote_canary(folder: RegistryOption) -> None:
+    """Make the canary live now, whatever its sessions say."""
+    registry = _existing(folder)
+    replaced = registry.current()
+    typer.echo(f"{registry.promote_canary()} is live instead of {replaced}")
+
+
+@app.command("withdraw")
+def withdraw_canary(
+    folder: RegistryOption,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; 'mbcal registry list' shows it.")] = "by hand",
+) -> None:
+    """End the canary: the live version serves all sessions again. The withdrawn version is kept."""
+    registry = _existing(folder)
+    typer.echo(f"{registry.withdraw_canary(reason=reason)} is withdrawn; {registry.current()} serves all sessions")
 
 
 @app.command("gc")
@@ -158,6 +192,27 @@ def _metric(text: str) -> tuple[str, float]:
         return name.strip(), float(value)
     except ValueError:
         raise OptionError(f"metric: {text!r} is not NAME=VALUE with a number as the value") from None
+
+
+def _notes(summary: Mapping[str, Any]) -> str:
+    """What is known of a version in one line: why it is damaged or was withdrawn, its metrics, its checks by name."""
+    metrics = summary.get("metrics", {})
+    notes = [str(summary[key]) for key in ("damaged", "withdrawn") if key in summary]
+    notes += [f"{name} {_format(value)}" for name, value in metrics.items() if name != "checks"]
+    failed = [name for name, text in _checks(metrics).items() if not text.startswith("passed")]
+    passed = [name for name in _checks(metrics) if name not in failed]
+    notes += [f"{word}: {', '.join(names)}" for word, names in (("passed", passed), ("not passed", failed)) if names]
+    return "; ".join(notes)
+
+
+def _checks(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The checks of the update that published a version: name, and result with its detail."""
+    checks = metrics.get("checks")
+    return {
+        str(check.get("name")): f"{'passed' if check.get('passed') else 'not passed'}: {check.get('detail')}"
+        for check in (checks if isinstance(checks, list) else [])
+        if isinstance(check, Mapping)
+    }
 
 
 def _format(value: Any) -> str:

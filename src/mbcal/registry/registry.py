@@ -187,7 +187,8 @@ class Registry:
 
         Raises:
             ConflictError: If another version than the expected one is live, or another one is the canary.
-            ModelError: If there is no such version, it is damaged, it is the live one, or none is live.
+            ModelError: If there is no such version, it is damaged, it is the live one, none is live, or its behaviours have
+                other rewards than those of the live one.
             OutputError: If the registry cannot be written.
         """
         with self._locked():
@@ -199,7 +200,9 @@ class Registry:
             if pointer.current in (None, name):
                 problem = f"{name} is live already" if pointer.current else "no version is live to compare a canary with"
                 raise ModelError(f"{self.path}: {problem}; activate a version with 'mbcal registry activate'")
-            self.open(name)
+            if self.open(name).behaviours != self.open(pointer.current).behaviours:
+                problem = f"{name} has other behaviours or rewards than {pointer.current}"
+                raise ModelError(f"{self.path}: {problem}; their rewards cannot be compared, activate it by hand")
             write_pointer(self.path, pointer.with_canary(name, time.time_ns() // 1000))
 
     def promote_canary(self, name: str | None = None, *, expected: str | None = None) -> str:

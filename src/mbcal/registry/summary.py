@@ -32,7 +32,8 @@ def version_summary(registry: Registry, name: str) -> dict[str, Any]:
 
     Returns:
         Its name (`version`), `state` (live, canary, live before, withdrawn, or empty), `agent`, `published`, `parent`,
-        `metrics`; name, state and the reason (`damaged`) if its manifest cannot be read.
+        `metrics`, and for a withdrawn canary the reason (`withdrawn`); name, state and the reason (`damaged`) if its
+        manifest cannot be read.
 
     Raises:
         ModelError: If the registry's pointer is damaged.
@@ -60,4 +61,5 @@ def _summary(registry: Registry, name: str, pointer: Pointer) -> dict[str, Any]:
         "published": details.get("published"),
         "parent": details.get("parent"),
         "metrics": details.get("metrics") or {},
+        **({"withdrawn": pointer.withdrawn[name]} if name in pointer.withdrawn else {}),
     }

@@ -13,8 +13,8 @@ from mbcal.evaluation.sequential import Difference, UserSums, compare_means, ses
 from mbcal.metrics import Mean
 from mbcal.release.outcomes import Outcomes
 
-ALPHA = 0.05
-"""Probability with which a limit that holds at all looks is wrong, for either side."""
+ALPHA = 0.025
+"""Probability with which each of the two limits that hold at all looks is wrong: together an interval of 95%."""
 WORTH_SEEING = 0.05
 """Difference, as a share of the reward, for which the missing sessions are named."""
 
@@ -29,9 +29,9 @@ class Gap:
     high: float
     """Upper end."""
     lower: float
-    """Limit from below that holds at all looks together, with probability 95%."""
+    """Lower end of the 95% interval that holds at all looks together."""
     upper: float
-    """Limit from above, likewise."""
+    """Upper end."""
     share: float | None
     """The value as a share of b's mean; None if that is 0."""
 
@@ -95,11 +95,11 @@ class VersionComparison:
             text += "; the versions did not serve at the same time, so a difference may be due to the time"
         return text
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; what is not finite is None."""
+    def as_dict(self, share: float = WORTH_SEEING) -> dict[str, Any]:
+        """Return plain values for JSON, with the sessions missing for a difference of this share; None if not finite."""
         values: dict[str, Any] = {name: asdict(getattr(self, name)) for name in ("a", "b", "reward", "length")}
-        missing = {"sessions_missing": self.sessions_missing(), "difference": WORTH_SEEING}
-        answer = {"answer": self.answer, "sentence": self.sentence(), "together": self.together}
+        missing = {"sessions_missing": self.sessions_missing(share), "for_difference": share}
+        answer = {"answer": self.answer, "sentence": self.sentence(share), "together": self.together}
         plain: dict[str, Any] = _plain({**values, **missing, **answer})
         return plain
 

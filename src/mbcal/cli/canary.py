@@ -1,0 +1,175 @@
+"""`mbcal compare-versions` and `mbcal watch-canary`: what versions earn, and what follows for a canary."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mbcal.cli.options import Json
+from mbcal.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from mbcal.registry.registry import Registry
+    from mbcal.release.canary import CanaryConfig, Look
+    from mbcal.release.comparison import VersionComparison
+    from mbcal.release.outcomes import Outcomes
+
+DAY = 86400.0
+
+RegistryOption = Annotated[Path, typer.Option(help="The registry of the versions.", show_default=False)]
+LogsOption = Annotated[
+    list[Path], typer.Option("--log", help="Decision log of a server; repeat it for several servers.", show_default=False)
+]
+PromoteAfterOption = Annotated[
+    int, typer.Option(min=1, help="Finished sessions a canary needs before it is promoted, if they say it earns more.")
+]
+WithdrawBelowOption = Annotated[
+    float,
+    typer.Option(
+        min=0, max=0.99, help="Withdraw a canary that surely earns less, by more than this share of the live reward."
+    ),
+]
+CanaryDaysOption = Annotated[float, typer.Option(min=0.0001, help="Longest trial of a canary, in days.")]
+UndecidedOption = Annotated[
+    Literal["withdraw", "promote", "wait"],
+    typer.Option(help="What happens to a canary at the end of the longest trial, if nothing could be told."),
+]
+IdleOption = Annotated[
+    float,
+    typer.Option(min=0.1, help="Seconds without a record after which a session is finished; the server's --lifetime."),
+]
+
+
+def compare_versions_command(
+    registry: RegistryOption,
+    log: LogsOption,
+    versions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[A B]", help="Two versions; by default the two whose sessions began last."),
+    ] = None,
+    difference: Annotated[
+        float, typer.Option(min=0.0001, max=10, help="Share of the reward for which the missing sessions are estimated.")
+    ] = 0.05,
+    idle: IdleOption = 1800.0,
+    as_json: Json = False,
+) -> None:
+    """Compare what two versions earn per session, by a decision log.
+
+    A session counts for the version of its first decision, once it is finished. Intervals are clustered by user. The one
+    'at this look' is right if you look once, at a time fixed in advance; the one 'at any look' however often you look.
+    """
+    from mbcal.registry.registry import Registry
+    from mbcal.release.comparison import compare_versions
+
+    outcomes = _read_outcomes(Registry(registry), log, idle)
+    comparison = compare_versions(outcomes, *_two_versions(outcomes, versions))
+    if as_json:
+        typer.echo(json.dumps(comparison.as_dict(difference), indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    for table in _tables(comparison):
+        console.print(table)
+        typer.echo()
+    typer.echo(comparison.sentence(difference))
+
+
+def watch_canary_command(
+    registry: RegistryOption,
+    log: LogsOption,
+    promote_after: PromoteAfterOption = 200,
+    withdraw_below: WithdrawBelowOption = 0.0,
+    canary_days: CanaryDaysOption = 7.0,
+    undecided: UndecidedOption = "withdraw",
+    idle: IdleOption = 1800.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 10.0,
+    parent: Annotated[int | None, typer.Option(hidden=True, help="End when this is no longer the parent process.")] = None,
+) -> None:
+    """Look at the registry's canary again and again; promote it or withdraw it when its sessions say so.
+
+    'mbcal serve --canary' and 'mbcal loop' do this themselves. Run it alone where several machines serve: one watcher must
+    read the logs of all. What it sees is in REGISTRY/canaries.
+    """
+    from mbcal.registry.registry import Registry
+    from mbcal.release.canary import CanaryWatcher, watch_canary
+
+    config = canary_config(promote_after, withdraw_below, canary_days, undecided, idle)
+    watch_canary(
+        CanaryWatcher(Registry(registry), log, config),
+        every,
+        until=lambda: parent is not None and os.getppid() != parent,
+        on_look=print_look,
+        on_error=lambda error: _print_event("canary not read", error=str(error)),
+    )
+
+
+def canary_config(promote_after: int, withdraw_below: float, days: float, undecided: str, idle: float) -> CanaryConfig:
+    """Return the limits of a trial from the options."""
+    from mbcal.release.canary import CanaryConfig
+    from mbcal.release.outcomes import SessionRule
+
+    rule = SessionRule(idle=idle, longest=4 * idle)
+    return CanaryConfig(promote_after, withdraw_below, days * DAY, undecided, sessions=rule)  # type: ignore[arg-type]
+
+
+def print_look(look: Look) -> None:
+    """Print a decision about a canary as one line of JSON on standard error; looks that decide nothing are not printed."""
+    if look.action != "wait":
+        done = {"promote": "promoted", "withdraw": "withdrawn"}[look.action]
+        _print_event(f"canary {done}", version=look.canary, live=look.live, reason=look.reason)
+
+
+def _print_event(event: str, **values: str) -> None:
+    typer.echo(json.dumps({"time": round(time.time(), 3), "event": event, **values}), err=True)
+
+
+def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcomes:
+    from mbcal.decision_log.reader import read_log
+    from mbcal.release.outcomes import OutcomeReader, SessionRule
+
+    live = registry.open()
+    rewards = dict(zip(live.behaviours.names, live.behaviours.rewards, strict=True))
+    reader = OutcomeReader(rewards, SessionRule(live.horizon, idle, 4 * idle))
+    for log in logs:
+        for record in read_log(log, []):
+            reader.add(record)
+    return reader.outcomes(time.time_ns() // 1000)
+
+
+def _two_versions(outcomes: Outcomes, named: list[str] | None) -> tuple[str, str]:
+    """The versions to compare, the newer one first."""
+    if named:
+        if len(named) != 2:
+            raise OptionError(f"compare-versions: needs two versions or none, got {len(named)}")
+        return named[0], named[1]
+    first_seen = {version: int(outcomes.began[outcomes.version == n].min()) for n, version in enumerate(outcomes.versions)}
+    newest = sorted(outcomes.versions, key=lambda version: first_seen[version])[-2:]
+    if len(newest) < 2:
+        known = ", ".join(outcomes.versions) or "no version"
+        raise InputError(f"log: finished sessions of {known} only; two versions are needed")
+    return newest[1], newest[0]
+
+
+def _tables(comparison: VersionComparison) -> list[Table]:
+    sides = Table(box=None, pad_edge=False)
+    for number, column in enumerate(("version", "sessions", "users", "reward per session", "steps per session")):
+        sides.add_column(column, justify="right" if number else "left")
+    for side in (comparison.a, comparison.b):
+        sides.add_row(side.version, f"{side.sessions:,}", f"{side.users:,}", str(side.reward), str(side.length))
+    gaps = Table(box=None, pad_edge=False)
+    for number, column in enumerate(("difference", "", "share", "95% at this look", "95% at any look")):
+        gaps.add_column(column, justify="right" if number else "left")
+    for name, gap in (("reward", comparison.reward), ("steps", comparison.length)):
+        share = "–" if gap.share is None else f"{gap.share:+.1%}"
+        gaps.add_row(name, f"{gap.value:+.3f}", share, _range(gap.low, gap.high), _range(gap.lower, gap.upper))
+    return [sides, gaps]
+
+
+def _range(low: float, high: float) -> str:
+    return "unknown" if low == -float("inf") else f"[{low:+.3f}, {high:+.3f}]"

@@ -1,0 +1,83 @@
+"""Reading what was added to a decision log since the last time, of all workers that write to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mbcal.decision_log.archive import compacted_numbers, read_parquet
+from mbcal.decision_log.reader import read_bytes
+from mbcal.decision_log.records import Record, decode
+from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
+from mbcal.errors import LogError
+
+CLOCK_SLACK = 60.0
+"""Seconds by which the clock of a disk may differ from that of a server."""
+
+
+@dataclass
+class _Position:
+    """How far the log of one worker was read."""
+
+    segment: int = 0
+    """The segment read last."""
+    size: int = 0
+    """Its bytes at that time; unchanged if nothing was added."""
+    record: int = 0
+    """Number of the last record."""
+
+
+class LogFollower:
+    """Reads a log again and again, each record once. Damaged records are skipped.
+
+    Args:
+        folder: The log of a server, with the folders of its workers if it has several. It may not exist yet.
+        since: Segments that were last written before this time may be left out, in microseconds since 1970.
+    """
+
+    def __init__(self, folder: str | Path, since: int = 0) -> None:
+        self._folder, self._since = Path(folder), since / 1e6 - CLOCK_SLACK
+        self._positions: dict[Path, _Position] = {}
+
+    def read(self) -> Iterator[Record]:
+        """Yield the records that were added since the last call, worker by worker in the order written.
+
+        Raises:
+            LogError: If a file cannot be read.
+        """
+        try:
+            folders = log_folders(self._folder)
+        except LogError:  # nothing was logged yet
+            return
+        for folder in folders:
+            position = self._positions.setdefault(folder, _Position())
+            for segment in sorted({*segment_numbers(folder), *compacted_numbers(folder)}):
+                if segment >= position.segment:
+                    yield from self._read_segment(folder, segment, position)
+
+    def _read_segment(self, folder: Path, segment: int, position: _Position) -> Iterator[Record]:
+        data = self._segment_bytes(segment_path(folder, segment), segment, position)
+        if data is None:
+            for number, record in read_parquet(folder, segment):
+                if number > position.record:
+                    position.record = number
+                    yield record
+            position.segment, position.size = segment + 1, 0
+        elif data:
+            for _, _, number, payload in scan_segment(data, segment):
+                if payload is not None and number > position.record:
+                    position.record = number
+                    with contextlib.suppress(ValueError):
+                        yield decode(payload)
+            position.segment, position.size = segment, len(data)
+
+    def _segment_bytes(self, path: Path, segment: int, position: _Position) -> bytes | None:
+        """The bytes of a segment; empty if nothing in it is new, None if it was compacted."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        is_old = status.st_mtime < self._since or (segment, status.st_size) == (position.segment, position.size)
+        return b"" if is_old else read_bytes(path)

@@ -1,0 +1,221 @@
+"""The trial of a canary: a share of sessions goes to it, and their rewards decide whether it is promoted or withdrawn.
+
+::
+
+    decision logs ──▶ sessions as they finish ──▶ canary against live version, at every look ──▶ promoted, withdrawn, or wait
+
+A watcher may look as often as it likes and be restarted at any time: it reads the log again from the beginning of the trial,
+and the limits hold at all looks together. Several watchers do no harm if they read the same logs. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mbcal.decision_log.follow import LogFollower
+from mbcal.errors import ConflictError, MbcalError, ModelError, OptionError
+from mbcal.registry.registry import Registry
+from mbcal.release.comparison import VersionComparison, compare_versions
+from mbcal.release.outcomes import OutcomeReader, SessionRule
+from mbcal.storage.atomic import write_atomic
+
+CANARIES_NAME = "canaries"
+"""Folder in a registry with the last look at every canary, `NAME.json`."""
+
+Action = Literal["promote", "withdraw", "wait"]
+
+
+@dataclass(frozen=True)
+class CanaryConfig:
+    """When a canary is promoted or withdrawn without a person."""
+
+    promote_after: int = 200
+    """Fewest finished sessions of the canary before it is promoted."""
+    withdraw_below: float = 0.0
+    """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
+    longest: float = 7 * 86400.0
+    """Seconds after which a trial ends."""
+    undecided: Action = "withdraw"
+    """What happens then: `withdraw`, `promote`, or `wait` for a person."""
+    promote_alpha: float = 0.05
+    """Probability that a canary no better than the live version is ever promoted by its reward."""
+    withdraw_alpha: float = 0.1
+    """Probability that a canary no worse is ever withdrawn by its reward. An error costs less here than a late end."""
+    sessions: SessionRule = field(default_factory=SessionRule)
+    """What a session is; its horizon is taken from the live version."""
+
+    def __post_init__(self) -> None:
+        if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
+            raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
+        if not (0 < self.promote_alpha < 0.5 and 0 < self.withdraw_alpha < 0.5):
+            raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a canary."""
+
+    canary: str
+    live: str
+    began: int
+    """When the trial began, in microseconds since 1970."""
+    time: int
+    """When the look was, likewise."""
+    action: Action
+    """What was done. A decision that came too late, after an operator's, is `wait`."""
+    reason: str
+    comparison: VersionComparison | None
+    """None while one of the versions has no finished session."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        compared = None if self.comparison is None else self.comparison.as_dict()
+        return {**{name: value for name, value in vars(self).items() if name != "comparison"}, "comparison": compared}
+
+
+def judge_canary(comparison: VersionComparison | None, config: CanaryConfig, elapsed: float) -> tuple[Action, str]:
+    """Decide about a canary.
+
+    Args:
+        comparison: The canary (a) against the live version (b); None while one has no finished session.
+        config: The limits.
+        elapsed: Seconds since the trial began.
+
+    Returns:
+        What to do, and why in words.
+    """
+    words = "no finished sessions of both versions yet"
+    if comparison is not None:
+        gap, live = comparison.reward, abs(comparison.b.reward.mean)
+        lower, upper = (
+            float(comparison.reward_difference.lower(config.promote_alpha)),
+            float(comparison.reward_difference.upper(config.withdraw_alpha)),
+        )
+        counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
+        size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
+        if upper < -config.withdraw_below * live:
+            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}"
+        is_shorter = comparison.length.upper < 0
+        if lower > 0 and not is_shorter and comparison.a.sessions >= config.promote_after:
+            return "promote", f"earns more: {size}, at least {lower:+.3g}, after {counts}"
+        words = f"{counts}; {comparison.sentence()}"
+        if lower > 0 and is_shorter:
+            words += "; its sessions are shorter, so a person has to decide"
+    if elapsed > config.longest:
+        return config.undecided, f"undecided after {elapsed / 86400:.1f} days: {words}"
+    return "wait", words
+
+
+class CanaryWatcher:
+    """Looks at the canary of a registry and promotes or withdraws it.
+
+    Args:
+        registry: The registry.
+        logs: The decision logs of all servers that give the canary sessions.
+        config: The limits.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        logs: Sequence[str | Path],
+        config: CanaryConfig | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.registry, self._logs, self._config, self._clock = registry, logs, config or CanaryConfig(), clock
+        self._trial: tuple[str, str, int] | None = None  # canary, live version, beginning
+        self._outcomes: OutcomeReader
+        self._followers: list[LogFollower] = []
+
+    def look(self) -> Look | None:
+        """Read what was logged since the last look, compare, and act.
+
+        Returns:
+            What was found and done; None if there is no canary.
+
+        Raises:
+            LogError: If a log cannot be read.
+            ModelError: If the registry or the live version is damaged.
+            OutputError: If the registry cannot be written.
+        """
+        pointer = self.registry.pointer()
+        if pointer.canary is None or pointer.current is None:
+            self._trial = None
+            return None
+        trial = (pointer.canary, pointer.current, pointer.canary_began)
+        if trial != self._trial:
+            self._begin(*trial)
+        now = int(self._clock() * 1e6)
+        comparison = self._compare(pointer.canary, pointer.current, now)
+        action, reason = judge_canary(comparison, self._config, (now - pointer.canary_began) / 1e6)
+        look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison)
+        look = self._act(look)
+        content = json.dumps(look.as_dict(), indent=2, allow_nan=False) + "\n"
+        write_atomic(self.registry.path / CANARIES_NAME / f"{look.canary}.json", content.encode())
+        return look
+
+    def _begin(self, canary: str, live: str, began: int) -> None:
+        version = self.registry.open(live)
+        rewards = dict(zip(version.behaviours.names, version.behaviours.rewards, strict=True))
+        self._outcomes = OutcomeReader(rewards, replace(self._config.sessions, horizon=version.horizon), began)
+        self._followers = [LogFollower(log, began) for log in self._logs]
+        self._trial = (canary, live, began)
+
+    def _compare(self, canary: str, live: str, now: int) -> VersionComparison | None:
+        for follower in self._followers:
+            for record in follower.read():
+                self._outcomes.add(record)
+        outcomes = self._outcomes.outcomes(now)
+        if canary not in outcomes.versions or live not in outcomes.versions:
+            return None
+        return compare_versions(outcomes, canary, live)
+
+    def _act(self, look: Look) -> Look:
+        try:
+            if look.action == "promote":
+                self.registry.promote_canary(look.canary, expected=look.live)
+            elif look.action == "withdraw":
+                self.registry.withdraw_canary(look.canary, reason=look.reason)
+        except ConflictError as error:  # an operator was faster
+            return replace(look, action="wait", reason=str(error))
+        except ModelError as error:
+            if self.registry.canary() != look.canary:  # likewise
+                return replace(look, action="wait", reason=str(error))
+            self.registry.withdraw_canary(look.canary, reason=str(error))  # it was damaged since
+            return replace(look, action="withdraw", reason=str(error))
+        return look
+
+
+def watch_canary(
+    watcher: CanaryWatcher,
+    every: float,
+    *,
+    until: Callable[[], bool] = lambda: False,
+    on_look: Callable[[Look], None] = lambda _: None,
+    on_error: Callable[[MbcalError], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Look at the canary again and again. A look that fails is repeated.
+
+    Args:
+        watcher: The watcher.
+        every: Seconds between two looks.
+        until: Asked before every look; true ends the watch.
+        on_look: Is given every look at a canary.
+        on_error: Is given the error of a look that failed.
+        sleep: Waits for some seconds.
+    """
+    while not until():
+        try:
+            look = watcher.look()
+            if look is not None:
+                on_look(look)
+        except MbcalError as error:
+            on_error(error)
+        sleep(every)
