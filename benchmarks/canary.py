@@ -1,0 +1,157 @@
+"""Trials of canaries whose truth is known: how often equal ones are promoted, how long worse and better ones take.
+
+    python benchmarks/canary.py                      the table, 400 trials each (about four minutes on one core)
+    python benchmarks/canary.py --replications 100   a quicker one
+
+Sessions of users with different tastes arrive one after the other; a share of them gets the canary. After every 1% more
+sessions the canary is looked at, with the default limits: promoted, withdrawn, or neither. "lost" is
+what worse canaries cost until they were withdrawn, and what better ones would have earned in the sessions that the live
+version served until they were promoted; both in sessions' worth of the live reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.evaluation.sequential import Difference, UserSums, compare_means
+from mbcal.release.canary import CanaryConfig
+
+Floats = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Floats]
+
+REWARDS: dict[str, Draw] = {
+    "plain": lambda rng, shape: rng.normal(10.0, 3.0, shape),
+    "skewed": lambda rng, shape: rng.lognormal(0.0, 1.0, shape),
+    "rare": lambda rng, shape: (rng.random(shape) < 0.02).astype(np.float64),
+    "zeros, heavy tail": lambda rng, shape: (rng.random(shape) < 0.2) * (rng.pareto(2.2, shape) + 1),
+}
+"""Rewards of sessions: normal, lognormal, 2% purchases, and 80% zeros with a tail that has no third moment."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A number of trials of the same kind."""
+
+    rewards: str = "plain"
+    effect: float = 0.0
+    """True difference of the canary, as a share of the reward."""
+    share: float = 0.1
+    """Share of sessions that the canary gets."""
+    users: int = 1000
+    sessions: int = 20_000
+    """Sessions of both versions at which a trial ends."""
+    spread: float = 0.3
+    """Standard deviation of the users' mean rewards, of their logarithm."""
+    disagreement: float = 0.0
+    """Standard deviation over users of the difference between the versions, as a share of the reward."""
+    activity: float = 0.5
+    """How unequal users' numbers of sessions are: that of the n-th user is proportional to n to the power of -activity."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How trials ended, arrays of R trials."""
+
+    promoted: NDArray[np.bool_]
+    withdrawn: NDArray[np.bool_]
+    sessions: NDArray[np.int64]
+    """Sessions of both versions until the end."""
+    wrong: NDArray[np.bool_]
+    """Whether the true difference was ever outside the two-sided 95% interval that holds at all looks."""
+
+
+def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int = 0, growth: float = 1.01) -> Ends:
+    """Run trials at the same time.
+
+    Args:
+        trials: What they are like.
+        replications: How many, R.
+        config: The limits.
+        seed: Names all noise.
+        growth: Factor of sessions from one look to the next.
+    """
+    rng, shape = np.random.default_rng(seed), (replications, trials.users)
+    activity = np.arange(1, trials.users + 1) ** -trials.activity
+    activity /= activity.sum()
+    taste = np.exp(rng.normal(0, trials.spread, shape) - trials.spread**2 / 2)
+    gain = trials.effect + trials.disagreement * rng.normal(size=shape)
+    truth = trials.effect * float(REWARDS[trials.rewards](rng, (2_000_000,)).mean())
+    sums = np.zeros((2, 3, *shape))
+    promoted, withdrawn, wrong = (np.zeros(replications, np.bool_) for _ in range(3))
+    ended, rows, before = np.full(replications, trials.sessions), np.arange(replications)[:, None], 0
+    for count in looks(trials.sessions, growth):
+        size = (replications, count - before)
+        before = count
+        user, is_canary = rng.choice(trials.users, size, p=activity), rng.random(size) < trials.share
+        reward = REWARDS[trials.rewards](rng, size) * taste[rows, user] * (1 + is_canary * gain[rows, user])
+        _add(sums, (rows * trials.users + user).ravel(), is_canary, reward)
+        difference = compare_means(UserSums(*sums[1]), UserSums(*sums[0]))
+        live = np.abs(sums[0, 1].sum(-1) / np.maximum(sums[0, 0].sum(-1), 1))
+        wrong |= (difference.lower(0.025) > truth) | (difference.upper(0.025) < truth)
+        running = ~(promoted | withdrawn)
+        up, down = _decisions(difference, live, sums[1, 0].sum(-1), config)
+        withdrawn |= running & down
+        promoted |= running & up & ~down
+        ended[running & (promoted | withdrawn)] = count
+    return Ends(promoted, withdrawn, ended, wrong)
+
+
+def looks(sessions: int, growth: float) -> list[int]:
+    """Numbers of sessions at which a trial is looked at."""
+    counts = [100]
+    while counts[-1] < sessions:
+        counts.append(min(max(counts[-1] + 10, int(counts[-1] * growth)), sessions))
+    return counts
+
+
+def _add(sums: Floats, cell: NDArray[Any], is_canary: NDArray[np.bool_], reward: Floats) -> None:
+    shape = sums.shape[2:]
+    for version, chosen in enumerate((~is_canary, is_canary)):
+        for column, values in enumerate((chosen, chosen * reward, chosen * reward**2)):
+            sums[version, column] += np.bincount(cell, values.ravel(), shape[0] * shape[1]).reshape(shape)
+
+
+def _decisions(
+    difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which trials end by promotion and which by withdrawal, as `release.canary.judge_canary` decides."""
+    better = (difference.lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
+    return better, difference.upper(config.withdraw_alpha) < -config.withdraw_below * live
+
+
+def _row(trials: Trials, replications: int) -> str:
+    ends = replicate(trials, replications, CanaryConfig())
+    decided = ends.promoted | ends.withdrawn
+    median = f"{np.median(ends.sessions[decided]):,.0f}" if decided.any() else "–"
+    served = trials.share if trials.effect < 0 else 1 - trials.share
+    lost = f"{abs(trials.effect) * served * ends.sessions.mean():,.0f}" if trials.effect else "–"
+    kind = f"{trials.rewards}, {trials.users} users" + (", users disagree" if trials.disagreement else "")
+    cells = (f"{trials.effect:+.0%}", f"{trials.share:.0%}", f"{ends.promoted.mean():.1%}", f"{ends.withdrawn.mean():.1%}")
+    return "| " + " | ".join((kind, *cells, median, lost, f"{1 - ends.wrong.mean():.1%}")) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replications", type=int, default=400)
+    parser.add_argument("--sessions", type=int, default=10_000, help="sessions at which a trial ends undecided")
+    options = parser.parse_args()
+    print(
+        "| rewards | true difference | share | promoted | withdrawn | sessions until decided | lost | covered at all looks |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    rewards = [{"rewards": name} for name in REWARDS]
+    cases: list[dict[str, Any]] = [{**one, "share": share} for one in rewards for share in (0.1, 0.5)]
+    cases += [{"users": 30}, {"disagreement": 0.3, "users": 200}, {"rewards": "skewed", "activity": 1.0, "users": 200}]
+    cases += [{"effect": effect, "share": share} for effect in (-0.2, -0.1, -0.05, 0.05, 0.1, 0.2) for share in (0.1, 0.5)]
+    for case in cases:
+        print(_row(Trials(**{"users": 300, "sessions": options.sessions, **case}), options.replications), flush=True)
+
+
+if __name__ == "__main__":
+    main()
