@@ -1,0 +1,223 @@
+"""The trial of a canary by its log: promoted, withdrawn, or kept; and what `mbcal compare-versions` says."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mbcal.cli import app
+from mbcal.errors import InputError, OptionError
+from mbcal.registry.registry import Registry
+from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
+from mbcal.release.comparison import compare_versions
+from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
+from tests.support.trials import SECOND, session_records, trial_records, write_quickly
+from tests.support.versions import fitted
+
+LIVE, CANARY = "v000001", "v000002"
+BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
+CONFIG = CanaryConfig(promote_after=50, sessions=SessionRule(idle=10, longest=60))
+REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    registry = Registry(tmp_path_factory.mktemp("published") / "registry")
+    for seed in range(3):
+        registry.publish(fitted("popular", seed), activate=seed == 0)
+    return registry.path
+
+
+@pytest.fixture
+def registry(published: Path, tmp_path: Path) -> Registry:
+    """Version 1 live, version 2 the canary; versions are shared by the tests."""
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry/versions").symlink_to(published / "versions")
+    registry = Registry(tmp_path / "registry")
+    registry.activate(LIVE)
+    registry.start_canary(CANARY)
+    return registry
+
+
+def log_of(folder: Path, registry: Registry, sessions: int, likes: tuple[float, float], seed: int = 0) -> Path:
+    began = registry.pointer().canary_began
+    write_quickly(folder / "log", trial_records(sessions, canary=CANARY, live=LIVE, likes=likes, began=began, seed=seed))
+    return folder / "log"
+
+
+def watcher_at(registry: Registry, log: Path, seconds: float, config: CanaryConfig = CONFIG) -> CanaryWatcher:
+    """A watcher whose clock stands this many seconds after the beginning of the trial."""
+    return CanaryWatcher(registry, [log], config, lambda: registry.pointer().canary_began / 1e6 + seconds)
+
+
+def outcomes_of(sessions: int, likes: tuple[float, float], seed: int = 0) -> Outcomes:
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for record in trial_records(sessions, canary="a", live="b", likes=likes, seed=seed):
+        reader.add(record)
+    return reader.outcomes(10**15)
+
+
+def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None:
+    log = log_of(tmp_path, registry, 600, BETTER)
+    look = watcher_at(registry, log, 1000).look()
+    assert look is not None
+    assert (look.action, look.canary, look.live) == ("promote", CANARY, LIVE)
+    assert (registry.current(), registry.canary()) == (CANARY, None)
+    assert look.reason.startswith("earns more: +")
+    record = json.loads((registry.path / "canaries" / f"{CANARY}.json").read_text())
+    assert record["action"] == "promote"
+    assert record["comparison"]["a"]["sessions"] + record["comparison"]["b"]["sessions"] > 550
+    assert watcher_at(registry, log, 1000).look() is None
+
+
+def test_a_worse_canary_is_withdrawn_with_few_sessions(registry: Registry, tmp_path: Path) -> None:
+    log = log_of(tmp_path, registry, 600, WORSE)
+    clock = [registry.pointer().canary_began / 1e6]
+    watcher = CanaryWatcher(registry, [log], CONFIG, lambda: clock[0])
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    watch_canary(watcher, 5, until=lambda: registry.canary() is None, on_look=looks.append, sleep=sleep)
+    assert (registry.current(), registry.canary()) == (LIVE, None)
+    assert [look.action for look in looks[:-1]] == ["wait"] * (len(looks) - 1)
+    assert looks[-1].action == "withdraw"
+    lost = looks[-1].comparison
+    assert lost is not None
+    assert 20 <= lost.a.sessions <= 120
+    assert registry.pointer().withdrawn[CANARY].startswith("earns less: -")
+
+
+def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, tmp_path: Path) -> None:
+    log, day = log_of(tmp_path, registry, 300, EQUAL, seed=3), 86400
+    config = replace(CONFIG, longest=2 * day)
+    assert watcher_at(registry, log, day, config).look().action == "wait"  # type: ignore[union-attr]
+    waiting = watcher_at(registry, log, 3 * day, replace(config, undecided="wait")).look()
+    assert waiting is not None
+    assert waiting.action == "wait"
+    assert waiting.reason.startswith("undecided after 3.0 days: ")
+    assert registry.canary() == CANARY
+    assert watcher_at(registry, log, 3 * day, config).look().action == "withdraw"  # type: ignore[union-attr]
+    registry.start_canary(CANARY)
+    began = registry.pointer().canary_began - 10**9
+    write_quickly(tmp_path / "before", trial_records(300, canary=CANARY, live=LIVE, likes=BETTER, began=began))
+    promoted = watcher_at(registry, tmp_path / "before", 3 * day, replace(config, undecided="promote")).look()
+    assert promoted is not None
+    assert promoted.action == "promote"
+    assert promoted.comparison is None  # its log is that of a trial before
+
+
+def test_an_operator_wins(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of(tmp_path, registry, 600, BETTER)
+    watcher = watcher_at(registry, log, 1000)
+    monkeypatch.setattr(
+        watcher, "_compare", lambda *a: (registry.activate("v000003"), CanaryWatcher._compare(watcher, *a))[1]
+    )
+    clock = registry.pointer().canary_began / 1e6 + 1000
+    monkeypatch.setattr(watcher, "_clock", lambda: clock)
+    look = watcher.look()
+    assert look is not None
+    assert look.action == "wait"
+    assert "v000003 is live instead of v000001" in look.reason
+    assert registry.current() == "v000003"
+
+
+def test_errors_of_a_look_are_told_and_it_is_repeated(registry: Registry, tmp_path: Path) -> None:
+    (registry.path / "current.json").write_text("{")
+    errors: list[str] = []
+    watch_canary(
+        CanaryWatcher(registry, [tmp_path]),
+        1,
+        until=lambda: len(errors) == 2,
+        on_error=lambda error: errors.append(str(error)),
+        sleep=lambda _: None,
+    )
+    assert all("current.json: damaged" in error for error in errors)
+
+
+def test_decisions_follow_the_limits() -> None:
+    better, worse = compare_versions(outcomes_of(900, BETTER), "a", "b"), compare_versions(outcomes_of(900, WORSE), "a", "b")
+    assert judge_canary(better, CONFIG, 0)[0] == "promote"
+    assert judge_canary(better, replace(CONFIG, promote_after=500), 0)[0] == "wait"
+    assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
+    assert judge_canary(worse, replace(CONFIG, withdraw_below=0.9), 0)[0] == "wait"
+    shorter = replace(better, length=replace(better.length, upper=-0.1))
+    action, reason = judge_canary(shorter, CONFIG, 0)
+    assert action == "wait"
+    assert reason.endswith("its sessions are shorter, so a person has to decide")
+    assert judge_canary(None, CONFIG, 10) == ("wait", "no finished sessions of both versions yet")
+    assert judge_canary(None, CONFIG, 1e9)[0] == "withdraw"
+    for settings in ({"promote_after": 0}, {"withdraw_below": 1.0}, {"longest": 0.0}, {"promote_alpha": 0.5}):
+        with pytest.raises(OptionError, match="canary: "):
+            CanaryConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_sentences_say_what_is_known() -> None:
+    better = compare_versions(outcomes_of(900, BETTER), "a", "b")
+    assert better.answer == "more"
+    assert better.sentence().startswith("a earns more than b: +")
+    assert compare_versions(outcomes_of(900, BETTER), "b", "a").sentence().startswith("b earns less than a: -")
+    unclear = compare_versions(outcomes_of(300, EQUAL, seed=2), "a", "b")
+    assert unclear.answer == "cannot tell"
+    assert " more sessions for a difference of 5%" in unclear.sentence()
+    assert unclear.sessions_missing(0.05) > 3 * unclear.sessions_missing(0.1) > 0
+    few = compare_versions(outcomes_of(20, EQUAL), "a", "b")
+    assert few.sentence() == "cannot tell yet; more sessions of more users for a difference of 5%"
+    assert few.as_dict()["reward"]["lower"] is None
+    json.dumps(few.as_dict(), allow_nan=False)
+
+
+def test_only_sessions_of_the_same_time_are_compared() -> None:
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for number in range(200):  # b earns 4 before a began, and 0 beside it
+        version, behaviour = ("b", "like") if number < 100 else ("ab"[number % 2], "skip")
+        for record in session_records(f"s{number}", version, [behaviour], began=number * SECOND):
+            reader.add(record)
+    comparison = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert comparison.together
+    assert (comparison.a.reward.mean, comparison.b.reward.mean) == (0.0, 0.0)
+    assert comparison.b.sessions in (49, 50)
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for number in range(100):
+        for record in session_records(f"s{number}", "a" if number < 50 else "b", ["like"], began=number * SECOND):
+            reader.add(record)
+    apart = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert not apart.together
+    assert apart.sentence().endswith("did not serve at the same time, so a difference may be due to the time")
+    with pytest.raises(InputError, match="a: cannot be compared with itself"):
+        compare_versions(reader.outcomes(10**15), "a", "a")
+    with pytest.raises(InputError, match="c: no finished session in the log; versions with sessions are a, b"):
+        compare_versions(reader.outcomes(10**15), "a", "c")
+
+
+def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -> None:
+    began = int((time.time() - 90_000) * 1e6)
+    for number in range(2):
+        records = trial_records(400, canary=CANARY, live=LIVE, likes=BETTER, began=began, seed=number)
+        write_quickly(tmp_path / str(number) / f"worker-{number}", records)
+    options = [
+        "compare-versions",
+        "--registry",
+        str(registry.path),
+        "--log",
+        str(tmp_path / "0"),
+        "--log",
+        str(tmp_path / "1"),
+    ]
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 0, done.output
+    assert f"{CANARY} earns more than {LIVE}: +" in done.stdout
+    assert "95% at any look" in done.stdout
+    values = json.loads(CliRunner().invoke(app, [*options, CANARY, LIVE, "--json", "--difference", "0.1"]).stdout)
+    assert values["a"]["version"] == CANARY
+    assert 780 <= values["a"]["sessions"] + values["b"]["sessions"] <= 800
+    assert values["answer"] == "more"
+    assert 0 < values["reward"]["lower"] < values["reward"]["low"] < values["reward"]["value"]
+    assert values["for_difference"] == 0.1
+    assert isinstance(CliRunner().invoke(app, [*options, CANARY]).exception, OptionError)
