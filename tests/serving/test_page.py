@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def address(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
     registry = Registry(folder / "registry")
     for path in models:
         registry.publish(path)
+    canary = registry.publish(models[0], activate=False)
+    registry.start_canary(canary)
+    side = {"sessions": 40, "users": 30, "reward": {"mean": 2.5, "low": 2.0, "high": 3.0}, "length": {"mean": 4.0}}
+    gap = {"value": 0.5, "lower": -0.25, "upper": 1.25}
+    sentence = f"cannot tell yet {HOSTILE}"
+    sides = {"a": {**side, "version": canary}, "b": {**side, "version": "v000002"}}
+    look = {
+        "time": 1_800_000_000_000_000,
+        "reason": "wait for more",
+        "comparison": {**sides, "reward": gap, "sentence": sentence},
+    }
+    (registry.path / "canaries").mkdir()
+    (registry.path / "canaries" / f"{canary}.json").write_text(json.dumps(look))
     updates = registry.path / "updates"
     updates.mkdir()
     (updates / "000001.json").write_text(json.dumps({**UPDATE, "answer": "no worse", "action": "published"}))
@@ -68,7 +82,6 @@ def test_before_the_first_request_nothing_is_claimed(address: str, browser: Brow
     assert shown["time to answer, p50"] == ["–", "p99 –"]
     assert shown["registry read"][0] == "just now"
     assert shown["decision log"][0].endswith(" B")
-    assert browser.texts("#canary") == ["None: every session gets the live version."]
     assert browser.texts("#reward") == ["No sessions with a name in the last hour."]
     assert browser.texts("#versions-served tbody tr") == ["v000002 live\t0\t0\t0\t–\t–"]
     assert "v000002 (mbcal) · 12 items · explores 0% of ranks" in browser.texts("#live")[0]
@@ -110,8 +123,14 @@ def test_updates_and_versions(address: str, browser: Browser) -> None:
     assert "damaged" in second[2]
     assert (first[0], first[2], first[3]) == ("1", "no worse", "published")
     versions = [text.split("\t") for text in browser.texts("#versions tbody tr")]
-    assert [row[0] for row in versions] == ["v000002 live", "v000001 live before"]
-    assert versions[1][4] == "mbcal registry rollback --registry DIR"
+    assert [row[0] for row in versions] == ["v000003 canary", "v000002 live", "v000001 live before"]
+    assert versions[2][4] == "mbcal registry rollback --registry DIR"
+    canary = browser.texts("#canary")[0]
+    assert canary.startswith("v000003 gets a share of sessions beside v000002.")
+    assert HOSTILE in canary
+    assert "wait for more" in canary
+    assert "v000003\t40\t30\t2.50\t[2.00, 3.00]\t4.00" in canary
+    assert "Difference +0.500 per session; [−0.250, 1.25] holds at all looks together." in canary
     assert browser.run("document.title") == "mbcal service"
 
 
@@ -147,6 +166,34 @@ def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, brows
     assert refused == []
     assert {url.split("/")[2] for url in browser.requested if not url.startswith("data:")} == {address.split("/")[2]}
     assert browser.run("document.title") == "mbcal service"
+
+
+def test_workers_answer_with_the_figures_of_all(models: list[Path], tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(models[0])
+    with serving(registry, "--workers", "2", "--epsilon", "0") as (_, port):
+        address = f"http://127.0.0.1:{port}"
+        for number in range(8):  # a connection each, so that both workers get some
+            with Client(address) as client:
+                decision = client.rank([], ITEMS, session=f"s{number}").decision
+            with Client(address) as client:
+                client.feedback(decision, "like" if number % 2 else "click")  # rewards 5 and 1
+        deadline = time.monotonic() + 20
+        while True:
+            stats = httpx.get(f"{address}/v1/stats").json()
+            version = stats["versions"].get("v000001", {})
+            if (
+                stats["workers"] == 2
+                and version.get("decisions") == 8
+                and version["low"] is not None
+                and not stats["elsewhere"]
+            ):
+                break
+            assert time.monotonic() < deadline, stats
+            time.sleep(0.2)
+    assert (version["sessions"], version["feedback"], version["reward_per_session"]) == (8, 8, 3.0)
+    assert version["low"] == pytest.approx(3 - 2.3646 * 2 * (1 / 7) ** 0.5, abs=0.01)  # t(7) and the standard error
+    assert stats["recent"]["requests"] == 16
 
 
 def test_pages_of_updates_are_served_by_name_only(address: str) -> None:

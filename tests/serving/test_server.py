@@ -54,7 +54,7 @@ def test_feedback_may_go_to_another_server_than_the_one_that_ranked(registry: Re
         known = await service.sessions.get("s")
         assert known is not None
         assert [behaviour for _, behaviour in known.shown] == ["click"]
-        assert service.stats().versions["v000001"].feedback == 1
+        assert service.counts["v000001"].feedback == 1
 
     run_app(registry, rank, sessions=shared)
     run_app(registry, tell, sessions=shared)

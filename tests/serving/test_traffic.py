@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import timeit
 
+import msgspec
 import numpy as np
 import pytest
 
 from mbcal.metrics import mean_interval
 from mbcal.serving import traffic as module
+from mbcal.serving.pool import Counts, Pool, Snapshot, TrafficPool
 from mbcal.serving.stats import recent_traffic, reward_points, traffic_series
 from mbcal.serving.traffic import BOUNDS, SLOT_SECONDS, SLOTS, Traffic, quantile
 
@@ -85,7 +87,7 @@ def test_the_interval_of_the_reward_per_session_is_that_of_the_session_sums() ->
     for step in range(4):  # sessions run at the same time
         for number in range(50):
             traffic.feedback(f"s{number}", f"d{number}-{step}", clock.now, clock.now, rewards[number, step])
-    point = reward_points(traffic.slots())["v1"][0]
+    point = reward_points(traffic.rewards.slots)["v1"][0]
     expected = mean_interval(rewards.sum(1))
     assert (point.sessions, point.mean) == (50, pytest.approx(expected.mean))
     assert (point.low, point.high) == (pytest.approx(expected.low, abs=1e-3), pytest.approx(expected.high, abs=1e-3))
@@ -101,10 +103,10 @@ def test_versions_have_their_own_rewards_and_unknown_sessions_none() -> None:
     traffic.feedback("a", "d", clock.now, clock.now, 7.0)
     traffic.feedback("never seen here", "e", clock.now, clock.now, 9.0)
     traffic.feedback(None, "f", clock.now, clock.now, 9.0)
-    points = reward_points(traffic.slots())
+    points = reward_points(traffic.rewards.slots)
     assert [(point.mean, point.low) for point in points["v1"]] == [(7.0, None)]  # one session has no interval
     assert points["v2"][0].mean == 0.0
-    assert recent_traffic(traffic.slots()).elsewhere == 1
+    assert traffic.rewards.elsewhere == 1
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +115,40 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1000):
         traffic.decision("v1", f"s{number}", True, 5, 0, Clock.now)
         traffic.feedback(f"s{number}", f"d{number}", Clock.now, Clock.now, 1.0)
-    assert len(traffic._sessions) == len(traffic._with_feedback) == 100
-    assert reward_points(traffic.slots())["v1"][0].sessions == 1000
+    assert traffic.rewards.n_open == len(traffic._with_feedback) == 100
+    assert reward_points(traffic.rewards.slots)["v1"][0].sessions == 1000
 
 
 def test_counting_costs_next_to_nothing() -> None:
     traffic = Traffic()
     seconds = min(timeit.repeat(lambda: traffic.request(200, 0.002), number=2000, repeat=20)) / 2000
     assert seconds < 5e-6  # 0.5 microseconds on a quiet machine
+
+
+def test_workers_share_the_rewards_of_sessions() -> None:
+    """One worker decides, another gets the feedback: the pool counts as one process would."""
+    clock, pool = Clock(), TrafficPool()
+    workers = [Traffic(clock), Traffic(clock)]
+    for worker in workers:
+        worker.outbox = []
+    for number in range(20):
+        workers[0].decision("v1", f"s{number}", True, 5, 1, clock.now)
+        if number == 9:
+            pool.exchange("0", Snapshot(workers[0].slots(), {}, None, workers[0].take_events()))
+    workers[0].request(200, 0.002)
+    for number in range(20):  # of half of the sessions the pool hears before it hears of their begin
+        workers[1].feedback(f"s{number}", f"d{number}", clock.now, clock.now, float(number))
+    workers[1].request(503, 0.002)
+    half = pool.exchange("1", Snapshot(workers[1].slots(), {"v1": Counts(0, 0, 20, 190.0)}, None, workers[1].take_events()))
+    assert half.elsewhere == 10
+    shared = pool.exchange("0", Snapshot(workers[0].slots(), {"v1": Counts(20, 20)}, None, workers[0].take_events()))
+    shared = msgspec.msgpack.decode(msgspec.msgpack.encode(shared), type=Pool)  # as it is sent
+    expected = mean_interval(np.arange(20.0))
+    point = reward_points(shared.rewards)["v1"][0]
+    assert (point.sessions, point.mean, point.low) == (20, 9.5, pytest.approx(expected.low))
+    assert (shared.counts["v1"], shared.elsewhere) == (Counts(20, 20, 20, 190.0), 0)
+    recent = recent_traffic(shared.slots)
+    assert (recent.requests, recent.refusals, recent.decisions, recent.unknown) == (2, {"503": 1}, 20, 20)
+    assert workers[0].take_events() == []
+    pool.remove("0")
+    assert len(pool.exchange("1", Snapshot(workers[1].slots(), {}, None, [])).snapshots) == 1

@@ -1,4 +1,10 @@
-"""What `mbcal update` wrote beside the versions: REGISTRY/updates/NNNNNN.json and NNNNNN.html, read-only and bounded."""
+"""What updates and trials of canaries wrote beside the versions, read-only and bounded in size.
+
+::
+
+    REGISTRY/updates/NNNNNN.json, NNNNNN.html   verdict of an update, and its page
+    REGISTRY/canaries/NAME.json                 the last look at a canary
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from typing import Any
 from mbcal.errors import InputError
 
 FOLDER = "updates"
+CANARIES = "canaries"
 MAX_BYTES = 4 << 20
 """Larger files are not read."""
 _RECORD_NAME = re.compile(r"(\d{6,12})\.json")
@@ -36,6 +43,23 @@ def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:
         return []
     names.sort(key=lambda match: -int(match[1]))
     return [_read_update(folder, match[1]) for match in names[:most]]
+
+
+def read_trial(registry: Path, name: str) -> dict[str, Any] | None:
+    """Read the last look at a canary, REGISTRY/canaries/NAME.json.
+
+    Args:
+        registry: The registry's folder.
+        name: The version.
+
+    Returns:
+        What was written; None if there is nothing, or it is damaged.
+    """
+    try:
+        look = json.loads(_read(registry / CANARIES / f"{name}.json")[0])
+    except (OSError, ValueError, RecursionError):
+        return None
+    return look if isinstance(look, dict) else None
 
 
 def read_update_page(registry: Path, name: str) -> bytes:

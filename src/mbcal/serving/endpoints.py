@@ -32,9 +32,10 @@ from mbcal.serving.messages import (
 )
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.openapi import document
+from mbcal.serving.pool import Snapshot, pool_of_one, snapshot_of
 from mbcal.serving.routes import CSS, HTML, JAVASCRIPT, NAME_PART, PROMETHEUS, Response, Route
 from mbcal.serving.service import Service
-from mbcal.serving.stats import Cached, RegistryAnswer, StatsAnswer, log_stats, registry_answer
+from mbcal.serving.stats import Cached, RegistryAnswer, StatsAnswer, log_stats, registry_answer, stats_answer
 from mbcal.version import __version__
 
 _encode = msgspec.json.Encoder().encode
@@ -70,10 +71,16 @@ class Endpoints:
         return _ok(self._service.model())
 
     async def stats(self, _: bytes) -> Response:
-        stats = self._service.stats()
-        if self._log_stats is not None:
-            stats.log = await asyncio.to_thread(self._log_stats)
-        return _ok(stats)
+        service, snapshot = self._service, await self.snapshot()
+        pool = pool_of_one(snapshot, service.traffic.rewards)
+        if service.workers is not None:
+            pool = await service.workers.exchange(snapshot)
+        return _ok(stats_answer(service, pool))
+
+    async def snapshot(self) -> Snapshot:
+        """Return what this process has counted, for the other workers."""
+        log = None if self._log_stats is None else await asyncio.to_thread(self._log_stats)
+        return snapshot_of(self._service, log)
 
     async def registry(self, _: bytes) -> Response:
         return _ok(await asyncio.to_thread(self._registry_answer))

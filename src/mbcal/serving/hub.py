@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from mbcal.serving.pool import Pool, Snapshot, TrafficPool
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 
 CALL_SECONDS = 2.0
@@ -61,6 +62,7 @@ _decode_session = msgspec.msgpack.Decoder(Session).decode
 _decode_known: Callable[[msgspec.Raw], Session | None] = msgspec.msgpack.Decoder(Session | None).decode
 _decode_reference: Callable[[msgspec.Raw], DecisionRef | None] = msgspec.msgpack.Decoder(DecisionRef | None).decode
 _decode_metrics = msgspec.msgpack.Decoder(WorkerMetrics).decode
+_decode_pool = msgspec.msgpack.Decoder(Pool).decode
 
 
 class Hub:
@@ -74,6 +76,7 @@ class Hub:
         """
         self._sessions = sessions
         self._texts: dict[str, str] = {}
+        self._traffic = TrafficPool()
         self.listened: set[str] = set()
         """Workers that have listened."""
         self.restarts = 0
@@ -87,6 +90,7 @@ class Hub:
             ),
             "recall_decision": lambda key, _: sessions.recall_decision(key),
             "report": self._report,
+            "exchange": self._exchange,
             "listening": self._listening,
         }
 
@@ -104,11 +108,15 @@ class Hub:
             pass
         finally:
             self._texts.pop(worker, None)
+            self._traffic.remove(worker)
             writer.close()
 
     async def _report(self, worker: str, value: msgspec.Raw) -> WorkerMetrics:
         self._texts[worker] = msgspec.msgpack.decode(value, type=str)
         return WorkerMetrics(self._texts, self.restarts)
+
+    async def _exchange(self, worker: str, value: msgspec.Raw) -> Pool:
+        return self._traffic.exchange(worker, msgspec.msgpack.decode(value, type=Snapshot))
 
     async def _listening(self, worker: str, _: msgspec.Raw) -> None:
         self.listened.add(worker)
@@ -157,6 +165,10 @@ class HubStore:
     async def report(self, metrics: str) -> WorkerMetrics:
         """Report this worker's metrics and return those of all workers."""
         return _decode_metrics(await self._call("report", self._worker, metrics))
+
+    async def exchange(self, snapshot: Snapshot) -> Pool:
+        """Report this worker's traffic and return that of all workers."""
+        return _decode_pool(await self._call("exchange", self._worker, snapshot))
 
     async def close(self) -> None:
         """Close the connection."""

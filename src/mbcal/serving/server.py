@@ -54,7 +54,7 @@ class App:
         self.metrics = RequestMetrics()
         self._admission = Admission(service.limits, self.metrics, clock)
         self._logged_failures: set[str] = set()
-        endpoints = Endpoints(service, self.metrics)
+        self._endpoints = endpoints = Endpoints(service, self.metrics)
         routes = (*ROUTES, *PAGE_FILES)
         self._routes = {(route.method, route.path): (route, partial(route.handler, endpoints)) for route in routes}
 
@@ -84,6 +84,7 @@ class App:
         while workers is not None:
             with contextlib.suppress(StateAwayError):
                 await workers.report(self.metrics.to_text(self.service))
+                await workers.exchange(await self._endpoints.snapshot())
             await asyncio.sleep(REPORT_SECONDS)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,7 +38,6 @@ from mbcal.serving.messages import (
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
-from mbcal.serving.stats import StatsAnswer, stats_answer
 from mbcal.serving.traffic import Traffic
 from mbcal.types import UNKNOWN_ROW, Name, to_name
 
@@ -328,10 +327,6 @@ class Service:
             refused={name: without_paths(reason, self.folders) for name, reason in self.refused.items()},
             examples=list(version.catalog.items[:: max(len(version.catalog) // EXAMPLES, 1)][:EXAMPLES]),
         )
-
-    def stats(self) -> StatsAnswer:
-        """Return traffic and reward per session, by version and over the last hour."""
-        return stats_answer(self)
 
     async def close(self) -> None:
         """Close the session store and the log."""

@@ -15,12 +15,13 @@ from mbcal.errors import MbcalError
 from mbcal.registry.pointer import read_pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.summary import version_summaries
-from mbcal.registry.updates import read_updates
+from mbcal.registry.updates import read_trial, read_updates
+from mbcal.serving.pool import Counts, LogStats, Pool
 from mbcal.serving.state import MemoryStore
 from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, Rewards, Slot, quantile
 
 if TYPE_CHECKING:
-    from mbcal.serving.service import Service, VersionCounts
+    from mbcal.serving.service import Service
 
 WINDOW_SLOTS = 30
 """Slots of `RecentTraffic`: five minutes."""
@@ -66,8 +67,6 @@ class RecentTraffic(msgspec.Struct):
     delay_p50: float | None
     """Median seconds from decision to feedback."""
     delay_p90: float | None
-    elsewhere: int
-    """Feedback on sessions that began on another server: their rewards are not in `rewards`, nor in the intervals."""
 
 
 class TrafficSeries(msgspec.Struct):
@@ -96,19 +95,6 @@ class RewardPoint(msgspec.Struct):
     high: float | None
 
 
-class LogStats(msgspec.Struct):
-    """The decision log on disk."""
-
-    bytes: int | None
-    """Null if the folder cannot be read."""
-    free: int | None
-    """Bytes free on its disk."""
-    disk: int | None
-    """Size of its disk."""
-    waiting: int
-    """Records that are not on disk yet."""
-
-
 class StatsAnswer(msgspec.Struct):
     """Traffic since the server started, and in the last minutes."""
 
@@ -126,10 +112,12 @@ class StatsAnswer(msgspec.Struct):
     """Sessions remembered; null if another process remembers them."""
     registry_age: float | None = None
     """Seconds since the registry was last read without an error."""
-    canary: dict[str, Any] | None = None
-    """The version under trial and how it does; null if there is none."""
     log: LogStats | None = None
     """Null if nothing is logged."""
+    workers: int = 1
+    """Processes whose traffic this is."""
+    elsewhere: int = 0
+    """Feedback in sessions that began on another server, or before this one: not in `rewards`, nor in the intervals."""
 
 
 class RegistryAnswer(msgspec.Struct):
@@ -137,6 +125,9 @@ class RegistryAnswer(msgspec.Struct):
 
     live: str | None
     canary: str | None
+    """The version that gets a share of sessions beside the live one."""
+    trial: dict[str, Any] | None
+    """The last look at the canary: time, action, reason, comparison; null if there was none."""
     before: list[str]
     """Versions that were live before, oldest first; a rollback makes the last one live."""
     versions: list[dict[str, Any]]
@@ -147,19 +138,22 @@ class RegistryAnswer(msgspec.Struct):
     """Why the registry cannot be read."""
 
 
-def stats_answer(service: Service) -> StatsAnswer:
-    """Return what a service has counted; its log on disk is left out."""
-    slots, totals = service.traffic.slots(), service.traffic.totals
+def stats_answer(service: Service, pool: Pool) -> StatsAnswer:
+    """Return what a service and its other workers have counted."""
+    slots = pool.slots
     return StatsAnswer(
         seconds=time.time() - service.started,
         live=None if service.ranker is None else service.ranker.version.name,
         epsilon=service.epsilon,
-        versions={name: _version_stats(counts, totals.get(name)) for name, counts in service.counts.items()},
+        versions={name: _version_stats(counts, pool.totals.get(name)) for name, counts in pool.counts.items()},
         recent=recent_traffic(slots),
         series=traffic_series(slots),
-        rewards=reward_points(slots),
+        rewards=reward_points(pool.rewards),
         sessions=service.sessions.n_sessions if isinstance(service.sessions, MemoryStore) else None,
         registry_age=service.follower.age,
+        log=pool.log,
+        workers=len(pool.snapshots),
+        elsewhere=pool.elsewhere,
     )
 
 
@@ -183,7 +177,6 @@ def recent_traffic(slots: list[Slot]) -> RecentTraffic:
         with_feedback=total.with_feedback,
         delay_p50=quantile(total.delays, DELAY_BOUNDS, 0.5),
         delay_p90=quantile(total.delays, DELAY_BOUNDS, 0.9),
-        elsewhere=total.elsewhere,
     )
 
 
@@ -200,13 +193,13 @@ def traffic_series(slots: list[Slot]) -> TrafficSeries:
     )
 
 
-def reward_points(slots: list[Slot]) -> dict[str, list[RewardPoint]]:
+def reward_points(slots: Mapping[int, Mapping[str, Rewards]]) -> dict[str, list[RewardPoint]]:
     """Return the reward per session by version and time; times are longer where there are few sessions."""
     for size in REWARD_SLOTS:
         cells: dict[tuple[str, int], Rewards] = {}
-        for slot in slots:
-            for version, rewards in slot.rewards.items():
-                cells.setdefault((version, slot.number // size), Rewards()).merge(rewards)
+        for number, versions in slots.items():
+            for version, rewards in versions.items():
+                cells.setdefault((version, number // size), Rewards()).merge(rewards)
         if sum(rewards.sessions for rewards in cells.values()) >= SESSIONS_PER_POINT * len(cells):
             break
     points: dict[str, list[RewardPoint]] = {}
@@ -218,7 +211,7 @@ def reward_points(slots: list[Slot]) -> dict[str, list[RewardPoint]]:
     return points
 
 
-def _version_stats(counts: VersionCounts, named: Rewards | None) -> VersionStats:
+def _version_stats(counts: Counts, named: Rewards | None) -> VersionStats:
     """The traffic of one version; the interval is that of the sessions with a name."""
     mean = counts.reward / counts.sessions if counts.sessions else None
     low, high = (named.interval() if named is not None else None) or (None, None)
@@ -242,8 +235,9 @@ def registry_answer(registry: Registry) -> RegistryAnswer:
         pointer = read_pointer(registry.path)
         versions = [_without_paths(entry) for entry in version_summaries(registry, MAX_VERSIONS)]
     except MbcalError:
-        return RegistryAnswer(None, None, [], [], updates, "the registry cannot be read; the server's log says why")
-    return RegistryAnswer(pointer.current, pointer.canary, list(pointer.before), versions, updates)
+        return RegistryAnswer(None, None, None, [], [], updates, "the registry cannot be read; the server's log says why")
+    trial = None if pointer.canary is None else read_trial(registry.path, pointer.canary)
+    return RegistryAnswer(pointer.current, pointer.canary, trial, list(pointer.before), versions, updates)
 
 
 def _without_paths(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@
     decision logged  ─▶ Traffic.decision   candidates, unknown ones, and the first decision of a session
     feedback logged  ─▶ Traffic.feedback   delay; decision and reward count in the slots where decision and session began
 
-Called from the event loop alone, so there are no locks. The reward of a session is known to this process only if its first
-decision was made here; feedback on other sessions is counted in `elsewhere`.
+Called from the event loop alone, so there are no locks. Workers of one server count for themselves, except for sessions,
+which may go from one to another: what happens in them is sent to the supervisor (`pool`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from mbcal.metrics import t_quantile
 
@@ -32,16 +35,16 @@ MAX_OPEN = 32_768
 """Sessions, and decisions with feedback, that are tracked; the oldest are dropped."""
 
 
-class Rewards:
+MAX_EARLY = 100
+"""Rewards of a session that are kept before it is known to have begun."""
+
+
+class Rewards(msgspec.Struct, array_like=True):
     """Count, sum and sum of squares of the reward per session."""
 
-    __slots__ = ("sessions", "squares", "total")
-
-    def __init__(self) -> None:
-        self.sessions, self.total, self.squares = 0, 0.0, 0.0
-
-    def begin(self) -> None:
-        self.sessions += 1
+    sessions: int = 0
+    total: float = 0.0
+    squares: float = 0.0
 
     def add(self, before: float, reward: float) -> None:
         """Add a reward to a session that has earned `before` so far."""
@@ -49,6 +52,7 @@ class Rewards:
         self.squares += reward * (2 * before + reward)
 
     def merge(self, other: Rewards) -> None:
+        """Add the sessions of another."""
         self.sessions += other.sessions
         self.total += other.total
         self.squares += other.squares
@@ -63,34 +67,96 @@ class Rewards:
         return mean - half, mean + half
 
 
-class Slot:
+class Slot(msgspec.Struct, array_like=True):
     """What happened in ten seconds."""
 
-    __slots__ = (
-        "candidates", "decisions", "delays", "durations", "elsewhere", "number", "refusals", "requests", "rewards",
-        "unknown", "with_feedback",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.requests = self.decisions = self.with_feedback = self.candidates = self.unknown = self.elsewhere = 0
-        self.durations = [0] * (len(BOUNDS) + 1)
-        self.delays = [0] * (len(DELAY_BOUNDS) + 1)
-        self.refusals: dict[int, int] = {}
-        """By status."""
-        self.rewards: dict[str, Rewards] = {}
-        """By version, of the sessions that began in this slot."""
+    number: int
+    """Time of its begin, divided by its length."""
+    requests: int = 0
+    decisions: int = 0
+    with_feedback: int = 0
+    candidates: int = 0
+    unknown: int = 0
+    durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    delays: list[int] = msgspec.field(default_factory=lambda: [0] * (len(DELAY_BOUNDS) + 1))
+    refusals: dict[int, int] = {}
+    """By status."""
 
     def merge(self, other: Slot) -> None:
         """Add another slot's counts."""
-        for name in ("requests", "decisions", "with_feedback", "candidates", "unknown", "elsewhere"):
+        for name in ("requests", "decisions", "with_feedback", "candidates", "unknown"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
         self.delays = [a + b for a, b in zip(self.delays, other.delays, strict=True)]
         for status, count in other.refusals.items():
             self.refusals[status] = self.refusals.get(status, 0) + count
-        for version, rewards in other.rewards.items():
-            self.rewards.setdefault(version, Rewards()).merge(rewards)
+
+
+class SessionEvent(NamedTuple):
+    """The first decision of a session, or feedback in it."""
+
+    session: str
+    version: str | None
+    """Which version decided; None for feedback."""
+    time: float
+    reward: float = 0.0
+
+
+class SessionRewards:
+    """Reward per session by version, of sessions with a name: since the start, and by the slot in which they began."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Rewards] = {}
+        """By version."""
+        self.slots: dict[int, dict[str, Rewards]] = {}
+        """By number of the slot and version; at most `SLOTS` of them."""
+        self._open: OrderedDict[int, _OpenSession] = OrderedDict()
+        self._early: OrderedDict[int, list[float]] = OrderedDict()  # rewards that came before the begin of their session
+        self._dropped = 0  # rewards whose session never began
+
+    @property
+    def n_open(self) -> int:
+        """Sessions that are tracked."""
+        return len(self._open)
+
+    @property
+    def elsewhere(self) -> int:
+        """Feedback in sessions whose first decision is not known here, or not yet."""
+        return self._dropped + sum(map(len, self._early.values()))
+
+    def apply(self, event: SessionEvent) -> None:
+        """Count a session that begins, or a reward in it."""
+        key = hash(event.session)
+        session = self._open.get(key)
+        if event.version is None:
+            if session is None:
+                self._keep_early(key, event.reward)
+            else:
+                session.add(event.reward)
+        elif session is None:  # otherwise it was asked for twice before anything was shown
+            slot, totals = self._slot(event), self.totals.setdefault(event.version, Rewards())
+            slot.sessions += 1
+            totals.sessions += 1
+            session = self._open[key] = _OpenSession(slot, totals)
+            for reward in self._early.pop(key, ()):  # another worker's feedback was here first
+                session.add(reward)
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+
+    def _keep_early(self, key: int, reward: float) -> None:
+        rewards = self._early.setdefault(key, [])
+        if len(rewards) < MAX_EARLY:
+            rewards.append(reward)
+        else:
+            self._dropped += 1
+        if len(self._early) > MAX_OPEN:
+            self._dropped += len(self._early.popitem(last=False)[1])
+
+    def _slot(self, event: SessionEvent) -> Rewards:
+        versions = self.slots.setdefault(int(event.time // SLOT_SECONDS), {})
+        if len(self.slots) > SLOTS:
+            del self.slots[min(self.slots)]
+        return versions.setdefault(event.version or "", Rewards())
 
 
 class _OpenSession:
@@ -100,6 +166,11 @@ class _OpenSession:
 
     def __init__(self, slot: Rewards, totals: Rewards) -> None:
         self.slot, self.totals, self.reward = slot, totals, 0.0
+
+    def add(self, reward: float) -> None:
+        self.slot.add(self.reward, reward)
+        self.totals.add(self.reward, reward)
+        self.reward += reward
 
 
 class Traffic:
@@ -113,10 +184,10 @@ class Traffic:
         self._clock = clock
         self._slots: list[Slot | None] = [None] * SLOTS
         self._begun = self._slot(clock()).number
-        self._sessions: OrderedDict[int, _OpenSession] = OrderedDict()
         self._with_feedback: OrderedDict[int, None] = OrderedDict()
-        self.totals: dict[str, Rewards] = {}
-        """By version, since the server started, of sessions with a name."""
+        self.rewards = SessionRewards()
+        self.outbox: list[SessionEvent] | None = None
+        """Events that wait to be sent to where the sessions of all workers are counted; None if they are counted here."""
         self.candidates = self.unknown = self.with_feedback = 0
         self.delays, self.delay_seconds = 0, 0.0
 
@@ -152,14 +223,7 @@ class Traffic:
         self.candidates += candidates
         self.unknown += unknown
         if is_first and session is not None:
-            key = hash(session)
-            if key not in self._sessions:  # otherwise it was asked for twice before anything was shown
-                begun, totals = slot.rewards.setdefault(version, Rewards()), self.totals.setdefault(version, Rewards())
-                begun.begin()
-                totals.begin()
-                self._sessions[key] = _OpenSession(begun, totals)
-                if len(self._sessions) > MAX_OPEN:
-                    self._sessions.popitem(last=False)
+            self._apply(SessionEvent(session, version, at))
 
     def feedback(self, session: str | None, decision: str, decided: float, at: float, reward: float) -> None:
         """Count feedback.
@@ -185,13 +249,18 @@ class Traffic:
             if cohort is not None and cohort.number == int(decided // SLOT_SECONDS):
                 cohort.with_feedback += 1
         if session is not None:
-            known = self._sessions.get(hash(session))
-            if known is None:
-                slot.elsewhere += 1
-            else:
-                known.slot.add(known.reward, reward)
-                known.totals.add(known.reward, reward)
-                known.reward += reward
+            self._apply(SessionEvent(session, None, at, reward))
+
+    def take_events(self) -> list[SessionEvent]:
+        """Return the events that wait to be sent, and forget them."""
+        events, self.outbox = self.outbox or [], []
+        return events
+
+    def _apply(self, event: SessionEvent) -> None:
+        if self.outbox is None:
+            self.rewards.apply(event)
+        elif len(self.outbox) < MAX_OPEN:
+            self.outbox.append(event)
 
     def slots(self) -> list[Slot]:
         """Return the slots of the last hour, oldest first; empty ones where nothing happened. The last one is not over."""

@@ -42,6 +42,7 @@ def main() -> int:
         print_event("failed", worker=number, error=str(error))
         return 2
     service.workers = hub
+    service.traffic.outbox = []
 
     async def announce(_: list[socket.socket]) -> None:
         await hub.listening()

@@ -1,6 +1,6 @@
 // The operator's page: what /v1/stats, /v1/model and /v1/registry say, again every few seconds.
-import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, table } from "./base.js";
-import { lineChart } from "./charts.js";
+import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, signed, table } from "./base.js";
+import { dotChart, lineChart } from "./charts.js";
 import { startRanking } from "./rank.js";
 
 const REFRESH = 3000, REGISTRY_EVERY = 5;
@@ -52,7 +52,7 @@ function drawTraffic(stats) {
   byId("refusals").replaceChildren(...(rows.length ? [el("h3", {}, `Refusals and errors of the last ${duration(stats.recent.seconds)}`), table(["status", "reason", ["count", "number"], ["of requests", "number"]], rows)] : []));
 }
 
-const versionColour = (name, stats) => (name === stats.live ? "var(--strong)" : stats.canary && name === stats.canary.version ? "var(--second)" : "var(--grey)");
+const versionColour = (name, stats) => (name === stats.live ? "var(--strong)" : registry && name === registry.canary ? "var(--second)" : "var(--grey)");
 
 function drawRewards(stats) {
   const now = Date.now() / 1000;
@@ -63,20 +63,30 @@ function drawRewards(stats) {
   }));
   lineChart(byId("reward"), series, { ...axis, zero: false, height: 220, title: "reward per session by version", empty: "No sessions with a name in the last hour." });
   const rows = Object.entries(stats.versions).sort().reverse().map(([name, one]) => [
-    el("span", {}, name, " ", name === stats.live ? badge("live", "strong") : stats.canary && name === stats.canary.version ? badge("canary", "second") : ""),
+    el("span", {}, name, " ", name === stats.live ? badge("live", "strong") : registry && name === registry.canary ? badge("canary", "second") : ""),
     count(one.decisions), count(one.sessions), count(one.feedback), one.feedback ? number(one.reward_per_session) : dash, one.feedback ? interval(one.low, one.high) || dash : dash,
   ]);
-  const elsewhere = stats.recent.elsewhere ? el("p", { class: "note" }, `${count(stats.recent.elsewhere)} feedback of the last ${duration(stats.recent.seconds)} belongs to sessions that began on another server, or before this one started; it is not in the chart.`) : null;
+  const elsewhere = stats.elsewhere ? el("p", { class: "note" }, `${count(stats.elsewhere)} feedback belongs to sessions that began on another server, or before this one started; it is not in the chart, nor in the intervals.`) : null;
   byId("versions-served").replaceChildren(...[rows.length ? el("h3", {}, "Since the server started") : null, rows.length ? table([["version", "fixed"], ["decisions", "number"], ["sessions", "number"], ["feedback", "number"], ["reward per session", "number"], ["95% interval", "number"]], rows) : null, elsewhere].filter(Boolean));
 }
 
-function drawCanary(stats) {
-  if (!stats.canary) {
+function drawCanary(registry) {
+  if (!registry.canary) {
     byId("canary").replaceChildren(el("p", { class: "empty" }, "None: every session gets the live version."));
     return;
   }
-  const rows = Object.entries(stats.canary).map(([name, value]) => [name.replaceAll("_", " "), value === null ? dash : typeof value === "number" ? number(value) : typeof value === "object" ? JSON.stringify(value) : String(value)]);
-  byId("canary").replaceChildren(table(["", ""], rows));
+  const content = [el("p", {}, badge(registry.canary, "second"), ` gets a share of sessions beside ${registry.live}.`)], look = registry.trial, compared = look && look.comparison;
+  if (!look) content.push(el("p", { class: "note" }, "Nobody has looked at it yet."));
+  else content.push(el("p", {}, `${date(look.time / 1e6)}: ${look.reason || look.action}`));
+  if (compared) {
+    const chart = el("div", { class: "chart" }), sides = [compared.a, compared.b];
+    dotChart(chart, sides.map((side) => ({ name: side.version, ...side.reward, colour: side.version === registry.canary ? "var(--second)" : "var(--strong)" })), { title: "reward per session" });
+    content.push(el("p", { class: "note" }, compared.sentence), el("h3", {}, "Reward per session, finished sessions"), chart,
+      table(["version", ["sessions", "number"], ["users", "number"], ["reward per session", "number"], ["95% interval", "number"], ["steps per session", "number"]], sides.map((side) =>
+        [side.version, count(side.sessions), count(side.users), number(side.reward.mean), interval(side.reward.low, side.reward.high) || dash, number(side.length.mean)])),
+      el("p", { class: "note" }, `Difference ${signed(compared.reward.value)} per session; ${interval(compared.reward.lower, compared.reward.upper) || "no interval yet"} holds at all looks together.`));
+  }
+  byId("canary").replaceChildren(...content);
 }
 
 const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
@@ -126,24 +136,24 @@ function drawHeader(stats, model) {
   byId("problems").replaceChildren(...problems.map((text) => el("p", { class: "message bad" }, text)));
 }
 
-let turn = 0, model = null;
+let turn = 0, model = null, registry = null;
 async function refresh() {
   try {
     const [stats, current] = await Promise.all([ask("v1/stats"), ask("v1/model").catch(() => null)]);
     if (current && (!model || model.version !== current.version)) startRanking(current);
     model = current;
-    drawHeader(stats, model);
-    drawTiles(stats);
-    drawTraffic(stats);
-    drawRewards(stats);
-    drawCanary(stats);
     if (turn++ % REGISTRY_EVERY === 0) {
       const open = [...document.querySelectorAll("#updates details")].map((details) => details.open);
-      const registry = await ask("v1/registry");
+      registry = await ask("v1/registry");
+      drawCanary(registry);
       drawUpdates(registry);
       drawVersions(registry, model);
       document.querySelectorAll("#updates details").forEach((details, k) => { details.open = open[k] || false; });
     }
+    drawHeader(stats, model);
+    drawTiles(stats);
+    drawTraffic(stats);
+    drawRewards(stats);
     document.body.dataset.drawn = String(turn);
   } catch (error) {
     byId("state").replaceChildren(badge("no answer", "bad"));

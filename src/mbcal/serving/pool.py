@@ -1,0 +1,129 @@
+"""The traffic of all workers of a server: each counts for itself, the supervisor counts sessions, and any of them answers.
+
+::
+
+    worker 0 ── Snapshot (slots, counts, events of sessions) ──▶ TrafficPool (supervisor) ── Pool ──▶ /v1/stats of worker 0
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mbcal.serving.traffic import Rewards, SessionEvent, SessionRewards, Slot
+
+if TYPE_CHECKING:
+    from mbcal.serving.service import Service
+
+
+class LogStats(msgspec.Struct):
+    """The decision log on disk; of several workers the sum."""
+
+    bytes: int | None
+    """Null if a folder cannot be read."""
+    free: int | None
+    """Bytes free on its disk."""
+    disk: int | None
+    """Size of its disk."""
+    waiting: int
+    """Records that are not on disk yet."""
+
+
+class Counts(msgspec.Struct, array_like=True):
+    """Traffic of one version."""
+
+    decisions: int = 0
+    sessions: int = 0
+    feedback: int = 0
+    reward: float = 0.0
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """What one worker has counted."""
+
+    slots: list[Slot]
+    counts: dict[str, Counts]
+    """By version, since the worker started."""
+    log: LogStats | None
+    events: list[SessionEvent]
+    """Of sessions, since the last snapshot."""
+
+
+class Pool(msgspec.Struct, array_like=True):
+    """What all workers have counted."""
+
+    snapshots: list[Snapshot]
+    """The latest of every worker, without events."""
+    rewards: dict[int, dict[str, Rewards]]
+    """As `SessionRewards.slots`."""
+    totals: dict[str, Rewards]
+    elsewhere: int
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The slots of all workers added, oldest first."""
+        slots: dict[int, Slot] = {}
+        for snapshot in self.snapshots:
+            for slot in snapshot.slots:
+                slots.setdefault(slot.number, Slot(slot.number)).merge(slot)
+        return [slots.get(number) or Slot(number) for number in range(min(slots), max(slots) + 1)]
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """The counts of all workers added, by version."""
+        counts: dict[str, Counts] = {}
+        for snapshot in self.snapshots:
+            for version, other in snapshot.counts.items():
+                known = counts.get(version, Counts())
+                counts[version] = Counts(
+                    known.decisions + other.decisions,
+                    known.sessions + other.sessions,
+                    known.feedback + other.feedback,
+                    known.reward + other.reward,
+                )
+        return counts
+
+    @property
+    def log(self) -> LogStats | None:
+        """The logs of all workers together; None if nothing is logged."""
+        logs = [snapshot.log for snapshot in self.snapshots if snapshot.log is not None]
+        if not logs:
+            return None
+        sizes = [log.bytes for log in logs]
+        used = None if None in sizes else sum(size or 0 for size in sizes)
+        return LogStats(used, logs[0].free, logs[0].disk, sum(log.waiting for log in logs))
+
+
+class TrafficPool:
+    """Where the traffic of all workers comes together."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[str, Snapshot] = {}
+        self._rewards = SessionRewards()
+
+    def exchange(self, worker: str, snapshot: Snapshot) -> Pool:
+        """Take a worker's snapshot and return those of all."""
+        for event in snapshot.events:
+            self._rewards.apply(event)
+        self._snapshots[worker] = msgspec.structs.replace(snapshot, events=[])
+        return self._pool()
+
+    def remove(self, worker: str) -> None:
+        """Forget a worker that has ended."""
+        self._snapshots.pop(worker, None)
+
+    def _pool(self) -> Pool:
+        rewards = self._rewards
+        return Pool(list(self._snapshots.values()), rewards.slots, rewards.totals, rewards.elsewhere)
+
+
+def snapshot_of(service: Service, log: LogStats | None) -> Snapshot:
+    """Return what this process has counted; events of sessions are taken out."""
+    counts = {name: Counts(one.decisions, one.sessions, one.feedback, one.reward) for name, one in service.counts.items()}
+    return Snapshot(service.traffic.slots(), counts, log, service.traffic.take_events() if service.workers else [])
+
+
+def pool_of_one(snapshot: Snapshot, rewards: SessionRewards) -> Pool:
+    """Return the pool of a server that is one process."""
+    return Pool([snapshot], rewards.slots, rewards.totals, rewards.elsewhere)
