@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -166,6 +167,27 @@ def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, brows
     assert refused == []
     assert {url.split("/")[2] for url in browser.requested if not url.startswith("data:")} == {address.split("/")[2]}
     assert browser.run("document.title") == "mbcal service"
+
+
+@needs_browser
+def test_the_page_asks_for_a_token(models: list[Path], tmp_path: Path, browser: Browser) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(models[0])
+    token = "t" * 32
+    (tmp_path / "token").write_text(token)
+    with serving(registry, "--token-file", str(tmp_path / "token")) as (_, port):
+        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 401
+        browser.send_headers({"authorization": "Basic " + base64.b64encode(f":{token}".encode()).decode()})
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait("document.body.dataset.drawn")
+        browser.send_headers({})  # the browser has forgotten it
+        for text, heading in (("wrong", "This server requires a token"), (token, "This token is wrong")):
+            browser.wait(f"document.querySelector('#token')?.innerText.includes({json.dumps(heading)})")
+            entered = f"const f = document.querySelector('#token'); f.querySelector('input').value = {json.dumps(text)};"
+            browser.run(f"{{ {entered} f.requestSubmit(); }}")
+        drawn = browser.run("document.body.dataset.drawn")
+        browser.wait(f"document.querySelector('#token') === null && document.body.dataset.drawn !== {json.dumps(drawn)}")
+        assert browser.run("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
 
 
 def test_workers_answer_with_the_figures_of_all(models: list[Path], tmp_path: Path) -> None:

@@ -67,6 +67,10 @@ class Browser:
         self._send("Emulation.setEmulatedMedia", features=[scheme])
         self._send("Page.navigate", url=address)
 
+    def send_headers(self, headers: dict[str, str]) -> None:
+        """Send these headers with every request from now on."""
+        self._send("Network.setExtraHTTPHeaders", headers=headers)
+
     def run(self, script: str) -> Any:
         """Evaluate an expression, or await a promise, in the page."""
         answer = self._send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
