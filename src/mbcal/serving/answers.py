@@ -8,14 +8,11 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from mbcal.serving.bounded import BoundedDict
-from mbcal.serving.messages import RankAnswer
 
 T = TypeVar("T")
 
 WAITING_BYTES = 2_000
 """Estimated size of an answer that is being made."""
-ITEM_BYTES = 700
-"""Estimated size of one ranked item."""
 
 
 class RememberedAnswers(Generic[T]):
@@ -54,8 +51,3 @@ class RememberedAnswers(Generic[T]):
         future.set_result(answer)
         self._futures.put(key, future, self._size_of(answer))
         return answer
-
-
-def rank_answer_bytes(answer: RankAnswer) -> int:
-    """Return the estimated size of an answer in memory."""
-    return WAITING_BYTES + sum([ITEM_BYTES + 4 * len(entry.item) for entry in answer.items])

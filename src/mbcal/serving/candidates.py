@@ -19,6 +19,7 @@ from mbcal.serving.messages import RankRequest
 from mbcal.types import Catalog, Name, to_names
 
 _decoder = msgspec.json.Decoder(RankRequest)
+_pack = msgspec.msgpack.Encoder().encode
 
 
 class NameList:
@@ -35,6 +36,10 @@ class NameList:
         """Return all names in the form the decision log encodes."""
         return list(self._names)
 
+    def packed(self) -> bytes:
+        """Return all names as MessagePack, one after another: the same bytes whoever read them."""
+        return b"".join(map(_pack, self._names))
+
 
 class JsonNames:
     """Candidates as spans of their JSON, with their catalogue rows (C,); valid until the next request is read."""
@@ -49,6 +54,10 @@ class JsonNames:
     def logged(self) -> list[str]:
         """Return all names in the form the decision log encodes: MessagePack, which its encoder copies."""
         return msgspec.Raw(self._finder.packed())  # type: ignore[return-value]
+
+    def packed(self) -> bytes:
+        """Return all names as MessagePack, one after another: the same bytes whoever read them."""
+        return self._finder.packed()[3:]  # without the length of the list
 
 
 Candidates = NameList | JsonNames

@@ -97,6 +97,8 @@ class Endpoints:
 
     async def ready(self, _: bytes) -> Response:
         service = self._service
+        if service.log is not None:
+            service.log.require_writable()
         return _ok(ReadyAnswer(service.live.version.name, service.follower.age, service.problems()))
 
     async def metrics(self, _: bytes) -> Response:

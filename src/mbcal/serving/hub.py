@@ -125,7 +125,7 @@ class Hub:
 class HubStore:
     """A worker's end: sessions and decisions in the supervisor's memory."""
 
-    outages, used_bytes = 0, 0
+    outages, used_bytes, is_shared = 0, 0, True
 
     def __init__(self, connection: socket.socket, worker: int, on_lost: Callable[[], None]) -> None:
         """Prepare; the first call begins to use the connection.

@@ -81,7 +81,19 @@ class RequestMetrics:
 
 def service_values(service: Service) -> list[tuple[str, str, float]]:
     """Return name, kind and value of what an operator should know about the state of the service."""
+    log = service.log
+    log_values: list[tuple[str, str, float]] = (
+        []
+        if log is None
+        else [
+            ("log_writable", "gauge", log.outage is None),
+            ("log_outages_total", "counter", log.outages),
+            ("log_records_total", "counter", log.last_record),
+            ("log_lost_records", "gauge", log.lost),
+        ]
+    )
     return [
+        *log_values,
         ("registry_look_age_seconds", "gauge", service.follower.age),
         ("registry_look_failures_total", "counter", service.follower.failures),
         ("refused_versions", "gauge", len(service.refused)),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from mbcal.errors import InputError, LogFullError, MbcalError, OptionError
+from mbcal.errors import InputError, LogError, LogFullError, LogUnavailableError, MbcalError, OptionError
 from mbcal.serving.messages import Problem
+from mbcal.serving.repeats import ConflictError
 from mbcal.serving.routes import Response
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.service import NotReadyError
@@ -37,7 +38,14 @@ def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
         status = error.status
     elif isinstance(error, InputError | OptionError | msgspec.ValidationError):
         status = 422
-    elif isinstance(error, NotReadyError | LogFullError | StateAwayError):
+    elif isinstance(error, ConflictError):
+        status = 409
+    elif isinstance(error, LogUnavailableError):
+        status, sentence = 503, f"the decision log cannot be written ({error.reason}); try again in a second"
+    elif isinstance(error, LogError):
+        problem = "cannot keep up" if isinstance(error, LogFullError) else "is closed"
+        status, sentence = 503, f"the decision log {problem}; try again in a second"
+    elif isinstance(error, NotReadyError | StateAwayError):
         status, sentence = 503, without_paths(sentence, folders)
     elif isinstance(error, MbcalError):
         sentence = without_paths(sentence, folders)

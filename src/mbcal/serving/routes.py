@@ -62,6 +62,8 @@ class Route:
         statuses = {401, 421} | ({400, 408, 413} if self.method == "POST" else set())
         if self.request:
             statuses |= {415, 422}
+        if self.path == "/v1/rank":  # another request had its id
+            statuses |= {409}
         if self.has_name:
             statuses |= {404}
         if self.needs_token:

@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import uvicorn
 
+from mbcal.decision_log.tail import recent_decisions
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
@@ -33,6 +35,8 @@ HANDSHAKE_SECONDS = 5.0
 """Seconds in which a TLS handshake must be complete."""
 DRAIN_SECONDS = 10
 """Seconds that requests in progress have to finish when the server stops."""
+RECOVERED_BYTES = 128 << 20
+"""Bytes of the decision log from which the latest answers are recovered at the start."""
 SPARE_FILES = 256
 """Files a process needs beside its connections."""
 
@@ -131,15 +135,20 @@ def make_service(settings: ServerSettings, sessions: SessionStore | None = None,
     folder = None if settings.log is None else Path(settings.log) / ("" if worker is None else f"worker-{worker}")
     on_event = print_event if worker is None else partial(print_event, worker=worker)
     store = sessions or session_store(settings.state, settings.lifetime, settings.limits.max_memory // 2, on_event)
-    return Service(
+    service = Service(
         Registry(settings.registry),
         store,
-        None if folder is None else DecisionLog(folder, linger=LINGER),
+        None if folder is None else DecisionLog(folder, linger=LINGER, on_event=on_event),
         settings.epsilon,
         settings.limits,
         on_event,
         repeats=settings.repeats,
+        lifetime=settings.lifetime,
     )
+    if settings.log is not None:  # the logs of all workers: a repeated request may come to another one
+        since = time.time_ns() // 1000 - int(settings.lifetime * 1e6)
+        service.repeated.recover(recent_decisions(Path(settings.log), since, RECOVERED_BYTES))
+    return service
 
 
 class Server(uvicorn.Server):

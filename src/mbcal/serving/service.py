@@ -23,7 +23,7 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
 from mbcal.registry.registry import Registry
 from mbcal.registry.version import Version
-from mbcal.serving.answers import RememberedAnswers, rank_answer_bytes
+from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.follower import Follower, RefusedVersions, fingerprint
 from mbcal.serving.hub import HubStore
 from mbcal.serving.ids import IdSource
@@ -36,6 +36,7 @@ from mbcal.serving.messages import (
     steps_as_text,
 )
 from mbcal.serving.ranker import Ranker
+from mbcal.serving.repeats import RepeatedRequests, answer_fields, request_hash
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 from mbcal.serving.traffic import Traffic
@@ -103,6 +104,8 @@ class Service:
     """Whether items that were shown in a session may be ranked again in it."""
     workers: HubStore | None = None
     """Connection to the other workers; None if there is one process."""
+    lifetime: float = 1800.0
+    """Seconds for which the answer to a request with an id is remembered."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None
@@ -113,7 +116,7 @@ class Service:
         self.started = time.time()
         self._new_id = IdSource()
         share = self.limits.max_memory // 8
-        self._answers = RememberedAnswers(share, rank_answer_bytes)
+        self.repeated = RepeatedRequests(self.sessions, share, self.lifetime)
         self._feedback_answers: RememberedAnswers[FeedbackAnswer] = RememberedAnswers(share, lambda _: FEEDBACK_ANSWER_BYTES)
 
     # ---- versions
@@ -162,7 +165,7 @@ class Service:
         """Rank the candidates of one user and log the decision.
 
         Args:
-            request: The request. If its id was answered before, that answer is returned and nothing is logged.
+            request: The request. If it was answered before under its id, that answer is returned and nothing is logged.
 
         Returns:
             At most k items, all ranked by one version.
@@ -171,14 +174,17 @@ class Service:
             InputError: If candidates repeat or are too many, or a behaviour is unknown.
             NotReadyError: If no version is live.
             LogFullError: If the log cannot keep up.
+            LogUnavailableError: If the log cannot be written at the moment.
+            ConflictError: If another request has its id.
             StateAwayError: If sessions cannot be remembered at the moment and the request does not say what was shown.
         """
         if request.id is None:
-            return await self._rank(request, self._new_id())
+            return await self._rank(request, self._new_id(), "")
         decision = to_name(request.id, "id")
-        return await self._answers.once(decision, lambda: self._rank(request, decision))
+        hashed = request_hash(request, self.live.reader.read(request.candidates, request.k, self.limits.max_candidates))
+        return await self.repeated.once(decision, hashed, lambda: self._rank(request, decision, hashed))
 
-    async def _rank(self, request: RankRequest, decision: str) -> RankAnswer:
+    async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name = _text_or_none(request.session, "session")
         session = Session(_text_or_none(request.user, "user") or "", steps_as_text(request.history, "history"))
         remembered = True
@@ -197,10 +203,7 @@ class Service:
             session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
         )
         names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
-        count, unknown = (
-            len(candidates.rows),
-            int(np.count_nonzero(candidates.rows == UNKNOWN_ROW)),
-        )  # valid until the next request
+        count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))  # valid until an await
         if self.log is not None:
             await self.log.append_async(
                 Decision(
@@ -216,17 +219,19 @@ class Service:
                     candidates=candidates.logged(),
                     items=names,
                     propensities=[entry.propensity for entry in items],
+                    **answer_fields(hashed, items),
                 )
             )
+        answer = RankAnswer(decision, version, epsilon, items, remembered)
         try:
-            await self.sessions.remember_decision(decision, DecisionRef(session_name, now, names, version))
+            await self.sessions.remember_decision(decision, self.repeated.reference(hashed, session_name, now, answer))
         except StateAwayError:
-            remembered = False
+            answer.remembered = False
         counts = self.counts[version]
         counts.decisions += 1
         counts.sessions += not shown
         self.traffic.decision(version, session_name, not shown, count, unknown, now / 1e6)
-        return RankAnswer(decision, version, epsilon, items, remembered)
+        return answer
 
     # ---- feedback
 
@@ -244,6 +249,7 @@ class Service:
                 is given.
             NotReadyError: If no version is live.
             LogFullError: If the log cannot keep up.
+            LogUnavailableError: If the log cannot be written at the moment.
             StateAwayError: If decisions cannot be recalled at the moment and no item is given.
         """
         decision, behaviour = to_name(request.decision, "decision"), to_name(request.behaviour, "behaviour")
@@ -300,7 +306,7 @@ class Service:
     def remembered_bytes(self) -> int:
         """Estimated bytes of sessions, decisions, answers and scorer states in this process."""
         states = 0 if self.ranker is None else self.ranker.cached_bytes
-        return self.sessions.used_bytes + self._answers.used_bytes + self._feedback_answers.used_bytes + states
+        return self.sessions.used_bytes + self.repeated.used_bytes + self._feedback_answers.used_bytes + states
 
     def problems(self) -> list[str]:
         """Return what does not work at the moment, in sentences; empty if all is well."""

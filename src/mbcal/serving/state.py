@@ -74,6 +74,10 @@ class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     """In microseconds since 1970."""
     items: list[str]
     version: str
+    request: str = ""
+    """Hash of the request, if it had an id and the store is shared."""
+    answer: bytes = b""
+    """The answer as MessagePack, likewise."""
 
 
 class _Kept(NamedTuple):
@@ -86,6 +90,10 @@ class _Kept(NamedTuple):
 
 class SessionStore(Protocol):
     """Storage of sessions and decisions. Every method but `close` raises StateAwayError if the storage cannot be reached."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes use it, too."""
 
     @property
     def available(self) -> bool:
@@ -121,7 +129,7 @@ class SessionStore(Protocol):
 class MemoryStore:
     """Sessions and decisions in this process's memory; the least recently used are dropped when they grow too large."""
 
-    available, outages = True, 0
+    available, outages, is_shared = True, 0, False
 
     def __init__(
         self, lifetime: float = 1800.0, max_bytes: int = 256 << 20, clock: Callable[[], float] = time.monotonic
@@ -219,4 +227,5 @@ def _session_bytes(session: Session) -> int:
 
 
 def _reference_bytes(reference: DecisionRef) -> int:
-    return SESSION_BYTES + getsizeof(reference.session) + sum(map(getsizeof, reference.items)) + 8 * len(reference.items)
+    names = sum(map(getsizeof, reference.items)) + 8 * len(reference.items)
+    return SESSION_BYTES + getsizeof(reference.session) + names + len(reference.answer)

@@ -1,0 +1,184 @@
+"""Requests with an id of the client: the same request gets the same answer, another request with that id is refused.
+
+::
+
+    id unknown in this process ──▶ known to the shared store? ──▶ answered from there
+                               └─▶ ranked, logged with a hash of the request, remembered
+    id known ──▶ same hash: the first answer          another hash: ConflictError
+
+What is remembered is bounded in bytes and in time. When a server starts, it recovers the latest answers from the decision
+log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mbcal.decision_log.records import Decision
+from mbcal.errors import MbcalError
+from mbcal.serving.bounded import BoundedDict
+from mbcal.serving.candidates import Candidates
+from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest, steps_as_text
+from mbcal.serving.state import DecisionRef, SessionStore, StateAwayError
+from mbcal.types import to_name
+
+WAITING_BYTES = 2_000
+"""Estimated size of an answer that is being made."""
+STORED_BYTES = 200
+"""Estimated size of a stored answer without its text."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(RankAnswer).decode
+
+
+class ConflictError(MbcalError):
+    """A request has the id of another request."""
+
+
+class _Stored(NamedTuple):
+    request: str
+    """Hash of the request."""
+    answer: bytes
+    """The answer as MessagePack."""
+    expires: float
+    """Seconds since 1970."""
+
+
+class RepeatedRequests:
+    """Answers by the id of their request."""
+
+    def __init__(
+        self, sessions: SessionStore, max_bytes: int, lifetime: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Start empty.
+
+        Args:
+            sessions: The store that other workers and servers may share.
+            max_bytes: Bound on all answers; the oldest are dropped.
+            lifetime: Seconds for which an answer is remembered.
+            clock: Seconds since 1970.
+        """
+        self._sessions, self._lifetime, self._clock = sessions, lifetime, clock
+        self._known: BoundedDict[str, asyncio.Future[_Stored] | _Stored] = BoundedDict(max_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """Estimated bytes of all answers."""
+        return self._known.used_bytes
+
+    async def once(self, decision: str, request: str, work: Callable[[], Awaitable[RankAnswer]]) -> RankAnswer:
+        """Return the answer to a request; it is made once, and again if that failed.
+
+        Args:
+            decision: The request's id.
+            request: The request's hash.
+            work: Makes the answer.
+
+        Raises:
+            ConflictError: If another request has this id.
+        """
+        known = self._known.get(decision)
+        if isinstance(known, asyncio.Future):
+            known = await asyncio.shield(known)
+        if known is not None and known.expires > self._clock():
+            _require_same(decision, request, known.request)
+            return _decode(known.answer)
+        future: asyncio.Future[_Stored] = asyncio.get_running_loop().create_future()
+        self._known.put(decision, future, WAITING_BYTES)
+        try:
+            answer = await self._recall(decision, request) or await work()
+        except BaseException as error:
+            self._known.pop(decision)
+            future.set_exception(error)
+            with contextlib.suppress(BaseException):
+                future.exception()  # marks it as retrieved: there may be no other caller
+            raise
+        future.set_result(self._store(decision, request, answer, self._clock()))
+        return answer
+
+    async def _recall(self, decision: str, request: str) -> RankAnswer | None:
+        """The answer of another worker or server; None if it is not known."""
+        if not self._sessions.is_shared:
+            return None
+        try:
+            reference = await self._sessions.recall_decision(decision)
+        except StateAwayError:
+            return None
+        if reference is None or not reference.answer:
+            return None
+        _require_same(decision, request, reference.request)
+        return _decode(reference.answer)
+
+    def _store(self, decision: str, request: str, answer: RankAnswer, now: float) -> _Stored:
+        stored = _Stored(request, _encode(answer), now + self._lifetime)
+        self._known.put(decision, stored, STORED_BYTES + len(stored.answer))
+        return stored
+
+    def reference(self, request: str, session: str | None, now: int, answer: RankAnswer) -> DecisionRef:
+        """Return what the session store keeps of a decision; with its answer if the store is shared.
+
+        Args:
+            request: The request's hash; empty if it had no id.
+            session: The session's name.
+            now: Time of the decision, in microseconds since 1970.
+            answer: The answer.
+        """
+        shared = (request, _encode(answer)) if request and self._sessions.is_shared else ()
+        return DecisionRef(session, now, [entry.item for entry in answer.items], answer.version, *shared)
+
+    def recover(self, decisions: Iterable[Decision]) -> int:
+        """Remember the answers of logged decisions; return how many there were."""
+        count = 0
+        for decision in decisions:
+            if decision.request and len(decision.scores) == len(decision.items):
+                self._store(decision.id, decision.request, _logged_answer(decision), decision.time / 1e6)
+                count += 1
+        return count
+
+
+def request_hash(request: RankRequest, candidates: Candidates) -> str:
+    """Return a hash of what a request asks for, however its JSON was written.
+
+    Args:
+        request: The request.
+        candidates: Its candidates.
+    """
+    shown = None if request.shown is None else steps_as_text(request.shown, "shown")
+    names = [None if name is None else to_name(name, "name") for name in (request.session, request.user)]
+    fields = _encode((steps_as_text(request.history, "history"), shown, request.k, *names))
+    return hashlib.blake2b(fields + candidates.packed(), digest_size=16).hexdigest()
+
+
+def answer_fields(request: str, items: Sequence[RankedItem]) -> dict[str, Any]:
+    """Return the fields of a logged decision from which its answer can be made again; none if the request had no id."""
+    if not request:
+        return {}
+    parts = {name: [entry.parts[name] for entry in items] for name in (items[0].parts if items else ())}
+    scores, seen = [entry.score for entry in items], [entry.known for entry in items]
+    return {"request": request, "scores": scores, "parts": parts, "seen": seen}
+
+
+def _logged_answer(decision: Decision) -> RankAnswer:
+    items = [
+        RankedItem(
+            item,
+            decision.scores[rank],
+            {name: values[rank] for name, values in decision.parts.items()},
+            decision.propensities[rank],
+            decision.seen[rank],
+        )
+        for rank, item in enumerate(decision.items)
+    ]
+    return RankAnswer(decision.id, decision.version, decision.epsilon, items)
+
+
+def _require_same(decision: str, request: str, first: str) -> None:
+    if request != first:
+        raise ConflictError(f"id: {decision!r} is the id of another request; give every request an id of its own")

@@ -1,0 +1,229 @@
+"""Requests with an id of the client, and a log that cannot be written, as a client meets them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from mbcal.decision_log import Decision, compact_log, read_log, writer
+from mbcal.decision_log.tail import recent_decisions
+from mbcal.decision_log.writer import DecisionLog
+from mbcal.registry.registry import Registry
+from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest
+from mbcal.serving.repeats import ConflictError, RepeatedRequests, request_hash
+from mbcal.serving.run import ServerSettings, make_service
+from mbcal.serving.server import App
+from mbcal.serving.service import Service
+from mbcal.serving.state import MemoryStore
+from tests.support.decision_records import decision
+from tests.support.servers import run_app
+from tests.support.versions import HISTORY, ITEMS
+
+Story = Callable[[httpx.AsyncClient], Awaitable[None]]
+REQUEST: dict[str, Any] = {"id": "mine", "history": HISTORY, "candidates": ITEMS, "k": 3}
+
+
+def serve(settings: ServerSettings, story: Story, service: Service | None = None) -> None:
+    """Tell a story to a service that starts as `mbcal serve` does."""
+
+    async def run() -> None:
+        started = service or make_service(settings)
+        await started.follower.look()
+        transport = httpx.ASGITransport(App(started))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            await story(http)
+        await started.close()
+
+    asyncio.run(run())
+
+
+def test_an_id_belongs_to_one_request(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        first = await http.post("/v1/rank", json=REQUEST)
+        spaced = await http.post(
+            "/v1/rank", content=json.dumps(REQUEST, indent=3), headers={"content-type": "application/json"}
+        )
+        batch = await http.post("/v1/rank", json={"batch": [REQUEST]})
+        assert spaced.content == first.content
+        assert batch.json()["answers"] == [first.json()]
+        changes = (
+            {"k": 2},
+            {"candidates": ITEMS[1:]},
+            {"history": HISTORY[:1]},
+            {"user": "u"},
+            {"session": "s"},
+            {"shown": []},
+        )
+        for change in changes:
+            other = await http.post("/v1/rank", json={**REQUEST, **change})
+            assert other.status_code == 409
+            assert other.json() == {"error": "id: 'mine' is the id of another request; give every request an id of its own"}
+        both = await asyncio.gather(
+            *(http.post("/v1/rank", json={**REQUEST, "id": "new", "k": k}) for k in (1, 2))
+        )  # at the same time
+        assert sorted(answer.status_code for answer in both) == [200, 409]
+
+    run_app(registry, story, tmp_path / "log", epsilon=0.5)
+    assert [record.id for record in read_log(tmp_path / "log")] == ["mine", "new"]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_restart_changes_nothing_for_an_id(registry: Registry, tmp_path: Path, compacted: bool) -> None:
+    settings = ServerSettings(str(registry.path), epsilon=0.5, log=str(tmp_path / "log"))
+    answers: list[dict[str, Any]] = []
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        for number in range(4):
+            answers.append(
+                (await http.post("/v1/rank", json={**REQUEST, "id": number, "candidates": ITEMS[number:]})).json()
+            )
+
+    serve(settings, ask)
+    if compacted:
+        with DecisionLog(tmp_path / "log", segment_bytes=1) as log:
+            log.append(decision(9)).result(10)
+        assert compact_log(tmp_path / "log").segments == 1
+    registry.activate("v000002")  # the answer stays that of the version that gave it
+    serve(settings, ask)
+    assert answers[:4] == answers[4:]
+    assert {answer["version"] for answer in answers} == {"v000001"}
+    assert len([record for record in read_log(tmp_path / "log") if isinstance(record, Decision)]) == 4 + compacted
+
+    async def conflict(http: httpx.AsyncClient) -> None:
+        assert (await http.post("/v1/rank", json={**REQUEST, "id": 0, "k": 1})).status_code == 409
+
+    serve(settings, conflict)
+
+    async def unknown(http: httpx.AsyncClient) -> None:
+        assert (await http.post("/v1/rank", json={**REQUEST, "id": 0, "k": 1})).json()["version"] == "v000002"
+
+    serve(ServerSettings(str(registry.path), log=str(tmp_path / "log"), lifetime=0.0), unknown)  # its time is over
+
+
+def test_what_is_recovered_is_bounded(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    with DecisionLog(folder, segment_bytes=1000) as log:
+        for number in range(60):
+            log.append(decision(number)).result(10)
+    size = sum(path.stat().st_size for path in folder.glob("*.log"))
+    all_ids = [f"d{number}" for number in range(60)]
+    assert [found.id for found in recent_decisions(folder, 0, 2 * size)] == all_ids
+    some = [found.id for found in recent_decisions(folder, 0, size // 3)]
+    assert some == all_ids[-len(some) :]
+    assert 10 < len(some) < 25
+    assert [found.id for found in recent_decisions(folder, 50_000_000, size)] == all_ids[50:]
+    assert list(recent_decisions(folder, (int(time.time()) + 9) * 1_000_000, size)) == []
+    assert list(recent_decisions(tmp_path / "nothing", 0, size)) == []
+
+
+class SharedStore(MemoryStore):
+    is_shared = True
+
+
+def test_workers_that_share_a_store_share_answers(registry: Registry) -> None:
+    store, bodies = SharedStore(), []
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        bodies.append((await http.post("/v1/rank", json=REQUEST)).content)
+        assert (await http.post("/v1/rank", json={**REQUEST, "k": 2})).status_code == 409
+
+    for _ in range(2):
+        serve(ServerSettings(""), ask, Service(registry, store, None, 0.5))
+    assert bodies[0] == bodies[1]
+
+
+def test_answers_are_bounded_in_bytes_and_in_time() -> None:
+    now = [0.0]
+    remembered = RepeatedRequests(MemoryStore(), 20_000, 60.0, lambda: now[0])
+    made: list[str] = []
+
+    async def ask(name: str, request: str = "hash") -> RankAnswer:
+        async def work() -> RankAnswer:
+            made.append(name)
+            return RankAnswer(name, "v1", 0.1, [RankedItem("i" * 100, 1.0, {"instant": 1.0}, 0.9, True)] * 5)
+
+        return await remembered.once(name, request, work)
+
+    async def story() -> None:
+        for number in range(100):
+            assert (await ask(str(number))).decision == str(number)
+            assert remembered.used_bytes <= 20_000
+        await ask("99")
+        assert made[-1] == "99"
+        assert len(made) == 100
+        await ask("0")  # was dropped
+        assert len(made) == 101
+        with pytest.raises(ConflictError):
+            await ask("99", "other")
+        now[0] = 61.0
+        await ask("99", "other")  # its time is over
+        assert len(made) == 102
+
+    asyncio.run(story())
+
+
+def test_the_hash_does_not_depend_on_who_reads_the_candidates(registry: Registry) -> None:
+    service = make_service(ServerSettings(str(registry.path)))
+    asyncio.run(service.follower.look())
+    reader = service.live.reader
+    names = [*ITEMS[:5], "x" * 31, "y" * 32, "z" * 256, "12"]
+    request = RankRequest(candidates=names)
+    by_json = reader.read(msgspec.Raw(json.dumps([*names[:-1], 12], indent=1).encode()), 1, 100)
+    from_json = request_hash(request, by_json)
+    assert from_json == request_hash(request, reader.read(names, 1, 100))
+    assert from_json != request_hash(request, reader.read(names[::-1], 1, 100))
+
+
+def test_a_log_that_cannot_be_written_is_a_503(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.02)
+    folder = tmp_path / "log"
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def outage(http: httpx.AsyncClient, reason: str) -> None:
+        feedback = {"decision": "old", "behaviour": "click", "item": ITEMS[0]}
+        for answer in (
+            await http.post("/v1/rank", json={"candidates": ITEMS}),
+            await http.post("/v1/feedback", json=feedback),
+            await http.get("/readyz"),
+        ):
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+            problem = f"the decision log cannot be written ({reason}); try again in a second"
+            assert answer.json()["error"].replace("No such file or directory", reason) == problem
+            assert str(tmp_path) not in answer.text
+        assert "mbcal_log_writable 0" in (await http.get("/metrics")).text
+
+    async def recovery(http: httpx.AsyncClient, service: Service, outages: int) -> None:
+        assert service.log is not None
+        while service.log.outage is not None:
+            await asyncio.sleep(0.01)
+        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
+        assert (await http.get("/readyz")).status_code == 200
+        text = (await http.get("/metrics")).text
+        assert "mbcal_log_writable 1" in text
+        assert f"mbcal_log_outages_total {outages}" in text
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            await outage(http, "the disk is full")
+        await recovery(http, service, 1)
+        folder.rename(tmp_path / "away")
+        await outage(http, "the current segment has vanished")
+        (tmp_path / "away").rename(folder)
+        await recovery(http, service, 2)
+
+    run_app(registry, story, folder)
+    assert len(list(read_log(folder))) == 2
