@@ -83,10 +83,8 @@ def test_a_restart_changes_nothing_for_an_id(registry: Registry, tmp_path: Path,
     answers: list[dict[str, Any]] = []
 
     async def ask(http: httpx.AsyncClient) -> None:
-        for number in range(4):
-            answers.append(
-                (await http.post("/v1/rank", json={**REQUEST, "id": number, "candidates": ITEMS[number:]})).json()
-            )
+        requests = [{**REQUEST, "id": number, "candidates": ITEMS[number:]} for number in range(4)]
+        answers.extend([(await http.post("/v1/rank", json=request)).json() for request in requests])
 
     serve(settings, ask)
     if compacted:
