@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from serve import RUN, model, run
+from serve import RUN, run
 from soak_load import Load
 from soak_servers import RedisServer, Server
 from soak_verdict import Disturbance, Sample, judge, write_results
@@ -33,8 +33,6 @@ from soak_verdict import Disturbance, Sample, judge, write_results
 from mbcal.registry.registry import Registry
 
 SLOW_CLIENTS = 80
-QUIET_SECONDS = 4.0
-"""Seconds between the recovery from one disturbance and the next."""
 
 
 class Soak:
@@ -51,11 +49,12 @@ class Soak:
         """Disturb the server until the time is over; the load goes on for a moment after the last disturbance."""
         sampling = asyncio.create_task(self._sample())
         loading = asyncio.create_task(self.load.run())
-        await asyncio.sleep(QUIET_SECONDS)
+        quiet = min(10.0, seconds / 30)  # between the recovery from one disturbance and the next
+        await asyncio.sleep(quiet)
         kinds = [self.swap, self.kill, self.slow_clients, self.full_disk, self.moved_log, self.restart]
         kinds += [self.redis_restart] if self.redis else []
         turn = 0
-        while time.monotonic() - self._began < seconds - QUIET_SECONDS:
+        while time.monotonic() - self._began < seconds - quiet:
             kind = kinds[turn % len(kinds)]
             turn += 1
             start = time.monotonic() - self._began
@@ -69,7 +68,7 @@ class Soak:
             recovery = await self._recovered()
             self.disturbances.append(Disturbance(kind.__name__, start, end, recovery))
             print(f"{end:6.0f} s  {kind.__name__:<14} recovered in {recovery:.2f} s", flush=True)
-            await asyncio.sleep(QUIET_SECONDS)
+            await asyncio.sleep(quiet)
         await self.load.stop()
         await loading
         sampling.cancel()
@@ -134,7 +133,7 @@ class Soak:
         )
 
         async def drip() -> None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RuntimeError):  # the server closes the connection, as it should
                 _, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
                 writer.write(head)
                 for _ in range(6):
@@ -169,12 +168,23 @@ class Soak:
         self.redis.start()
 
 
+def publish_two(registry: Registry, folder: Path) -> tuple[list[str], list[str]]:
+    """Publish two small models that differ by their seed; return their items and behaviours."""
+    import mbcal
+
+    mbcal.prepare_newsfeed(folder / "feed", mbcal.NewsfeedConfig(200, 500))
+    store = mbcal.Store.open(folder / "feed")
+    for seed in (0, 1):
+        config = mbcal.GRU4Rec.Config(training=mbcal.TrainingConfig(epochs=1), seed=seed)
+        agent = mbcal.GRU4Rec(config, "cpu").fit(store.sessions("train"))
+        registry.publish(agent.save(folder / f"model-{seed}"))
+    return list(store.catalog.items), list(store.behaviours.names)
+
+
 async def soak(options: argparse.Namespace, folder: Path, out: Path) -> bool:
     """Run everything and write the results; return whether it passed."""
     registry = Registry(folder / "registry")
-    for seed in (0, 1):
-        path, items, labels = model(folder, seed)
-        registry.publish(path)
+    items, labels = publish_two(registry, folder)
     redis = RedisServer(folder) if options.redis else None
     extra = ["--workers", str(options.workers)] if options.workers > 1 else []
     extra += ["--state", redis.address] if redis else []
