@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +147,29 @@ def test_a_flipped_bit_is_named(http: httpx.Client) -> None:
     why = http.get("/api/why?model=models/flipped&store=feed&part=test&session=0")
     assert why.status_code == 422
     assert "hash mismatch" in why.json()["error"]
+
+
+def test_content_that_makes_no_sense_is_one_sentence(folder: Path, http: httpx.Client) -> None:
+    """Manifests whose hashes are right, written by someone else."""
+    odd = {"kind": "model", "schema": 1, "agent": "x", "config": {}, "mbcal": "0", "horizon": float("inf"), "history": 1}
+    complete = {**odd, "behaviours": {}, "training": {"net": {"curve": []}}, "provenance": {}, "files": {}}
+    for name, manifest in (
+        ("odd", {**odd, "files": {}}),
+        ("infinite", complete),
+        ("climbing", {**complete, "files": {"../a": {}}}),
+    ):
+        path = folder / "models" / "odd" / name
+        path.mkdir(parents=True)
+        content = json.dumps(manifest, sort_keys=True, ensure_ascii=False).encode()
+        text = json.dumps({**manifest, "content_hash": hashlib.sha256(content).hexdigest()})
+        (path / "manifest.json").write_text(text)
+    try:
+        answer = http.get("/api/model?path=models/odd/odd")
+        assert (answer.status_code, "KeyError" in answer.json()["error"]) == (422, True)
+        assert http.get("/api/model?path=models/odd/infinite").json()["horizon"] is None
+        assert http.get("/api/model?path=models/odd/climbing").status_code == 422
+    finally:
+        shutil.rmtree(folder / "models" / "odd")
 
 
 def test_why_is_what_the_agent_ranks(folder: Path, http: httpx.Client) -> None:

@@ -63,10 +63,15 @@ class Pool(msgspec.Struct, array_like=True):
     @property
     def slots(self) -> list[Slot]:
         """The slots of all workers added, oldest first."""
+        if len(self.snapshots) == 1:
+            return self.snapshots[0].slots
         slots: dict[int, Slot] = {}
         for snapshot in self.snapshots:
             for slot in snapshot.slots:
-                slots.setdefault(slot.number, Slot(slot.number)).merge(slot)
+                if slot.number in slots:
+                    slots[slot.number].merge(slot)
+                else:
+                    slots[slot.number] = msgspec.structs.replace(slot, refusals=dict(slot.refusals))
         return [slots.get(number) or Slot(number) for number in range(min(slots), max(slots) + 1)]
 
     @property

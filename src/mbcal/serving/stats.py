@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,7 +19,7 @@ from mbcal.registry.summary import version_summaries
 from mbcal.registry.updates import read_trial, read_updates
 from mbcal.serving.pool import Counts, LogStats, Pool
 from mbcal.serving.state import MemoryStore
-from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, Rewards, Slot, quantile
+from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Slot, quantile
 
 if TYPE_CHECKING:
     from mbcal.serving.service import Service
@@ -183,14 +184,21 @@ def recent_traffic(slots: list[Slot]) -> RecentTraffic:
 def traffic_series(slots: list[Slot]) -> TrafficSeries:
     """Return the last hour as columns."""
     done = slots[:-1]
+    durations = [_p50_p99(tuple(slot.durations)) for slot in done]
     return TrafficSeries(
         begin=slots[0].number * float(SLOT_SECONDS),
         step=float(SLOT_SECONDS),
         requests=[slot.requests for slot in done],
         refused=[sum(slot.refusals.values()) for slot in done],
-        p50=[quantile(slot.durations, BOUNDS, 0.5) for slot in done],
-        p99=[quantile(slot.durations, BOUNDS, 0.99) for slot in done],
+        p50=[quantiles[0] for quantiles in durations],
+        p99=[quantiles[1] for quantiles in durations],
     )
+
+
+@lru_cache(maxsize=2 * SLOTS)
+def _p50_p99(durations: tuple[int, ...]) -> tuple[float | None, float | None]:
+    """Quantiles of a slot; slots that are over do not change."""
+    return quantile(durations, BOUNDS, 0.5), quantile(durations, BOUNDS, 0.99)
 
 
 def reward_points(slots: Mapping[int, Mapping[str, Rewards]]) -> dict[str, list[RewardPoint]]:

@@ -17,6 +17,8 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 import msgspec
@@ -86,8 +88,8 @@ class Slot(msgspec.Struct, array_like=True):
         """Add another slot's counts."""
         for name in ("requests", "decisions", "with_feedback", "candidates", "unknown"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
-        self.delays = [a + b for a, b in zip(self.delays, other.delays, strict=True)]
+        self.durations = list(map(add, self.durations, other.durations))
+        self.delays = list(map(add, self.delays, other.delays))
         for status, count in other.refusals.items():
             self.refusals[status] = self.refusals.get(status, 0) + count
 
@@ -283,17 +285,17 @@ def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> fl
     Args:
         counts: Count of every bucket; the last one is of values above all bounds.
         bounds: Upper bounds, one less than counts.
-        share: Which quantile, in [0, 1].
+        share: Which quantile, in (0, 1].
 
     Returns:
         The quantile, the largest bound if it is above all of them; None if the histogram is empty.
     """
-    target, below = share * sum(counts), 0
-    if not any(counts):
+    cumulative = list(accumulate(counts))
+    if not cumulative[-1]:
         return None
-    for bucket, count in enumerate(counts[:-1]):
-        if count and below + count >= target:
-            low = bounds[bucket - 1] if bucket else 0.0
-            return low + (bounds[bucket] - low) * (target - below) / count
-        below += count
-    return bounds[-1]
+    target = share * cumulative[-1]
+    bucket = bisect_left(cumulative, target)
+    if bucket == len(bounds):
+        return bounds[-1]
+    low, below = (bounds[bucket - 1], cumulative[bucket - 1]) if bucket else (0.0, 0)
+    return low + (bounds[bucket] - low) * (target - below) / counts[bucket]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -123,6 +124,10 @@ class Studio:
             return _problem(404, str(error))
         except MbcalError as error:
             return _problem(422, str(error).replace(f"{self.root}{os.sep}", ""))
+        except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+            return _problem(
+                422, f"damaged: its hashes are right, its content is not ({type(error).__name__}: {error})"[:500]
+            )
 
     def _answer(self, path: str, query: Query) -> tuple[int, bytes, dict[str, str]]:
         if path in _FILES:
@@ -133,8 +138,8 @@ class Studio:
             return 200, self._report(query) if path == "/report" else self._update(query), policy
         if path not in self._views:
             raise NotFoundError(f"{path}: no such page")
-        answer = json.dumps(self._views[path](query), ensure_ascii=False, default=float).encode("utf-8", "replace")
-        return 200, answer, {"content-type": JSON}
+        answer = json.dumps(_finite(self._views[path](query)), ensure_ascii=False, default=float, allow_nan=False)
+        return 200, answer.encode("utf-8", "replace"), {"content-type": JSON}
 
     # ---- what is asked for
 
@@ -174,6 +179,15 @@ class Studio:
 
     def _update(self, query: Query) -> bytes:
         return read_update_page(resolve(self.root, _one(query, "path"), "registry"), _one(query, "name"))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _one(query: Query, name: str) -> str:
