@@ -41,7 +41,7 @@ class VersionStats(msgspec.Struct):
     sessions: int
     feedback: int
     reward_per_session: float | None
-    """Null before the first session."""
+    """Of sessions with a name, or of all if none has one; null before the first session."""
     low: float | None = None
     """Lower end of the 95% interval of the reward per session; null if fewer than two sessions had a name."""
     high: float | None = None
@@ -220,10 +220,12 @@ def reward_points(slots: Mapping[int, Mapping[str, Rewards]]) -> dict[str, list[
 
 
 def _version_stats(counts: Counts, named: Rewards | None) -> VersionStats:
-    """The traffic of one version; the interval is that of the sessions with a name."""
-    mean = counts.reward / counts.sessions if counts.sessions else None
-    low, high = (named.interval() if named is not None else None) or (None, None)
-    return VersionStats(counts.decisions, counts.sessions, counts.feedback, mean, low, high)
+    """The traffic of one version; mean and interval are those of the sessions with a name, if there are any."""
+    if named is not None and named.sessions:
+        mean, (low, high) = named.total / named.sessions, named.interval() or (None, None)
+        return VersionStats(counts.decisions, counts.sessions, counts.feedback, mean, low, high)
+    mean_of_all = counts.reward / counts.sessions if counts.sessions else None
+    return VersionStats(counts.decisions, counts.sessions, counts.feedback, mean_of_all)
 
 
 def log_stats(folder: Path, waiting: int) -> LogStats:
