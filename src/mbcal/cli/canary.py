@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
     from mbcal.release.outcomes import Outcomes
 
 DAY = 86400.0
+RESTART_SECONDS = 2.0
+"""Seconds before a watcher that ended is started again."""
 
 RegistryOption = Annotated[Path, typer.Option(help="The registry of the versions.", show_default=False)]
 LogsOption = Annotated[
@@ -107,6 +114,52 @@ def watch_canary_command(
         on_look=print_look,
         on_error=lambda error: _print_event("canary not read", error=str(error)),
     )
+
+
+def watch_options(promote_after: int, withdraw_below: float, days: float, undecided: str, lifetime: float) -> list[str]:
+    """Return the options of 'mbcal watch-canary' for a server whose sessions expire after `lifetime` seconds."""
+    values = {
+        "--promote-after": promote_after,
+        "--withdraw-below": withdraw_below,
+        "--canary-days": days,
+        "--undecided": undecided,
+        "--idle": lifetime,
+        "--every": min(10.0, lifetime / 4),
+    }
+    return [str(text) for pair in values.items() for text in pair]
+
+
+@contextmanager
+def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iterator[None]:
+    """Run 'mbcal watch-canary' in a process of its own, so that it costs requests nothing; started again if it ends.
+
+    Args:
+        registry: The registry.
+        log: The decision log; None to run nothing.
+        options: More options of the command.
+    """
+    if log is None:
+        yield
+        return
+    command = [sys.executable, "-m", "mbcal", "watch-canary", "--registry", str(registry), "--log", str(log), *options]
+    command += ["--parent", str(os.getpid())]
+    process, stopping = subprocess.Popen(command, stdin=subprocess.DEVNULL), threading.Event()  # noqa: S603
+
+    def start_again() -> None:
+        nonlocal process
+        while True:
+            code = process.wait()
+            if stopping.wait(RESTART_SECONDS):
+                return
+            _print_event("canary watcher ended", exit_code=str(code))
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603
+
+    threading.Thread(target=start_again, name="canary-watcher", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        process.terminate()
 
 
 def canary_config(promote_after: int, withdraw_below: float, days: float, undecided: str, idle: float) -> CanaryConfig:

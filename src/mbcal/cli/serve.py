@@ -8,6 +8,14 @@ from typing import Annotated
 
 import typer
 
+from mbcal.cli.canary import (
+    CanaryDaysOption,
+    PromoteAfterOption,
+    UndecidedOption,
+    WithdrawBelowOption,
+    canary_watcher,
+    watch_options,
+)
 from mbcal.errors import OptionError
 
 
@@ -79,6 +87,23 @@ def serve(  # long, since every option has its help here
         Path | None, typer.Option(help="PEM file of the TLS certificate.", show_default="plain HTTP")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.", show_default=False)] = None,
+    canary: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.99, help="Share of sessions for the registry's canary, if it has one ('mbcal registry canary')."
+        ),
+    ] = 0.0,
+    canary_epsilon: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="The canary's probability of a random item.", show_default="that of --epsilon"),
+    ] = None,
+    promote_after: PromoteAfterOption = 200,
+    withdraw_below: WithdrawBelowOption = 0.0,
+    canary_days: CanaryDaysOption = 7.0,
+    undecided: UndecidedOption = "withdraw",
+    watch: Annotated[
+        bool, typer.Option(help="Promote or withdraw canaries by this server's log; see 'mbcal watch-canary'.")
+    ] = True,
 ) -> None:
     """Rank over HTTP: POST /v1/rank and /v1/feedback, a page for people at /, the API at /openapi.json.
 
@@ -92,6 +117,7 @@ def serve(  # long, since every option has its help here
     except ImportError as error:
         raise OptionError("serve: needs uvicorn, httptools and msgspec; pip install 'mbcal[serve]'") from error
     from mbcal.serving.access import read_token
+    from mbcal.serving.canary import CanarySettings
     from mbcal.serving.protocol import ConnectionLimits
     from mbcal.serving.run import ServerSettings, bind, make_service, require_certificate, run_server
     from mbcal.serving.service import Limits
@@ -114,12 +140,17 @@ def serve(  # long, since every option has its help here
         trusted_proxies=tuple(_network(address) for address in trusted_proxy or ()),
         tls_cert=None if tls_cert is None else str(tls_cert),
         tls_key=None if tls_key is None else str(tls_key),
+        canary=CanarySettings(canary, canary_epsilon),
     )
     require_certificate(settings)
-    if workers > 1:
-        raise typer.Exit(supervise(settings, workers))
-    listener = bind(host, port)
-    run_server(settings, make_service(settings), listener)
+    if canary and watch and log is None:
+        raise OptionError("canary: sessions are compared by the decision log; give --log, or --no-watch to decide by hand")
+    limits = watch_options(promote_after, withdraw_below, canary_days, undecided, lifetime)
+    with canary_watcher(registry, log if canary and watch else None, limits):
+        if workers > 1:
+            raise typer.Exit(supervise(settings, workers))
+        listener = bind(host, port)
+        run_server(settings, make_service(settings), listener)
 
 
 def _network(address: str) -> str:

@@ -20,12 +20,10 @@ from typing import Any, Literal
 from mbcal.decision_log.follow import LogFollower
 from mbcal.errors import ConflictError, MbcalError, ModelError, OptionError
 from mbcal.registry.registry import Registry
+from mbcal.registry.updates import CANARIES
 from mbcal.release.comparison import VersionComparison, compare_versions
 from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.storage.atomic import write_atomic
-
-CANARIES_NAME = "canaries"
-"""Folder in a registry with the last look at every canary, `NAME.json`."""
 
 Action = Literal["promote", "withdraw", "wait"]
 
@@ -157,7 +155,7 @@ class CanaryWatcher:
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison)
         look = self._act(look)
         content = json.dumps(look.as_dict(), indent=2, allow_nan=False) + "\n"
-        write_atomic(self.registry.path / CANARIES_NAME / f"{look.canary}.json", content.encode())
+        write_atomic(self.registry.path / CANARIES / f"{look.canary}.json", content.encode())
         return look
 
     def _begin(self, canary: str, live: str, began: int) -> None:

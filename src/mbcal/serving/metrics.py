@@ -76,6 +76,9 @@ class RequestMetrics:
             lines.append("# TYPE mbcal_connections_closed_total counter")
             for reason, count in sorted(self.connections.closed.items()):
                 lines.append(f'mbcal_connections_closed_total{{reason="{reason}"}} {count}')
+        if service.canary.name is not None:
+            version, share = service.canary.name, service.canary.settings.share
+            lines += ["# TYPE mbcal_canary_share gauge", f'mbcal_canary_share{{version="{version}"}} {share}']
         return "\n".join(lines) + "\n"
 
 

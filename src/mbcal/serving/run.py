@@ -24,6 +24,7 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
+from mbcal.serving.canary import CanarySettings
 from mbcal.serving.protocol import ConnectionLimits, Connections, bounded_protocol
 from mbcal.serving.server import App, print_event
 from mbcal.serving.service import Limits, Service
@@ -63,6 +64,7 @@ class ServerSettings:
     """Addresses or networks whose `X-Forwarded-For` counts."""
     tls_cert: str | None = None
     tls_key: str | None = None
+    canary: CanarySettings = field(default_factory=CanarySettings)
 
     @property
     def access(self) -> Access:
@@ -144,6 +146,7 @@ def make_service(settings: ServerSettings, sessions: SessionStore | None = None,
         on_event,
         repeats=settings.repeats,
         lifetime=settings.lifetime,
+        canary_settings=settings.canary,
     )
     if settings.log is not None:  # the logs of all workers: a repeated request may come to another one
         since = time.time_ns() // 1000 - int(settings.lifetime * 1e6)

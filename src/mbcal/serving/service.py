@@ -22,8 +22,8 @@ from mbcal.decision_log.records import Decision, Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
 from mbcal.registry.registry import Registry
-from mbcal.registry.version import Version
 from mbcal.serving.answers import RememberedAnswers
+from mbcal.serving.canary import Canary, CanarySettings
 from mbcal.serving.follower import Follower, RefusedVersions, fingerprint
 from mbcal.serving.hub import HubStore
 from mbcal.serving.ids import IdSource
@@ -37,16 +37,13 @@ from mbcal.serving.messages import (
 )
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, answer_fields, request_hash
-from mbcal.serving.sentences import without_paths
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
+from mbcal.serving.stats import model_answer
 from mbcal.serving.traffic import Traffic
 from mbcal.types import UNKNOWN_ROW, Name, to_name
 
 FEEDBACK_ANSWER_BYTES = 1_000
 """Estimated size of a remembered answer to feedback."""
-
-EXAMPLES = 12
-"""Items named by `/v1/model`."""
 
 OnEvent = Callable[..., None]
 
@@ -106,10 +103,13 @@ class Service:
     """Connection to the other workers; None if there is one process."""
     lifetime: float = 1800.0
     """Seconds for which the answer to a request with an id is remembered."""
+    canary_settings: CanarySettings = field(default_factory=CanarySettings)
+    """Which share of sessions the registry's canary gets."""
 
     def __post_init__(self) -> None:
         self.ranker: Ranker | None = None
         self.refused = RefusedVersions()
+        self.canary = Canary(self.canary_settings, self.registry, self.on_event)
         self.follower = Follower(self.refresh_version, self.on_event)
         self.counts: dict[str, VersionCounts] = {}
         self.traffic = Traffic()
@@ -122,18 +122,19 @@ class Service:
     # ---- versions
 
     async def refresh_version(self) -> None:
-        """Switch to the registry's live version; the previous one goes on serving if it cannot be opened.
+        """Switch to the registry's live version and its canary; the previous version goes on if one cannot be opened.
 
         Raises:
             ModelError: If the registry cannot be read.
         """
-        name = await asyncio.to_thread(self.registry.current)
-        if name is None or (self.ranker is not None and self.ranker.version.name == name):
-            return
-        ranker = await self._open(name)
-        if ranker is not None:
-            self.ranker = ranker
-            self.on_event("swapped", version=name)
+        pointer = await asyncio.to_thread(self.registry.pointer)
+        name = pointer.current
+        if name is not None and (self.ranker is None or self.ranker.version.name != name):
+            ranker = self.canary.ranker_of(name) or await self._open(name)
+            if ranker is not None:
+                self.ranker = ranker
+                self.on_event("swapped", version=name)
+        await self.canary.follow(pointer.canary, self._open)
 
     async def _open(self, name: str) -> Ranker | None:
         """Open and verify a version; None if it is refused. It is tried again when its files change."""
@@ -142,9 +143,8 @@ class Service:
             return None
         files = fingerprint(folder)
         try:
-            ranker = await asyncio.to_thread(
-                lambda: Ranker(self.registry.open(name), self.limits.max_memory // 4, self.repeats)
-            )
+            memory = self.limits.max_memory // (8 if self.canary_settings.share else 4)  # for the canary as much again
+            ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name), memory, self.repeats))
         except MbcalError as error:
             self.refused.refuse(name, str(error), files)
             self.on_event("refused", version=name, error=str(error))
@@ -185,8 +185,9 @@ class Service:
         return await self.repeated.once(decision, hashed, lambda: self._rank(request, decision, hashed))
 
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
-        session_name = _text_or_none(request.session, "session")
-        session = Session(_text_or_none(request.user, "user") or "", steps_as_text(request.history, "history"))
+        session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
+        version = self.canary.version_for(session_name or user or decision)
+        session = Session(user, steps_as_text(request.history, "history"), version=version)
         remembered = True
         if session_name is not None:
             try:
@@ -196,12 +197,18 @@ class Service:
                     raise StateAwayError(f"{error}, or send history and shown with the request") from error
                 remembered = False
         shown = session.shown if request.shown is None else steps_as_text(request.shown, "shown")
-        ranker, epsilon = self.live, self.epsilon  # both may be replaced while the decision is being logged
-        candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
-        uniform = self.generator.random((min(request.k, len(candidates.rows)), 2))
-        items = ranker.rank(
-            session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
-        )
+        ranker, epsilon = self._ranker_of(session)  # both may be replaced while the decision is being logged
+        try:
+            candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
+            uniform = self.generator.random((min(request.k, len(candidates.rows)), 2))
+            items = ranker.rank(
+                session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
+            )
+        except Exception as error:
+            if isinstance(error, MbcalError) or ranker is not self.canary.ranker:
+                raise
+            await self.canary.fail(error)
+            return await self._rank(request, decision, hashed)  # by the live version
         names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
         count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))  # valid until an await
         if self.log is not None:
@@ -227,11 +234,18 @@ class Service:
             await self.sessions.remember_decision(decision, self.repeated.reference(hashed, session_name, now, answer))
         except StateAwayError:
             answer.remembered = False
-        counts = self.counts[version]
+        counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
         counts.sessions += not shown
         self.traffic.decision(version, session_name, not shown, count, unknown, now / 1e6)
         return answer
+
+    def _ranker_of(self, session: Session) -> tuple[Ranker, float]:
+        """The version that ranks for a session, and its epsilon: the one the session began with, or the live one."""
+        canary = self.canary.ranker_of(session.version)
+        if canary is None:
+            return self.live, self.epsilon
+        return canary, self.epsilon if self.canary.settings.epsilon is None else self.canary.settings.epsilon
 
     # ---- feedback
 
@@ -305,7 +319,8 @@ class Service:
     @property
     def remembered_bytes(self) -> int:
         """Estimated bytes of sessions, decisions, answers and scorer states in this process."""
-        states = 0 if self.ranker is None else self.ranker.cached_bytes
+        rankers = {self.ranker, self.canary.ranker}
+        states = sum(ranker.cached_bytes for ranker in rankers if ranker is not None)
         return self.sessions.used_bytes + self.repeated.used_bytes + self._feedback_answers.used_bytes + states
 
     def problems(self) -> list[str]:
@@ -319,20 +334,7 @@ class Service:
 
     def model(self) -> ModelAnswer:
         """Describe the live version; raises NotReadyError if there is none."""
-        version = self.live.version
-        assert isinstance(version, Version)  # noqa: S101 - `refresh_version` opens nothing else
-        return ModelAnswer(
-            version=version.name,
-            agent=version.manifest["agent"],
-            items=len(version.catalog),
-            behaviours=list(version.behaviours.names),
-            rewards=list(version.behaviours.rewards),
-            metrics=dict(version.metrics),
-            parent=version.parent,
-            epsilon=self.epsilon,
-            refused={name: without_paths(reason, self.folders) for name, reason in self.refused.items()},
-            examples=list(version.catalog.items[:: max(len(version.catalog) // EXAMPLES, 1)][:EXAMPLES]),
-        )
+        return model_answer(self)
 
     async def close(self) -> None:
         """Close the session store and the log."""

@@ -53,6 +53,8 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     user: str
     history: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...] = ()
+    version: str = ""
+    """The canary that the session began with; empty for the live version."""
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""The answers of `/v1/stats` and `/v1/registry`: what an operator should know. Null is unknown; it is never written as 0."""
+"""The answers of `/v1/stats`, `/v1/model` and `/v1/registry`: what an operator should know. Null is unknown, never 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from mbcal.registry.pointer import read_pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.summary import version_summaries
 from mbcal.registry.updates import read_trial, read_updates
+from mbcal.registry.version import Version
+from mbcal.serving.messages import ModelAnswer
 from mbcal.serving.pool import Counts, LogStats, Pool
+from mbcal.serving.sentences import without_paths
 from mbcal.serving.state import MemoryStore
 from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Slot, quantile
 
@@ -30,6 +33,8 @@ REWARD_SLOTS = (6, 12, 30, 60)
 """Slots of one point of the reward over time: one to ten minutes."""
 SESSIONS_PER_POINT = 30
 """Sessions that a point should have on average."""
+EXAMPLES = 12
+"""Items named by `/v1/model`."""
 MAX_VERSIONS = 50
 """Versions listed by `/v1/registry`."""
 
@@ -119,6 +124,10 @@ class StatsAnswer(msgspec.Struct):
     """Processes whose traffic this is."""
     elsewhere: int = 0
     """Feedback in sessions that began on another server, or before this one: not in `rewards`, nor in the intervals."""
+    canary: str | None = None
+    """The canary that gets sessions here; null if there is none."""
+    canary_share: float = 0.0
+    """Share of sessions that a canary gets here."""
 
 
 class RegistryAnswer(msgspec.Struct):
@@ -155,6 +164,26 @@ def stats_answer(service: Service, pool: Pool) -> StatsAnswer:
         log=pool.log,
         workers=len(pool.snapshots),
         elsewhere=pool.elsewhere,
+        canary=service.canary.name,
+        canary_share=service.canary.settings.share,
+    )
+
+
+def model_answer(service: Service) -> ModelAnswer:
+    """Describe a service's live version; raises NotReadyError if there is none."""
+    version = service.live.version
+    assert isinstance(version, Version)  # noqa: S101 - services open nothing else
+    return ModelAnswer(
+        version=version.name,
+        agent=version.manifest["agent"],
+        items=len(version.catalog),
+        behaviours=list(version.behaviours.names),
+        rewards=list(version.behaviours.rewards),
+        metrics=dict(version.metrics),
+        parent=version.parent,
+        epsilon=service.epsilon,
+        refused={name: without_paths(reason, service.folders) for name, reason in service.refused.items()},
+        examples=list(version.catalog.items[:: max(len(version.catalog) // EXAMPLES, 1)][:EXAMPLES]),
     )
 
 

@@ -1,0 +1,90 @@
+"""The canary of a server process: which sessions get it, and what happens if it cannot be opened or fails.
+
+A session gets the canary if a hash of its name and the canary's name falls below the share. So all servers and workers
+agree, also after a restart, and the sessions of one trial are not those of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from mbcal.data.user_split import stable_hash
+from mbcal.errors import MbcalError
+from mbcal.registry.registry import Registry
+from mbcal.serving.ranker import Ranker
+
+
+@dataclass(frozen=True)
+class CanarySettings:
+    """How canaries are served."""
+
+    share: float = 0.0
+    """Share of sessions that the registry's canary gets; 0 gives it none."""
+    epsilon: float | None = None
+    """Its probability of a random item at each rank; None for that of the live version."""
+
+
+class Canary:
+    """The registry's canary, opened and ready to rank beside the live version.
+
+    Args:
+        settings: How it is served.
+        registry: Where a canary that cannot be opened or fails is withdrawn.
+        on_event: Called with the name of an event and its values.
+    """
+
+    def __init__(self, settings: CanarySettings, registry: Registry, on_event: Callable[..., None]) -> None:
+        self.settings, self._registry, self._on_event = settings, registry, on_event
+        self.ranker: Ranker | None = None
+        self._failed: set[str] = set()
+
+    @property
+    def name(self) -> str | None:
+        """The canary's version; None if there is none, or it gets no sessions here."""
+        return None if self.ranker is None else self.ranker.version.name
+
+    def version_for(self, key: str) -> str:
+        """Return the canary's name if it gets the session of this name, else an empty text."""
+        name = self.name
+        if name is None:
+            return ""
+        return name if stable_hash(key, 0, f"canary {name}") < self.settings.share * 2**64 else ""
+
+    def ranker_of(self, version: str) -> Ranker | None:
+        """Return the canary's ranker if this is its version."""
+        return self.ranker if self.name == version else None
+
+    async def follow(self, name: str | None, open_version: Callable[[str], Awaitable[Ranker | None]]) -> None:
+        """Open the registry's canary, or drop the one before.
+
+        Args:
+            name: The registry's canary; None if there is none.
+            open_version: Opens and verifies a version; returns None if it is refused.
+        """
+        if name is None or self.settings.share == 0 or name in self._failed:
+            self.ranker = None
+            if name is None:
+                self._failed.clear()
+        elif self.ranker_of(name) is None:
+            self.ranker = None
+            self.ranker = await open_version(name)
+            if self.ranker is None:
+                await self._withdraw(name, "it is damaged, a server refused it")
+            else:
+                self._on_event("canary", version=name, share=self.settings.share)
+
+    async def fail(self, error: Exception) -> None:
+        """Drop and withdraw the canary because of an error while it ranked."""
+        name, self.ranker = self.name, None
+        if name is not None:
+            await self._withdraw(name, f"it failed while ranking ({type(error).__name__}: {error})")
+
+    async def _withdraw(self, name: str, reason: str) -> None:
+        self._failed.add(name)
+        self._on_event("canary failed", version=name, error=reason)
+        try:
+            await asyncio.to_thread(self._registry.withdraw_canary, name, reason=reason)
+        except MbcalError as problem:  # another server did it, or the registry cannot be written
+            self._on_event("canary not withdrawn", version=name, error=str(problem))

@@ -1,0 +1,178 @@
+"""A canary beside the live version: its share of sessions, sticky, with its own epsilon; and what happens if it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from mbcal.decision_log import Decision, read_log
+from mbcal.decision_log.writer import DecisionLog
+from mbcal.registry.registry import Registry
+from mbcal.serving.canary import CanarySettings
+from mbcal.serving.messages import RankRequest
+from mbcal.serving.server import App
+from mbcal.serving.service import Service
+from mbcal.serving.state import MemoryStore
+from tests.support.command_line import refused
+from tests.support.versions import ITEMS
+
+LIVE, CANARY = "v000001", "v000002"
+
+
+def service_of(registry: Registry, log: Path | None = None, share: float = 0.3, epsilon: float | None = None) -> Service:
+    events: list[tuple[str, dict[str, Any]]] = []
+    service = Service(
+        registry,
+        MemoryStore(),
+        DecisionLog(log) if log else None,
+        0.2,
+        on_event=lambda name, **values: events.append((name, values)),
+        canary_settings=CanarySettings(share, epsilon),
+    )
+    service.events = events  # type: ignore[attr-defined]
+    return service
+
+
+async def version_of(service: Service, session: str | None, user: str | None = None) -> str:
+    return (await service.rank(RankRequest(candidates=ITEMS, k=1, session=session, user=user))).version
+
+
+def test_a_share_of_sessions_gets_the_canary_and_keeps_it(registry: Registry, tmp_path: Path) -> None:
+    registry.start_canary(CANARY)
+    names = [f"s{number}" for number in range(600)]
+
+    async def story() -> None:
+        first, second = service_of(registry, tmp_path / "log", epsilon=0.05), service_of(registry)
+        for service in (first, second):
+            await service.refresh_version()
+        versions = {name: await version_of(first, name) for name in names}
+        share = Counter(versions.values())[CANARY] / len(names)
+        assert share == pytest.approx(0.3, abs=0.06)
+        assert [await version_of(second, name) for name in names[:200]] == list(versions.values())[:200]  # servers agree
+        assert [await version_of(first, name) for name in names[:200]] == list(versions.values())[:200]
+        by_user = [await version_of(first, None, user="ann") for _ in range(5)]
+        assert len(set(by_user)) == 1  # without a session, by user
+        alone = {await version_of(first, None) for _ in range(60)}
+        assert alone == {LIVE, CANARY}
+        await first.close()
+
+    asyncio.run(story())
+    decisions = [record for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
+    assert {(decision.version, decision.epsilon) for decision in decisions} == {(LIVE, 0.2), (CANARY, 0.05)}
+
+
+def test_sessions_keep_the_version_they_began_with(registry: Registry) -> None:
+    names = [f"s{number}" for number in range(40)]
+
+    async def story() -> None:
+        service = service_of(registry, share=0.6)
+        await service.refresh_version()
+        assert {await version_of(service, name) for name in names} == {LIVE}
+        registry.start_canary(CANARY)
+        await service.refresh_version()
+        assert {await version_of(service, name) for name in names} == {LIVE}  # they began before the canary
+        later = [f"t{number}" for number in range(40)]
+        assert {await version_of(service, name) for name in later} == {LIVE, CANARY}
+        registry.withdraw_canary()
+        await service.refresh_version()
+        assert {await version_of(service, name) for name in later} == {LIVE}
+        registry.start_canary(CANARY)
+        await service.refresh_version()
+        ranker = service.canary.ranker
+        registry.promote_canary()
+        await service.refresh_version()
+        assert service.ranker is ranker  # it is not opened again
+        assert {await version_of(service, name) for name in (*names, *later)} == {CANARY}
+        assert service.canary.name is None
+
+    asyncio.run(story())
+
+
+def test_a_damaged_canary_is_refused_and_withdrawn(registry: Registry) -> None:
+    registry.start_canary(CANARY)
+    weights = registry.path / "versions" / CANARY / "scorer.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+        assert {await version_of(service, f"s{number}") for number in range(20)} == {LIVE}
+        assert CANARY in service.refused
+        assert registry.canary() is None
+        assert registry.pointer().withdrawn[CANARY] == "it is damaged, a server refused it"
+
+    asyncio.run(story())
+
+
+def test_a_canary_that_fails_is_replaced_at_once(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+        assert service.canary.ranker is not None
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise FloatingPointError("overflow")
+
+        monkeypatch.setattr(service.canary.ranker, "rank", fail)
+        assert {await version_of(service, f"s{number}") for number in range(20)} == {LIVE}  # no request failed
+        assert registry.canary() is None
+        assert "it failed while ranking (FloatingPointError: overflow)" in registry.pointer().withdrawn[CANARY]
+        names = [name for name, _ in service.events]  # type: ignore[attr-defined]
+        assert names == ["swapped", "canary", "canary failed"]
+
+    asyncio.run(story())
+
+
+def test_without_a_share_there_is_no_canary(registry: Registry) -> None:
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.0)
+        await service.refresh_version()
+        assert {await version_of(service, f"s{number}") for number in range(20)} == {LIVE}
+        assert registry.canary() == CANARY
+
+    asyncio.run(story())
+
+
+def test_the_canary_is_shown_to_operators(registry: Registry) -> None:
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry)
+        await service.refresh_version()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(App(service)), base_url="http://localhost") as http:
+            stats = (await http.get("/v1/stats")).json()
+            assert (stats["live"], stats["canary"], stats["canary_share"]) == (LIVE, CANARY, 0.3)
+            assert f'mbcal_canary_share{{version="{CANARY}"}} 0.3' in (await http.get("/metrics")).text
+
+    asyncio.run(story())
+
+
+def test_a_watched_canary_needs_a_log(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = refused("serve", "--registry", str(registry.path), "--canary", "0.1", cwd=tmp_path, capsys=capsys)
+    assert "canary: sessions are compared by the decision log; give --log" in words
+
+
+def test_the_hash_is_uniform_and_differs_by_canary() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.version = type("Version", (), {"name": name})
+
+    from mbcal.serving.canary import Canary
+
+    chosen = []
+    for name in (CANARY, "v000003"):
+        canary = Canary(CanarySettings(0.1), Registry("nowhere"), lambda *_, **__: None)
+        canary.ranker = Named(name)  # type: ignore[assignment]
+        chosen.append(np.asarray([canary.version_for(f"session {number}") == name for number in range(20_000)]))
+    assert [one.mean() for one in chosen] == pytest.approx([0.1, 0.1], abs=0.01)
+    assert (chosen[0] & chosen[1]).mean() == pytest.approx(0.01, abs=0.005)
