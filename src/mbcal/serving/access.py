@@ -21,11 +21,14 @@ from pathlib import Path
 
 from mbcal.errors import OptionError
 from mbcal.serving.refusals import Header, RefusedError
+from mbcal.serving.routes import HTML, Route
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Host names that are always allowed."""
 SHORTEST_TOKEN = 16
 """Characters of a token; shorter ones can be guessed."""
+MAX_KNOWN_HOSTS = 1000
+"""Host headers that are remembered as allowed."""
 MAX_DELAYED = 100
 """Answers to wrong tokens that wait at a time; further ones are sent at once and their connections closed."""
 
@@ -50,6 +53,7 @@ class Access:
     wrong_tokens: int = field(default=0, init=False)
     """Requests with a wrong token so far."""
     _delayed: int = field(default=0, init=False)
+    _known_hosts: set[bytes] = field(default_factory=set, init=False)  # headers that were found to be allowed
 
     def require_host(self, headers: Headers, address: str | None) -> None:
         """Raise RefusedError unless the Host header names this server.
@@ -58,8 +62,15 @@ class Access:
             headers: The headers of the request.
             address: Address of this server's end of the connection.
         """
-        host = _host_name(headers.get(b"host", b""))
-        if host in LOOPBACK or host in self.hosts or "*" in self.hosts or (host and host == address):
+        header = headers.get(b"host", b"")
+        if header in self._known_hosts:
+            return
+        host = _host_name(header)
+        if host in LOOPBACK or host in self.hosts or "*" in self.hosts:
+            if len(self._known_hosts) < MAX_KNOWN_HOSTS:
+                self._known_hosts.add(header)
+            return
+        if host and host == address:
             return
         raise RefusedError(421, f"host: {host[:100]!r} is not a name of this server; start it with --allow-host to allow it")
 
@@ -68,14 +79,14 @@ class Access:
         if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise RefusedError(415, "the body must be JSON; send the header 'Content-Type: application/json'")
 
-    async def require_token(self, headers: Headers, *, admin: bool, page: bool) -> None:
+    async def require_token(self, headers: Headers, route: Route | None) -> None:
         """Raise RefusedError unless the request carries the token it needs; wrong tokens are answered slowly.
 
         Args:
             headers: The headers of the request.
-            admin: Whether the admin token is needed.
-            page: Whether a browser may ask its user for the token.
+            route: What is asked for; None if there is no such route.
         """
+        admin = route is not None and route.needs_token
         if admin and self.admin_token is None:
             raise RefusedError(403, "admin: disabled; start the server with --admin-token-file to enable it")
         accepted = [token for token in (self.admin_token, None if admin else self.token) if token is not None]
@@ -86,7 +97,11 @@ class Access:
             return
         if offered:
             await self._slow_down()
-        scheme = b'Basic realm="mbcal", charset="UTF-8"' if page else b'Bearer realm="mbcal"'
+        scheme = (
+            b'Basic realm="mbcal", charset="UTF-8"'
+            if route is not None and route.media_type is HTML
+            else b'Bearer realm="mbcal"'
+        )
         sentence = f"{'admin: ' if admin else ''}wrong or missing token; send 'Authorization: Bearer TOKEN'"
         raise RefusedError(401, sentence, ((b"www-authenticate", scheme),))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.refusals import RefusedError
@@ -22,13 +21,15 @@ class Admission:
         self._limits, self._metrics, self._clock = limits, metrics, clock
         self._rates: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    @contextmanager
-    def slots(self, members: int, client: str) -> Iterator[None]:
-        """Hold slots while a request is handled.
+    def take(self, members: int, client: str) -> int:
+        """Take slots for a request; `release` gives them back.
 
         Args:
             members: Requests of a batch, 1 for a single request. A batch larger than all slots needs all of them.
             client: Address of the client.
+
+        Returns:
+            The number of slots taken.
 
         Raises:
             RefusedError: If too few slots are free (503), or the client sends too much (429).
@@ -40,10 +41,11 @@ class Admission:
         if rate and not self._within_rate(client, members, rate):
             raise RefusedError(429, f"more than {rate:g} requests per second; try again in a second")
         self._metrics.in_progress += taken
-        try:
-            yield
-        finally:
-            self._metrics.in_progress -= taken
+        return taken
+
+    def release(self, slots: int) -> None:
+        """Give slots back."""
+        self._metrics.in_progress -= slots
 
     def _within_rate(self, client: str, members: int, rate: float) -> bool:
         """Take from the client's bucket, which holds one second's requests and refills at the rate.

@@ -50,10 +50,13 @@ class BoundedDict(Generic[K, V]):
             value: The value.
             size: Its bytes, without the key.
         """
+        entries = self._entries
         size += ENTRY_BYTES + getsizeof(key)
-        old = self._entries.pop(key, None)
-        self._entries[key] = (value, size)
-        self.used_bytes += size - (0 if old is None else old[1])
+        self.used_bytes += size
+        if key in entries:
+            self.used_bytes -= entries[key][1]
+            entries.move_to_end(key)
+        entries[key] = (value, size)
         while self.used_bytes > self.max_bytes:
             self.drop_oldest()
 

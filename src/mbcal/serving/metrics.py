@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from mbcal.serving.access import Access
 from mbcal.serving.service import Service
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 class RequestMetrics:
     """Counts requests by path and status; durations are those of the limited routes."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access | None = None) -> None:
+        """Start with nothing counted.
+
+        Args:
+            access: Counts wrong tokens; None if there are no tokens.
+        """
         self.in_progress = 0
-        self.wrong_tokens = 0
+        self._access = access or Access()
         self.connections: Connections | None = None
         """Connections of this process; None if the application runs without a server."""
         self._counts: dict[tuple[str, int], int] = {}
@@ -70,7 +76,7 @@ class RequestMetrics:
         lines += ["# TYPE mbcal_ready gauge", f"mbcal_ready {int(service.ranker is not None)}"]
         for name, kind, value in service_values(service):
             lines += [f"# TYPE mbcal_{name} {kind}", f"mbcal_{name} {value:g}"]
-        lines += ["# TYPE mbcal_wrong_tokens_total counter", f"mbcal_wrong_tokens_total {self.wrong_tokens}"]
+        lines += ["# TYPE mbcal_wrong_tokens_total counter", f"mbcal_wrong_tokens_total {self._access.wrong_tokens}"]
         if self.connections is not None:
             lines += ["# TYPE mbcal_connections gauge", f"mbcal_connections {len(self.connections.open)}"]
             lines.append("# TYPE mbcal_connections_closed_total counter")

@@ -183,10 +183,12 @@ class Ranker:
             session: Name under which the state is cached; None to compute it from the start.
         """
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
-        cached = self._states.get(session) if session is not None else None
+        cached, history_hash = None, 0
+        if session is not None:
+            cached, history_hash = self._states.get(session), hash(history)
         if (
             cached is not None
-            and cached.history == hash(history)
+            and cached.history == history_hash
             and cached.shown_length <= len(shown)
             and cached.shown == hash(shown[: cached.shown_length])
         ):
@@ -196,7 +198,7 @@ class Ranker:
         if begin < len(shown):
             state = self._observe(state, *self._encode(shown[begin:]))
         if session is not None:
-            self._states.put(session, _CachedState(hash(history), hash(shown), len(shown), state), self._state_bytes)
+            self._states.put(session, _CachedState(history_hash, hash(shown), len(shown), state), self._state_bytes)
         return state
 
     def _observe(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]) -> Any:

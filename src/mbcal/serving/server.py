@@ -51,7 +51,7 @@ class App:
             clock: Seconds, from any start, by which the rate of clients is limited.
         """
         self.service, self.access = service, access or Access()
-        self.metrics = RequestMetrics()
+        self.metrics = RequestMetrics(self.access)
         self._admission = Admission(service.limits, self.metrics, clock)
         self._logged_failures: set[str] = set()
         self._endpoints = endpoints = Endpoints(service, self.metrics)
@@ -101,7 +101,6 @@ class App:
             headers += page_headers(body)
         seconds = time.perf_counter() - started
         self.metrics.record(scope.get("route", "other"), status, seconds if path.startswith("/v1/") else None)
-        self.metrics.wrong_tokens = self.access.wrong_tokens
         if path in ("/v1/rank", "/v1/feedback"):
             self.service.traffic.request(status, seconds)
         headers += [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
@@ -113,9 +112,8 @@ class App:
         self.access.require_host(headers, (scope.get("server") or (None,))[0])
         folder, _, name = path.rpartition("/")
         found = self._routes.get((method, path)) or self._routes.get((method, f"{folder}/{NAME_PART}"))
-        await self.access.require_token(
-            headers, admin=found is not None and found[0].needs_token, page=found is not None and found[0].media_type is HTML
-        )
+        if self.access.token is not None or (found is not None and found[0].needs_token):
+            await self.access.require_token(headers, None if found is None else found[0])
         if found is None:
             raise self._no_route(path)
         route, handler = found
@@ -125,10 +123,13 @@ class App:
         body = await self._body(receive) if method == "POST" else name.encode()
         if not route.limited:
             return await handler(body)
-        members = members_of(body) if method == "POST" else 1
-        with self._admission.slots(members, str((scope.get("client") or ("?",))[0])):
+        client = (scope.get("client") or ("?",))[0]
+        slots = self._admission.take(members_of(body) if method == "POST" else 1, client)
+        try:
             await asyncio.sleep(0)  # requests that arrived together are all admitted or refused before the first is handled
             return await handler(body)
+        finally:
+            self._admission.release(slots)
 
     def _no_route(self, path: str) -> RefusedError:
         methods = [method for method, other in self._routes if other == path]
