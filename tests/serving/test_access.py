@@ -65,7 +65,7 @@ def test_bodies_must_be_declared_as_json(registry: Registry) -> None:
         answer = await http.options("/v1/rank", headers=preflight)
         assert answer.status_code == 405
         assert not [name for name in answer.headers if name.startswith("access-control")]
-        assert service.stats().versions["v000001"].decisions == 2
+        assert service.counts["v000001"].decisions == 2
 
     run_app(registry, story)
 
