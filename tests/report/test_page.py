@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -11,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mbcal.evaluation.experiment.config import experiment_config
+from mbcal.cli import main
+from mbcal.errors import OptionError
+from mbcal.evaluation.experiment.config import ExperimentConfig, experiment_config
 from mbcal.evaluation.experiment.run import Run
+from mbcal.report.advice import repeat_command
 from mbcal.report.page_writer import table_html, write_report
+from mbcal.report.summary import RunSummary
 from mbcal.report.tables import Table
 from tests.support.experiments import TINY
 
@@ -54,7 +59,41 @@ def in_browser(page: Path, script: str, folder: Path, *options: str) -> str:
     return found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+
+
+@needs_chromium
+def test_the_first_figure_is_the_gap_to_the_baseline(page: Path, tmp_path: Path) -> None:
+    script = """
+      const dots = () => [...document.querySelectorAll('#gap-chart circle')];
+      const agents = () => dots().map(dot => dot.dataset.agent);
+      const fill = Object.fromEntries(dots().map(dot => [dot.dataset.agent, dot.getAttribute('stroke')]));
+      const first = document.querySelector('main svg').parentElement.id, byTruth = agents();
+      const plain = document.querySelectorAll('#gap-warning p').length;
+      document.querySelector('#gap-judges [data-value=lstm]').click();
+      window.result = {first, byTruth, fill, plain, bySimulator: agents(),
+        relations: dots().map(dot => dot.dataset.relation),
+        warning: document.getElementById('gap-warning').textContent, note: document.getElementById('gap-note').textContent,
+        intervals: document.querySelectorAll('#gap-chart line.interval').length};
+      document.querySelector('#gap-protocols [data-value=growing]').click();
+      window.result.growing = agents();
+    """
+    probe = json.loads(in_browser(page, script, tmp_path))
+    assert probe["errors"] == []
+    result = probe["result"]
+    assert result["first"] == "gap-chart"
+    assert set(result["byTruth"]) == {"oracle", "mbcal", "gru4rec", "random"}
+    assert set(result["bySimulator"]) == set(result["growing"]) == {"mbcal", "gru4rec", "random"}
+    assert result["fill"]["mbcal"] == "var(--mbcal)"
+    assert result["fill"]["gru4rec"] == "var(--baseline)"
+    assert "baseline" in result["relations"]
+    assert result["intervals"] == 3
+    assert result["plain"] == 0  # the truth needs no warning
+    assert "no better than the frequencies" in result["warning"] or "Large" in result["warning"]
+    assert "minus that of gru4rec" in result["note"]
+
+
+@needs_chromium
 def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -> None:
     script = """
       const count = (selector) => document.querySelectorAll(selector).length;
@@ -64,26 +103,76 @@ def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -
       const after = count('#curve path.curve');
       const pressed = toggle.getAttribute('aria-pressed');
       toggle.click();
-      const judges = [...document.querySelectorAll('#judges button')];
-      judges[1].click();
       document.querySelectorAll('#steps details').forEach(d => { d.open = true; });
       document.querySelector('#curve circle').dispatchEvent(new PointerEvent('pointerenter', {clientX: 5, clientY: 5}));
-      window.result = {before, after, pressed, back: count('#curve path.curve'), bars: count('#bars circle'),
-        steps: count('#steps details'), changed: count('#steps svg rect'), tip: document.getElementById('tip').textContent,
-        wide: document.documentElement.scrollWidth <= innerWidth, tables: count('table'), judge: judges.length};
+      const tip = document.getElementById('tip').textContent;
+      const heading = document.querySelector('#table-batch .explain');
+      heading.click();
+      const texts = (selector) => [...document.querySelectorAll(selector)].map(e => e.textContent);
+      const steps = JSON.parse(document.getElementById('data').textContent).xray[0].steps;
+      window.result = {before, after, pressed, back: count('#curve path.curve'), tip,
+        meaning: document.getElementById('tip').textContent,
+        references: [...document.querySelectorAll('#curve line.reference')].map(l => l.dataset.name),
+        labels: texts('#curve text'),
+        steps: count('#steps details'), changed: count('#steps rect.change'), head: texts('.step-head > span'),
+        later: texts('.step summary .bar:nth-child(4) span'), signs: steps.map(s => s.future),
+        inside: texts('.inside p:first-child'),
+        cards: count('[data-card] path.calibration') + count('[data-card] path.drift'),
+        wide: document.documentElement.scrollWidth <= innerWidth, scrolls: count('.scroll.wide'),
+        tables: count('#tables table')};
     """
     probe = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))
     assert probe["errors"] == []
     result = probe["result"]
-    assert (result["before"], result["after"], result["back"]) == (3, 2, 3)
+    assert (result["before"], result["after"], result["back"]) == (2, 1, 2)  # chance is a line of its own
     assert result["pressed"] == "false"
-    assert result["judge"] == 2
-    assert result["bars"] == 3  # the second judge has no oracle
+    assert "round 1" in result["tip"]
+    assert result["meaning"].startswith("Who responds to the methods")
+    assert result["references"] == ["oracle", "chance", "the log"]
+    assert {"mbcal", "gru4rec", "oracle", "chance", "the log"} <= set(result["labels"])
     assert result["steps"] == 20
     assert result["changed"] > 100
-    assert "round 1" in result["tip"]
+    heads = ["#", "item shown", "reward now", "change later", "sum", "the user did"]
+    assert all(text.startswith(head) for text, head in zip(result["head"], heads, strict=True))
+    for text, future in zip(result["later"], result["signs"], strict=True):
+        assert ("−" in text) == (future < 0)
+    assert all(("lowers" in text) != ("raises" in text) for text in result["inside"][:19])
+    assert result["cards"] == 3  # calibration, and drift of two lines
     assert result["wide"]  # nothing sticks out on a phone
+    assert result["scrolls"] >= 2  # wide tables say that they scroll
     assert result["tables"] >= 6
+
+
+def test_the_page_answers_in_words(page: Path) -> None:
+    text = page.read_text()
+    for part in (
+        "Which of 3 methods earns the most reward per session from users of newsfeed",
+        "test sessions of ",
+        "2 of each method. The means of ",
+        "Not a model: nothing about these users is estimated.",
+        "Train each method at least 3 times",
+        "<td>the log</td>",
+    ):
+        assert part in text, part
+    assert "earns most" not in text
+    order = [text.index(f'id="{name}"') for name in ("gaps", "sure", "judges", "next", "curves", "xray", "tables", "repeat")]
+    assert order == sorted(order)
+
+
+def test_the_command_on_the_page_repeats_the_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = Run.open(page.parent, "cpu")
+    words = shlex.split(repeat_command(RunSummary(run), out=str(tmp_path / "again")))
+    found: list[ExperimentConfig] = []
+
+    def keep(config: ExperimentConfig, *_: object, **__: object) -> None:
+        found.append(config)
+        raise OptionError("that is enough")
+
+    monkeypatch.setattr("mbcal.evaluation.experiment.runner.run_experiment", keep)
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    assert found == [run.settings]
 
 
 def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
@@ -95,7 +184,7 @@ def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
 
     links = Links()
     links.feed(page.read_text())
-    assert links.found == ["data:,"]
+    assert [link for link in links.found if not link.startswith("#")] == ["data:,"]
     text = page.read_text()
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", text)
     assert "{{" not in text

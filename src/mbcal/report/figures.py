@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mbcal.metrics import Mean
+from mbcal.report.palette import COLOURS, role, styles
+from mbcal.report.standing import compare
 from mbcal.report.summary import PROTOCOLS, RunSummary
 
-INK, SOFT = "#333333", "#bbbbbb"
-COLOURS = (
-    "#c0392b", "#e59866", "#2471a3", "#5dade2", "#1e8449", "#58d68d", "#7d3c98", "#b7950b", "#d35400", "#16a085", "#909497",
-    "#d2b4de", "#a04000",
-)  # fmt: skip
-
-
-def colour(index: int) -> str:
-    """Return the colour of the agent with this index; the same in every figure and on the page."""
-    return COLOURS[index % len(COLOURS)]
+INK, SOFT, GRID = "#333333", "#bbbbbb", "#eeeeee"
 
 
 def draw_figures(summary: RunSummary) -> dict[str, bytes]:
@@ -26,6 +21,8 @@ def draw_figures(summary: RunSummary) -> dict[str, bytes]:
     for protocol in PROTOCOLS:
         if summary.by_agent(protocol):
             files |= image_files(protocol, _reward_figure(summary, protocol))
+            if summary.baseline in summary.rewards(protocol, summary.judges[0]):
+                files |= image_files(f"{protocol}-gaps", _gap_figure(summary, protocol, summary.baseline or ""))
     if summary.by_agent("growing"):
         files |= image_files("curves", _curve_figure(summary))
     return files
@@ -52,13 +49,27 @@ def line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Any
     """
     figure = _figure(8, 4.8)
     axes = figure.subplots()
-    for index, (agent, line) in enumerate(lines.items()):
-        at = line.get("at", range(1, len(line["mean"]) + 1))
-        axes.plot(at, line["mean"], color=colour(index), label=agent)
-        axes.fill_between(at, line["low"], line["high"], color=colour(index), alpha=0.15, linewidth=0)
+    ends: list[tuple[float, str, str]] = []
+    for agent, (own, dash) in styles(list(lines)).items():
+        line = lines[agent]
+        at = list(line.get("at", range(1, len(line["mean"]) + 1)))
+        style = (0, tuple(float(part) / 2 for part in dash.split())) if dash else "-"
+        axes.plot(at, line["mean"], color=COLOURS[own], linestyle=style, linewidth=2.4 if own == "mbcal" else 1.6)
+        axes.fill_between(at, line["low"], line["high"], color=COLOURS[own], alpha=0.13, linewidth=0)
+        ends.append((line["mean"][-1], agent, COLOURS[own]))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    _label_ends(axes, ends)
     return figure, axes
+
+
+def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
+    """Write names at the right ends of lines, apart from each other: value, name and colour of each."""
+    low, high = axes.get_ylim()
+    gap, last = (high - low) / 24, -math.inf
+    for value, name, colour in sorted(ends):
+        last = max(value, last + gap)
+        at = (1.01, (last - low) / (high - low))
+        axes.annotate(name, at, xycoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -70,20 +81,45 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _reward_figure(summary: RunSummary, protocol: str) -> Any:
-    """Reward and interval of every method, one panel per judge."""
+    """Reward and interval of every method and of the log, one panel per judge."""
     judges = [judge for judge in summary.judges if summary.rewards(protocol, judge)]
-    order = [agent for agent, _, _ in summary.ranked(protocol, judges[0])][::-1]
+    order = [agent for agent, _, _ in summary.ranked_with_log(protocol, judges[0])][::-1]
     figure = _figure(4.5 * len(judges) + 1.5, 0.32 * len(order) + 1.2)
     for axes, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
-        for agent, mean, _ in summary.ranked(protocol, judge):
-            y = order.index(agent)
-            axes.plot([mean.low, mean.high], [y, y], color=SOFT, linewidth=4, solid_capstyle="butt")
-            axes.plot(mean.mean, y, "o", color=INK, markersize=5)
+        for agent, mean, _ in summary.ranked_with_log(protocol, judge):
+            _draw_interval(axes, order.index(agent), agent, mean)
         axes.set_yticks(range(len(order)), order)
         axes.set(title=f"judged by {judge}", xlabel="reward per session, 95% interval")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", color="#eeeeee")
     return figure
+
+
+def _gap_figure(summary: RunSummary, protocol: str, base: str) -> Any:
+    """Paired gap of every method to the baseline, one panel per judge; a zone where the judge cannot be trusted."""
+    judges = [judge for judge in summary.judges if base in summary.rewards(protocol, judge)]
+    order = [agent for agent, _, _ in summary.ranked(protocol, judges[0]) if agent != base][::-1]
+    figure = _figure(4.5 * len(judges) + 1.5, 0.32 * max(len(order), 1) + 1.2)
+    for axes, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
+        rewards, trust = summary.rewards(protocol, judge), summary.trust.get(judge)
+        for agent in (name for name in order if name in rewards):
+            _draw_interval(axes, order.index(agent), agent, compare(agent, base, rewards, summary.users, trust).gap)
+        low, high = axes.get_xlim()
+        if trust is not None and not trust.problem:
+            axes.axvspan(-trust.difference, trust.difference, color=SOFT, alpha=0.3, linewidth=0, zorder=0)
+        axes.set_xlim(min(low, 0), max(high, 0))
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set_yticks(range(len(order)), order)
+        axes.set(title=f"judged by {judge}", xlabel=f"reward per session minus {base}'s, paired 95% interval")
+    return figure
+
+
+def _draw_interval(axes: Any, y: int, agent: str, mean: Mean) -> None:
+    """One row: an interval and its mean, in the colour of the agent's role; references are hollow."""
+    own = role(agent)
+    axes.plot([mean.low, mean.high], [y, y], color=COLOURS[own], alpha=0.45, linewidth=4, solid_capstyle="butt")
+    face = "white" if own == "reference" else COLOURS[own]
+    axes.plot(mean.mean, y, "o", color=COLOURS[own], markerfacecolor=face, markersize=5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color=GRID)
 
 
 def _curve_figure(summary: RunSummary) -> Any:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import re
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from mbcal.config import to_dict
+from mbcal.environments.newsfeed import oracle
+from mbcal.evaluation.comparison import LOG_ROW
 from mbcal.evaluation.experiment.run import Run
-from mbcal.report.figures import colour, draw_figures
-from mbcal.report.formats import format_value
-from mbcal.report.summary import RunSummary
+from mbcal.report.advice import asked, certainty, next_steps, repeat_command
+from mbcal.report.figures import draw_figures
+from mbcal.report.html import page_part, scroll_table
+from mbcal.report.palette import styles
+from mbcal.report.standing import compare
+from mbcal.report.summary import JUDGES, PROTOCOLS, RunSummary
 from mbcal.report.tables import Table, run_tables
 from mbcal.storage.atomic import write_atomic
 from mbcal.storage.json_text import script_json
-from mbcal.types import Behaviours
+
+SCRIPTS = ("charts.js", "drawings.js", "xray.js", "page.js")
+"""Scripts of the page, in the order in which they need each other."""
 
 
 def write_report(run: Run, summary: RunSummary | None = None) -> Path:
@@ -43,65 +49,126 @@ def write_report(run: Run, summary: RunSummary | None = None) -> Path:
 
 
 def render_page(summary: RunSummary, tables: list[Table]) -> str:
-    """Return the page as HTML: one self-contained file with style, script and data inside."""
+    """Return the page as HTML: one self-contained file with style, scripts and data inside."""
     run = summary.run
-    parts = {
-        name: files("mbcal.report").joinpath("page", name).read_text("utf-8")
-        for name in ("page.html", "page.css", "page.js")
-    }
     contents = {
-        "STYLE": parts["page.css"],
-        "HEADLINE": escape(summary.headline()),
-        "WARNINGS": "".join(f"<p class=warning>{escape(warning)}</p>" for warning in summary.warnings()),
+        "STYLE": page_part("page.css"),
         "SOURCE": escape(run.settings.data),
+        "ASKED": escape(asked(summary)),
+        "RESULT": escape(summary.result()),
+        "MEASURED": escape(summary.measured()),
+        "DISAGREEMENT": _paragraph(summary.disagreement(), "note strong"),
+        "WARNINGS": "".join(_paragraph(warning, "warning") for warning in summary.warnings()),
+        "CERTAINTY": "".join(f"<li>{escape(sentence)}</li>" for sentence in certainty(summary)),
+        "JUDGES": _judges_html(summary),
+        "NEXT": "".join(_step_html(*step) for step in next_steps(summary)),
         "TABLES": "".join(table_html(table) for table in tables),
+        "REPEAT": escape(repeat_command(summary)),
         "SETTINGS": escape(json.dumps(to_dict(run.settings), indent=2)),
         "VERSIONS": escape((run.folder / "run.json").read_text("utf-8")),
-        "DATA": script_json(_page_data(summary)),
-        "SCRIPT": parts["page.js"],
+        "DATA": script_json(page_data(summary)),
+        "SCRIPT": "\n".join(page_part(name) for name in SCRIPTS),
     }
-    # in one pass: what a run calls itself is not searched for the names of other parts
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: contents[match[1]], parts["page.html"])
+    # in one pass, so that no value can contain the name of another
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: contents[found[1]], page_part("page.html"))
 
 
 def table_html(table: Table) -> str:
     """Return a section of the page with the table; columns without any value are left out."""
-    count = len(table.columns)
-    is_number = [all(isinstance(row[k], int | float | None) for row in table.rows) for k in range(count)]
-    used = [k for k in range(count) if any(row[k] is not None for row in table.rows)]
-
-    def cell(tag: str, k: int, text: str) -> str:
-        return f"<{tag}{' class=number' if is_number[k] else ''}>{escape(text)}</{tag}>"
-
-    head = "".join(cell("th", k, table.columns[k]) for k in used)
-    body = "".join(f"<tr>{''.join(cell('td', k, format_value(row[k])) for k in used)}</tr>" for row in table.rows)
-    note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
-    return (
-        f'<section id="table-{table.name}"><h2>{escape(table.title)}</h2><div class=scroll><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}</section>"
-    )
+    used = [k for k in range(len(table.columns)) if any(row[k] is not None for row in table.rows)]
+    is_number = [all(isinstance(row[k], int | float | None) for row in table.rows) for k in used]
+    rows = [[escape(table.texts(row)[k]) for k in used] for row in table.rows]
+    grid = scroll_table([table.columns[k] for k in used], rows, is_number, table.title)
+    return f'<section id="table-{table.name}"><h3>{escape(table.title)}</h3>{grid}{_paragraph(table.note, "note")}</section>'
 
 
-def _page_data(summary: RunSummary) -> dict[str, Any]:
-    """The values that page.js draws."""
-    run = summary.run
-    agents = list(dict.fromkeys(result.cell.agent for result in summary.results))
+def page_data(summary: RunSummary) -> dict[str, Any]:
+    """Return the values that the page's scripts draw."""
     mbcal_records = [result.record for result in summary.by_agent("batch").get("mbcal", [])]
     no_xray: dict[str, Any] = {"xray": [], "gamma": None}
     with_xray = next((record for record in mbcal_records if record.get("xray")), no_xray)
-    behaviours: Behaviours = run.store().behaviours
+    rewards = summary.run.store().behaviours.rewards
+    agents = list(dict.fromkeys(result.cell.agent for result in summary.results))
     return {
-        "colours": {agent: colour(index) for index, agent in enumerate(agents)},
-        "curves": summary.curves(),
-        "rewards": {
-            judge: [
-                {"agent": agent, "mean": mean.mean, "low": mean.low, "high": mean.high}
-                for agent, mean, _ in summary.ranked("batch", judge)
-            ]
-            for judge in summary.judges
-        },
-        "judge": summary.judges[0],
+        "styles": {agent: {"role": role, "dash": dash} for agent, (role, dash) in styles([*agents, LOG_ROW]).items()},
+        "baseline": summary.baseline,
+        "protocols": {name: title for name, title in PROTOCOLS.items() if summary.by_agent(name)},
+        "judges": {judge: _judge_data(summary, judge) for judge in summary.judges},
+        "gaps": {protocol: _gaps(summary, protocol) for protocol in PROTOCOLS if summary.by_agent(protocol)},
+        "curves": {agent: curve for agent, curve in summary.curves().items() if agent != "random"},
+        "references": _references(summary),
         "gamma": with_xray["gamma"],
-        "most": max(behaviours.rewards),
+        "range": [min(rewards), max(rewards)],
         "xray": with_xray["xray"],
     }
+
+
+def _judge_data(summary: RunSummary, judge: str) -> dict[str, Any]:
+    trust, card = summary.trust.get(judge), summary.report_cards.get(judge)
+    finite = trust is not None and not trust.problem
+    return {
+        "title": JUDGES[judge],
+        "trusted": trust.difference if trust is not None and finite else None,
+        "warning": None if trust is None else trust.warning,
+        "card": card and {name: card[name] for name in ("reliability", "real", "simulated", "error", "reached")},
+    }
+
+
+def _gaps(summary: RunSummary, protocol: str) -> dict[str, list[dict[str, Any]]]:
+    """By judge: the gap of every method to the baseline, best first, the baseline among them with none."""
+    gaps: dict[str, list[dict[str, Any]]] = {}
+    base = summary.baseline
+    for judge in summary.judges:
+        rewards = summary.rewards(protocol, judge)
+        if base not in rewards:
+            continue
+        entries = []
+        for agent, mean, spread in summary.ranked(protocol, judge):
+            gap = compare(agent, base, rewards, summary.users, summary.trust.get(judge))
+            values = {"mean": gap.gap.mean, "low": gap.gap.low, "high": gap.gap.high}
+            finite = {name: value if abs(value) != float("inf") else None for name, value in values.items()}
+            relation = "baseline" if agent == base else gap.relation
+            entries.append({"agent": agent, **finite, "relation": relation, "reward": mean.mean, "spread": spread})
+        gaps[judge] = entries
+    return gaps
+
+
+def _references(summary: RunSummary) -> list[dict[str, Any]]:
+    """Horizontal lines of the curves: what the oracle, chance and the log earn under the first judge."""
+    judge = summary.judges[0]
+    rewards = {**summary.rewards("growing", judge), **summary.rewards("batch", judge)}
+    lines = [("oracle", rewards.get(oracle.NAME)), ("chance", rewards.get("random"))]
+    found = [{"name": name, "value": float(values.mean())} for name, values in lines if values is not None]
+    return found + ([] if summary.logged is None else [{"name": LOG_ROW, "value": summary.logged.mean}])
+
+
+def _judges_html(summary: RunSummary) -> str:
+    """What each judge is and can be trusted for, with room for the curves of its report card."""
+    parts = []
+    for judge in summary.judges:
+        trust, card = summary.trust.get(judge), summary.report_cards.get(judge)
+        title = escape(JUDGES[judge][0].upper() + JUDGES[judge][1:])
+        if trust is None or card is None:
+            parts.append(f"<h3>{title}</h3><p>Not a model: nothing about these users is estimated.</p>")
+            continue
+        shown = [
+            sum(value * reached for value, reached in zip(card[name], card["reached"], strict=True))
+            for name in ("real", "simulated")
+        ]
+        level = (
+            f"On the logged items of the test users it expects {shown[1]:.1f} per session where they gave {shown[0]:.1f}."
+            f" {card['sessions']:,} sessions of users it was not fitted on."
+        )
+        parts.append(
+            f"<h3>{title}</h3>{_paragraph(trust.warning or trust.sentence, 'warning' if trust.is_low else 'trusted')}"
+            f"<p>{escape(level)}</p><div class=pair data-card='{escape(judge)}'></div>"
+        )
+    return "".join(parts)
+
+
+def _step_html(text: str, command: str) -> str:
+    return f"<li>{escape(text)}{f'<pre>{escape(command)}</pre>' if command else ''}</li>"
+
+
+def _paragraph(text: str, kind: str) -> str:
+    return f'<p class="{kind}">{escape(text)}</p>' if text else ""

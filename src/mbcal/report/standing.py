@@ -72,9 +72,9 @@ class Standing:
         if self.level:
             text = f"{self.best} is level with {_listed(self.level)} ({second.amount} per session against {second.other})"
         else:
-            text = _clause(second, "the runner-up ")
+            text = f"{self.best} is {_clause(second, 'the runner-up ')}"
         if base is not None and base.other != second.other and base.other not in self.level:
-            text += f", and {_clause(base, '', subject='')}"
+            text += f", and {_clause(base)}"
         return f"{text}."
 
 
@@ -110,15 +110,14 @@ def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDAr
     return Gap(method, other, gap, trust, overlap)
 
 
-def _clause(gap: Gap, title: str, subject: str | None = None) -> str:
-    """One comparison in words, without a full stop."""
-    subject = f"{gap.method} is " if subject is None else subject
+def _clause(gap: Gap, title: str = "") -> str:
+    """One comparison in words, to follow `X is`."""
+    amount = f"{format_mean(gap.gap)} per session {format_interval(gap.gap)}".rstrip()
     if gap.relation == "untrusted" and gap.trust is not None:
         size = f"the {gap.trust.difference:.3g} that this judge can be trusted for"
-        return f"{subject}not told apart from {title}{gap.other}: {gap.amount} per session is less than {size}"
-    unsteady = " (their trainings overlap: another training could turn it around)" if gap.overlap else ""
-    relation = "ahead of" if gap.relation == "ahead" else "behind"
-    return f"{subject}{relation} {title}{gap.other} by {gap.amount.removeprefix('+')} per session{unsteady}"
+        return f"not told apart from {title}{gap.other}: {amount} is less than {size}"
+    unsteady = ", though another training could turn it around" if gap.overlap else ""
+    return f"{'ahead of' if gap.relation == 'ahead' else 'behind'} {title}{gap.other} by {amount}{unsteady}"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

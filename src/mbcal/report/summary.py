@@ -168,4 +168,8 @@ class RunSummary:
 
     def warnings(self) -> list[str]:
         """Return reasons not to trust the results: one for every simulator that cannot be trusted far."""
-        return [f"{JUDGES[judge].capitalize()}: {trust.warning}" for judge, trust in self.trust.items() if trust.warning]
+        return [
+            f"{JUDGES[judge][0].upper()}{JUDGES[judge][1:]}: {trust.warning}"
+            for judge, trust in self.trust.items()
+            if trust.warning
+        ]
