@@ -3,8 +3,8 @@ import { ask, badge, dash, el, interval, number, plain, signed, table } from "./
 import { dotChart, lineChart } from "./charts.js";
 import { wholeTicks } from "./stores.js";
 
-// MBCAL has the strong colour, its variants the second one, baselines are grey
-export const agentColour = (agent) => (agent === "mbcal" ? "var(--strong)" : agent.startsWith("mbcal") ? "var(--second)" : "var(--grey)");
+// MBCAL has the strong colour, its variants and methods from files the second one, baselines are grey
+export const agentColour = (agent) => (agent === "mbcal" ? "var(--strong)" : agent.startsWith("mbcal") || agent.includes(":") ? "var(--second)" : "var(--grey)");
 const reportLink = (path) => el("a", { href: `report?path=${encodeURIComponent(path)}` }, "report");
 const groups = (results) => [...new Set(results.map((one) => `${one.protocol}, judged by ${one.judge}`))];
 const group = (one) => `${one.protocol}, judged by ${one.judge}`;
