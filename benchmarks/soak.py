@@ -22,6 +22,8 @@ import contextlib
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -49,31 +51,41 @@ class Soak:
         """Disturb the server until the time is over; the load goes on for a moment after the last disturbance."""
         sampling = asyncio.create_task(self._sample())
         loading = asyncio.create_task(self.load.run())
-        quiet = min(10.0, seconds / 30)  # between the recovery from one disturbance and the next
+        quiet = min(10.0, 2.0 + seconds / 60)  # between the recovery from one disturbance and the next
         await asyncio.sleep(quiet)
-        kinds = [self.swap, self.kill, self.slow_clients, self.full_disk, self.moved_log, self.restart]
-        kinds += [self.redis_restart] if self.redis else []
-        turn = 0
-        while time.monotonic() - self._began < seconds - quiet:
-            kind = kinds[turn % len(kinds)]
-            turn += 1
-            start = time.monotonic() - self._began
-            try:
-                await kind()
-            except PermissionError as error:
-                self.skipped.append(f"{kind.__name__}: {error}")
-                kinds.remove(kind)
-                continue
-            end = time.monotonic() - self._began
-            recovery = await self._recovered()
-            self.disturbances.append(Disturbance(kind.__name__, start, end, recovery))
-            print(f"{end:6.0f} s  {kind.__name__:<14} recovered in {recovery:.2f} s", flush=True)
+        for kind in self._kinds(seconds):
+            if time.monotonic() - self._began >= seconds - quiet:
+                break
+            await self._disturb(kind)
             await asyncio.sleep(quiet)
         await self.load.stop()
         await loading
         sampling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sampling
+
+    def _kinds(self, seconds: float) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Disturbances without end; in long runs processes end in every fourth round only, so that their memory is seen."""
+        gentle = [self.swap, self.slow_clients, self.full_disk, self.moved_log]
+        gentle += [self.redis_restart] if self.redis else []
+        for turn in count():
+            yield from gentle
+            if turn % 4 == 0 or seconds < 300:
+                yield from (self.kill, self.restart)
+
+    async def _disturb(self, kind: Callable[[], Awaitable[None]]) -> None:
+        name, start = kind.__name__, time.monotonic() - self._began
+        if any(entry.startswith(name) for entry in self.skipped):
+            return
+        try:
+            await kind()
+        except PermissionError as error:
+            self.skipped.append(f"{name}: {error}")
+            return
+        end = time.monotonic() - self._began
+        recovery = await self._recovered()
+        self.disturbances.append(Disturbance(name, start, end, recovery))
+        print(f"{end:6.0f} s  {name:<14} recovered in {recovery:.2f} s", flush=True)
 
     async def _recovered(self) -> float:
         """Seconds until five rankings in a row are answered."""
@@ -124,7 +136,7 @@ class Soak:
     async def restart(self) -> None:
         """SIGTERM, and start again."""
         await self.server.stop()
-        await self.server.start()
+        self.server.launch()
 
     async def slow_clients(self) -> None:
         """Clients that send a byte of their body per second."""
@@ -188,10 +200,12 @@ async def soak(options: argparse.Namespace, folder: Path, out: Path) -> bool:
     redis = RedisServer(folder) if options.redis else None
     extra = ["--workers", str(options.workers)] if options.workers > 1 else []
     extra += ["--state", redis.address] if redis else []
-    command = [*RUN, "serve", "--registry", str(folder / "registry"), *extra]
+    # little memory, so that its bounds are reached soon and further growth is a leak
+    command = [*RUN, "serve", "--registry", str(folder / "registry"), "--max-memory", "32", *extra]
     server = Server(command, folder / "log", out / "events.log")
-    await server.start()
+    server.launch()
     try:
+        await server.ready()
         load = Load(server.port, items, labels, options.rate)
         run_ = Soak(server, load, registry, redis)
         await run_.run(60 * options.minutes)

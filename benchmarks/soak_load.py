@@ -35,7 +35,7 @@ class Load:
         self._second: tuple[Counter[str], list[float]] = (Counter(), [])
         self._draw = np.random.default_rng(1)
         self._queue: asyncio.Queue[tuple[float, int] | None] = asyncio.Queue()
-        self._recent: deque[tuple[int, dict[str, Any], dict[str, Any]]] = deque(maxlen=200)
+        self._recent: deque[tuple[int, dict[str, Any], dict[str, Any]]] = deque(maxlen=40)
         self._stopped = False
 
     async def run(self) -> None:

@@ -32,13 +32,13 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._draw = np.random.default_rng(2)
 
-    async def start(self) -> None:
-        """Start it and wait until it is ready."""
+    def launch(self) -> None:
+        """Start it; it is not ready yet."""
         self._process = subprocess.Popen(self._command, stderr=self._events)
         self.starts += 1
-        await self._ready()
 
-    async def _ready(self) -> None:
+    async def ready(self) -> None:
+        """Wait until it is ready."""
         deadline = time.monotonic() + 60
         while not await asyncio.to_thread(self._is_ready):
             assert time.monotonic() < deadline, "the server did not start; see events.log"
@@ -88,7 +88,7 @@ class Server:
         processes[0].kill()
         assert self._process is not None
         await asyncio.to_thread(self._process.wait)
-        await self.start()
+        self.launch()
 
     async def stop(self) -> None:
         """SIGTERM, and wait until it has ended."""

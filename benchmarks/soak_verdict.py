@@ -51,7 +51,7 @@ class Disturbance:
     start: float
     end: float
     recovery: float
-    """Seconds from its end to the first of five answers in a row; infinite if there were none."""
+    """Seconds from its end (of a kill: from the kill) to the first of five answers in a row; infinite if there were none."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _quiet_errors(samples: Sequence[Sample], disturbances: Sequence[Disturbance]
     """Requests that were refused or broken in seconds without a disturbance, and all requests of those seconds."""
     errors = total = 0
     for sample in samples:
-        near = [entry for entry in disturbances if entry.start - 1 <= sample.seconds <= entry.end + entry.recovery + 2]
+        near = [entry for entry in disturbances if entry.start <= sample.seconds <= entry.end + entry.recovery + 1.5]
         if not near:
             errors += sample.refused + sample.broken + sample.other
             total += sample.ok + sample.refused + sample.broken + sample.other
