@@ -51,7 +51,7 @@ class Soak:
         """Disturb the server until the time is over; the load goes on for a moment after the last disturbance."""
         sampling = asyncio.create_task(self._sample())
         loading = asyncio.create_task(self.load.run())
-        quiet = min(10.0, 2.0 + seconds / 60)  # between the recovery from one disturbance and the next
+        quiet = min(12.0, 4.0 + seconds / 60)  # between the recovery from one disturbance and the next
         await asyncio.sleep(quiet)
         for kind in self._kinds(seconds):
             if time.monotonic() - self._began >= seconds - quiet:
@@ -214,7 +214,7 @@ async def soak(options: argparse.Namespace, folder: Path, out: Path) -> bool:
         server.end()
         if redis:
             redis.stop()
-    findings = judge(run_.samples, run_.disturbances, load, server, options.max_slope)
+    findings = judge(run_.samples, run_.disturbances, load, server, options.max_slope, options.max_start)
     write_results(out, run_.samples, run_.disturbances, findings, run_.skipped, load)
     return not [finding for finding in findings if not finding.passed]
 
@@ -227,6 +227,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="worker processes of the server")
     parser.add_argument("--redis", action="store_true", help="keep sessions in a Redis server, and restart it")
     parser.add_argument("--max-slope", type=float, default=5.0, help="MiB per minute by which memory may grow")
+    parser.add_argument("--max-start", type=float, default=15.0, help="seconds in which a killed server is back")
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
     options = parser.parse_args()
     if options.redis and shutil.which("redis-server") is None:

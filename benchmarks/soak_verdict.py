@@ -16,9 +16,8 @@ from soak_servers import Server
 
 from mbcal.decision_log import Decision, Loss, read_log
 
-RECOVERY_SECONDS = {"kill": 10.0, "restart": 10.0}
-"""Longest recovery by disturbance, of processes that have to start; others have `DEFAULT_RECOVERY`."""
-DEFAULT_RECOVERY = 3.0
+MAX_RECOVERY = 3.0
+"""Longest recovery, in seconds, from a disturbance after which no process has to start."""
 MAX_UNEXPECTED = 0.005
 """Largest share of requests refused or broken while nothing was disturbed: the machine has other work, too."""
 SETTLED_SECONDS = 60.0
@@ -64,7 +63,12 @@ class Finding:
 
 
 def judge(
-    samples: Sequence[Sample], disturbances: Sequence[Disturbance], load: Load, server: Server, max_slope: float
+    samples: Sequence[Sample],
+    disturbances: Sequence[Disturbance],
+    load: Load,
+    server: Server,
+    max_slope: float,
+    max_start: float,
 ) -> list[Finding]:
     """Return every part of the verdict."""
     findings = [*_log_findings(load, server)]
@@ -76,7 +80,7 @@ def judge(
     slow = [
         f"{entry.kind} at {entry.start:.0f} s: {entry.recovery:.1f} s"
         for entry in disturbances
-        if entry.recovery > RECOVERY_SECONDS.get(entry.kind, DEFAULT_RECOVERY)
+        if entry.recovery > (max_start if entry.kind in ("kill", "restart") else MAX_RECOVERY)
     ]
     longest = max((entry.recovery for entry in disturbances), default=0.0)
     detail = f"{len(disturbances)} disturbances, the longest recovery took {longest:.1f} s"
@@ -120,7 +124,7 @@ def _quiet_errors(samples: Sequence[Sample], disturbances: Sequence[Disturbance]
     """Requests that were refused or broken in seconds without a disturbance, and all requests of those seconds."""
     errors = total = 0
     for sample in samples:
-        near = [entry for entry in disturbances if entry.start <= sample.seconds <= entry.end + entry.recovery + 1.5]
+        near = [entry for entry in disturbances if entry.start <= sample.seconds <= entry.end + entry.recovery + 2.5]
         if not near:
             errors += sample.refused + sample.broken + sample.other
             total += sample.ok + sample.refused + sample.broken + sample.other

@@ -90,6 +90,17 @@ def test_the_page_on_it_runs(shop: Path) -> None:
     assert row["candidates"] == [["a", "b", "c"]]
 
 
+def test_a_missing_segment_is_named(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shop / "log/segment-000001.log").unlink()
+    shown = mbcal("log", "show", "log", "--json", cwd=shop)
+    (loss,) = json.loads(shown.stdout)["lost"]
+    assert loss.startswith("log/segment-000001.log: missing; records 1 to ")
+    assert shown.stderr == f"{loss}; the rest is used\n"
+    export = ("log", "export", "log", "--model", "model", "--out", "x.parquet")
+    assert refused(*export, cwd=shop, capsys=capsys).startswith(f"mbcal: {loss}; restore the file, or skip what is lost")
+    assert mbcal(*export, "--skip-damaged", cwd=shop).stderr.startswith(loss)
+
+
 def test_mistakes_are_one_sentence(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     export = ("log", "export", "log", "--model", "model", "--out", "x.parquet")
     (shop / "x.parquet").write_bytes(b"mine")

@@ -225,3 +225,16 @@ def test_a_log_that_cannot_be_written_is_a_503(registry: Registry, tmp_path: Pat
 
     run_app(registry, story, folder)
     assert len(list(read_log(folder))) == 2
+
+
+def test_workers_share_answers_while_redis_has_lost_them(registry: Registry) -> None:
+    supervisor, bodies = SharedStore(), []
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        bodies.append((await http.post("/v1/rank", json=REQUEST)).content)
+
+    for _ in range(2):
+        worker = Service(registry, SharedStore(), None, 0.5)  # a store of its own: nothing is in it
+        worker.repeated.supervisor = supervisor
+        serve(ServerSettings(""), ask, worker)
+    assert bodies[0] == bodies[1]

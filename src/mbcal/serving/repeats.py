@@ -66,6 +66,8 @@ class RepeatedRequests:
             clock: Seconds since 1970.
         """
         self._sessions, self._lifetime, self._clock = sessions, lifetime, clock
+        self.supervisor: SessionStore | None = None
+        """Where the workers of one command share answers while sessions are in Redis, which may be away or lose them."""
         self._known: BoundedDict[str, asyncio.Future[_Stored] | _Stored] = BoundedDict(max_bytes)
 
     @property
@@ -101,20 +103,22 @@ class RepeatedRequests:
                 future.exception()  # marks it as retrieved: there may be no other caller
             raise
         future.set_result(self._store(decision, request, answer, self._clock()))
+        if self.supervisor is not None:
+            with contextlib.suppress(StateAwayError):
+                await self.supervisor.remember_decision(decision, DecisionRef(None, 0, [], "", request, _encode(answer)))
         return answer
 
     async def _recall(self, decision: str, request: str) -> RankAnswer | None:
         """The answer of another worker or server; None if it is not known."""
-        if not self._sessions.is_shared:
-            return None
-        try:
-            reference = await self._sessions.recall_decision(decision)
-        except StateAwayError:
-            return None
-        if reference is None or not reference.answer:
-            return None
-        _require_same(decision, request, reference.request)
-        return _decode(reference.answer)
+        for store in (self.supervisor, self._sessions):
+            if store is None or not store.is_shared:
+                continue
+            with contextlib.suppress(StateAwayError):
+                reference = await store.recall_decision(decision)
+                if reference is not None and reference.answer:
+                    _require_same(decision, request, reference.request)
+                    return _decode(reference.answer)
+        return None
 
     def _store(self, decision: str, request: str, answer: RankAnswer, now: float) -> _Stored:
         stored = _Stored(request, _encode(answer), now + self._lifetime)

@@ -42,6 +42,8 @@ def main() -> int:
         print_event("failed", worker=number, error=str(error))
         return 2
     service.workers = hub
+    if settings.state != "memory":
+        service.repeated.supervisor = hub
     service.traffic.outbox = []
 
     async def announce(_: list[socket.socket]) -> None:
