@@ -206,7 +206,7 @@ def test_workers_answer_with_the_figures_of_all(models: list[Path], tmp_path: Pa
             version = stats["versions"].get("v000001", {})
             if (
                 stats["workers"] == 2
-                and version.get("decisions") == 8
+                and (version.get("decisions"), version.get("feedback")) == (8, 8)
                 and version["low"] is not None
                 and not stats["elsewhere"]
             ):
