@@ -15,7 +15,9 @@ from mbcal.errors import InputError, OptionError
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
 from mbcal.release.comparison import compare_versions
+from mbcal.release.gate import Verdict
 from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
+from mbcal.release.update import loop
 from tests.support.trials import SECOND, session_records, trial_records, write_quickly
 from tests.support.versions import fitted
 
@@ -221,3 +223,22 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
     assert 0 < values["reward"]["lower"] < values["reward"]["low"] < values["reward"]["value"]
     assert values["for_difference"] == 0.1
     assert isinstance(CliRunner().invoke(app, [*options, CANARY]).exception, OptionError)
+
+
+def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_path: Path) -> None:
+    log = log_of(tmp_path, registry, 600, BETTER)
+    clock = registry.pointer().canary_began / 1e6 + 1000
+    watcher = CanaryWatcher(registry, [log], CONFIG, lambda: clock)
+    seen: list[tuple[str | None, str | None]] = []
+
+    def run_update() -> Verdict:
+        seen.append((registry.current(), registry.canary()))
+        return Verdict(CANARY)
+
+    def wait_for_canary() -> None:
+        watch_canary(watcher, 0, until=lambda: registry.canary() is None)
+
+    loop(run_update, every=0, times=2, wait_for_canary=wait_for_canary)
+    assert seen == [(CANARY, None)] * 2  # promoted before the first update
+    helped = CliRunner().invoke(app, ["loop", "--help"]).stdout
+    assert all(option in helped for option in ("--promote-after", "--withdraw-below", "--canary-days", "--undecided"))

@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mbcal.cli.canary import (
+    CanaryDaysOption,
+    IdleOption,
+    PromoteAfterOption,
+    UndecidedOption,
+    WithdrawBelowOption,
+    canary_config,
+    print_look,
+)
 from mbcal.cli.console import progress
 from mbcal.cli.options import (
     AddressOption,
@@ -99,9 +108,32 @@ def loop_updates(
     workers: WorkersOption = None,
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
+    promote_after: PromoteAfterOption = 200,
+    withdraw_below: WithdrawBelowOption = 0.0,
+    canary_days: CanaryDaysOption = 7.0,
+    undecided: UndecidedOption = "withdraw",
+    idle: IdleOption = 1800.0,
 ) -> None:
-    """Update again and again. An update that fails or is refused changes nothing; the next one tries again."""
+    """Update again and again. An update that fails or is refused changes nothing; the next one tries again.
+
+    While a candidate is the canary, nothing new is learned: the loop watches the canary's sessions and promotes or withdraws
+    it ('mbcal watch-canary'). Servers give it sessions if they were started with --canary.
+    """
+    from mbcal.registry.registry import Registry
+    from mbcal.release.canary import CanaryWatcher, watch_canary
     from mbcal.release.update import loop
+
+    watched = Registry(registry)
+    watcher = CanaryWatcher(watched, log, canary_config(promote_after, withdraw_below, canary_days, undecided, idle))
+
+    def wait_for_canary() -> None:
+        watch_canary(
+            watcher,
+            min(10.0, idle / 4),
+            until=lambda: watched.canary() is None,
+            on_look=print_look,
+            on_error=lambda error: typer.echo(f"canary not read: {error}", err=True),
+        )
 
     config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, seed)
     with _runner(registry, log, config, simulator, None, device, engine, workers, address, gpus) as run_update:
@@ -109,6 +141,7 @@ def loop_updates(
             run_update,
             every=every,
             times=times,
+            wait_for_canary=wait_for_canary,
             on_verdict=lambda verdict: _show_verdict(registry, verdict),
             on_error=lambda error: typer.echo(f"update failed: {error}", err=True),
         )

@@ -144,6 +144,7 @@ def loop(
     *,
     every: float,
     times: int = 0,
+    wait_for_canary: Callable[[], None] = lambda: None,
     on_verdict: Callable[[Verdict], None] = lambda _: None,
     on_error: Callable[[MbcalError], None] = lambda _: None,
 ) -> None:
@@ -153,6 +154,7 @@ def loop(
         run_update: One update, such as `functools.partial(update, registry, log, config)`.
         every: Seconds from the beginning of one update to that of the next.
         times: How many; 0 is without end.
+        wait_for_canary: Called before every update; returns when no canary runs, so that its trial is not disturbed.
         on_verdict: Is given every verdict.
         on_error: Is given the error of an update that failed.
 
@@ -163,6 +165,7 @@ def loop(
     while True:
         began = time.monotonic()
         try:
+            wait_for_canary()
             on_verdict(run_update())
         except OptionError:
             raise
