@@ -3,8 +3,9 @@
 Run:  python examples/closed_loop.py --folder build/loop      (or: make loop-demo; a few minutes on two cores)
 
 Users of the generated newsfeed are served by `mbcal serve`. After every round a candidate learns from the decision log
-(`mbcal.release.update`) and goes live only if the gate lets it through. At the end the gate must refuse a candidate that was
-fitted on shuffled behaviours.
+(`mbcal.release.update`). Where the gate finds it no worse it goes live. Where the log cannot tell it becomes the canary,
+which is promoted here without waiting for its users, since a simulator has found it no worse. At the end the gate must not
+publish a candidate that was fitted on shuffled behaviours.
 """
 
 from __future__ import annotations
@@ -125,15 +126,15 @@ def run_rounds(options: argparse.Namespace) -> None:
             print(f"round {number + 1}: {version} earned {rewards[-1]:.2f} per session", flush=True)
             if number + 1 < options.rounds:
                 verdict = judge()
-                if verdict.published:
-                    seconds = wait_for(address, verdict.published)
-                    print(f"  {verdict.published} published; the server ranks by it after {seconds:.2f} s", flush=True)
-                else:
-                    print(f"  refused: {'; '.join(verdict.reasons)}", flush=True)
-        live = registry.current()
+                print(f"  {verdict.action}: {verdict.reason}", flush=True)
+                if verdict.action == "canary":  # a real service waits for its users: see 'mbcal serve --canary'
+                    registry.promote_canary(verdict.version)
+                if verdict.version is not None:
+                    seconds = wait_for(address, verdict.version)
+                    print(f"  the server ranks by {verdict.version} after {seconds:.2f} s", flush=True)
         verdict = judge(candidate=fit_on_shuffled(config, train[:400]))
-        print(f"candidate fitted on shuffled behaviours: {'; '.join(verdict.reasons) or 'published'}", flush=True)
-        if verdict.published or registry.current() != live:
+        print(f"candidate fitted on shuffled behaviours: {verdict.action}: {verdict.reason}", flush=True)
+        if verdict.action == "published":
             sys.exit("the gate published a candidate that was fitted on shuffled behaviours")
         if rewards[-1] <= rewards[0]:
             sys.exit("the last round earned no more than the first")

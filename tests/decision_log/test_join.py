@@ -182,6 +182,31 @@ def test_a_clock_set_back_and_tiny_propensities_are_survived() -> None:
     assert found.sessions.propensities[0, 0] == np.finfo(np.float32).tiny
 
 
+def test_candidates_are_those_that_were_chosen_from() -> None:
+    """Items shown before are left out, unless the server repeats items or none would be left."""
+    shown = [("b", "click"), ("c", "skip")]
+
+    def candidates(**changes: Any) -> list[int]:
+        found = joined(
+            decided("d", items=["a"], step=2, **{"shown": shown, **changes}), answered("d", "a")
+        ).sessions.candidates
+        assert found is not None
+        return found[0, 0].tolist()
+
+    assert candidates() == [2]
+    assert candidates(repeats=True) == [2, 3, 4]
+    assert candidates(shown=[*shown, ("a", "skip")]) == [2, 3, 4]
+
+
+def test_rows_name_the_version_that_decided_them() -> None:
+    records = [decided("d1"), answered("d1"), decided("d2", step=1, version="w"), answered("d2", name="g")]
+    records += [decided("d3", session="t", version="w"), answered("d3", name="h")]
+    found = joined(*records)
+    assert dict(zip(found.session_names, found.versions, strict=True)) == {"s": None, "t": "w"}
+    assert found.decided_by("w").tolist() == [found.session_names.index("t")]
+    assert joined(*records, horizon=1).versions.count("w") == 2
+
+
 def test_an_item_returned_twice_is_one_step() -> None:
     found = joined(decided("d1", items=["b", "b"], propensities=[0.5, 0.1]), answered("d1"))
     assert found.sessions.length.tolist() == [1]

@@ -56,8 +56,8 @@ def test_a_canary_and_the_checks_of_an_update_are_listed_in_words(
     registry, options = Registry("live"), ["--registry", "live"]
     registry.publish(models / "random", metrics={"reward": 80.5})
     checks = [
-        {"name": "sessions", "passed": True, "detail": "900 logged"},
-        {"name": "log", "passed": False, "detail": "why"},
+        {"name": "log", "answer": "cannot tell", "detail": "why"},
+        {"name": "simulator", "answer": "no worse", "detail": "900 sessions"},
     ]
     registry.publish(models / "popular", metrics={"checks": checks}, activate=False)
     assert "v000002 is the canary beside v000001" in output_of("registry", "canary", "v000002", *options)
@@ -65,11 +65,11 @@ def test_a_canary_and_the_checks_of_an_update_are_listed_in_words(
     assert live.split()[:3] == ["v000001", "live", "random"]
     assert live.rstrip().endswith("reward 80.5")
     assert canary.split()[:3] == ["v000002", "canary", "popular"]
-    assert canary.rstrip().endswith("passed: sessions; not passed: log")
+    assert canary.rstrip().endswith("log: cannot tell; simulator: no worse")
     assert json.loads(output_of("registry", "list", *options, "--json"))["canary"] == "v000002"
     shown = output_of("registry", "show", "v000002", *options)
     assert "v000002 (canary), verified" in shown
-    assert "not passed: why" in shown
+    assert "cannot tell. why" in shown
     output = output_of("registry", "withdraw", "--reason", "users complained", *options)
     assert output == "v000002 is withdrawn; v000001 serves all sessions\n"
     assert "users complained" in output_of("registry", "list", *options)

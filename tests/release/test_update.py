@@ -7,7 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,11 +21,12 @@ from mbcal.data.store_writer import write_sessions
 from mbcal.decision_log.join import Joined, join_sessions
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.writer import DecisionLog
-from mbcal.errors import InputError
+from mbcal.errors import ConflictError, InputError
 from mbcal.evaluation.evaluator import evaluate
-from mbcal.evaluation.ope.intervals import Estimate
+from mbcal.evaluation.ope.difference import Difference
+from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import GateConfig, split_judges
+from mbcal.release.gate import Action, Answer, Check, GateConfig, combined_answer, interval_answer, split_judges
 from mbcal.release.update import update, write_verdict
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
@@ -35,7 +36,28 @@ from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 from tests.support.workers import ThreadedEngine
 
 EPSILON = 0.3
-GATE = GateConfig(sessions=100, effective=0, bias=9, tolerance=0.05)
+GATE = GateConfig(sessions=100)
+DIFFERENCE = Difference(
+    value=0.0,
+    low=-1.0,
+    high=1.0,
+    level=0.95,
+    reward=2.0,
+    sessions=40,
+    users=40,
+    differing=50,
+    seen=3,
+    steps=240,
+    weight_variance=500.0,
+    reward_variance=4.0,
+    range=6.0,
+)
+
+
+def let_the_log_say(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the comparison by the log."""
+    monkeypatch.setattr("mbcal.release.update.compare_by_log", lambda *_, **__: (Check("log", answer, "detail"), DIFFERENCE))
+    monkeypatch.setattr("mbcal.release.update.other_estimates", lambda *_, **__: ([], None))
 
 
 def agent(sessions: int, seed: int = 0, epochs: int = 25) -> Agent:
@@ -102,33 +124,55 @@ def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> 
     few = {"gate": GateConfig(sessions=1000), "device": "cpu"}
     whole = update(weak, tmp_path / "log", **few)
     apart = update(weak, [tmp_path / "there", tmp_path / "here"], **few)
-    assert [check.detail for check in apart.checks] == ["50 logged, 1000 needed"]
+    assert apart.reason == whole.reason
+    assert apart.reason.startswith("50 sessions are logged, ")
     assert apart.counts == whole.counts
 
 
-def test_what_is_better_goes_live(weak: Registry, tmp_path: Path) -> None:
+def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_path: Path) -> None:
+    """With six steps and a new policy, no log of this size can tell."""
     before = served(weak, tmp_path / "log", 400)
     verdict = update(weak, tmp_path / "log", epochs=40, epsilon=EPSILON, gate=GATE, device="cpu")
-    assert [check.passed for check in verdict.checks] == [True] * 3, verdict.reasons
-    assert verdict.published == weak.current() == "v000002"
-    version = weak.open()
+    assert (verdict.answer, verdict.action, verdict.version) == ("cannot tell", "canary", "v000002")
+    assert (weak.current(), weak.canary()) == ("v000001", "v000002")
+    assert verdict.difference is not None
+    assert verdict.difference.low < 0 < verdict.difference.high
+    assert verdict.reason.startswith("the log cannot tell; to see a difference of 1%: ")
+    assert " judging sessions in the log, or " in verdict.reason
+    assert verdict.void is not None
+    assert "these estimates and their intervals mean nothing" in verdict.void
+    version = weak.open("v000002")
     assert version.parent == "v000001"
-    assert [check["name"] for check in version.metrics["checks"]] == ["sessions", "overlap", "off-policy"]
+    assert [check["name"] for check in version.metrics["checks"]] == ["log"]
     test = starts(200, seed=9)
     earned = [evaluate(load(weak.open(name).path, "cpu"), DelayedPrize(), test).mean.mean for name in weak.versions()]
     assert earned[1] > earned[0] + 1
+    with pytest.raises(ConflictError, match="v000002 is the canary; wait"):
+        update(weak, tmp_path / "log", gate=GATE, device="cpu")
+    weak.promote_canary()
     assert served(weak, tmp_path / "later", 100, seed=1) > before
     assert verdict.counts is not None
     assert (verdict.counts.sessions, verdict.counts.steps) == (400, 2400)
 
 
-def test_an_engine_teaches_what_one_process_would(weak: Registry, log: Path, tmp_path: Path) -> None:
+def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: Path, log: Path) -> None:
+    gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
+    verdict = update(weak, log, epsilon=EPSILON, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
+    assert (verdict.answer, verdict.action, weak.current()) == ("no worse", "published", "v000002"), verdict.checks
+    assert "it chooses as the live version does at all " in verdict.checks[0].detail
+    assert verdict.void is None
+
+
+def test_an_engine_teaches_what_one_process_would(
+    weak: Registry, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_the_log_say("no worse", monkeypatch)
     shutil.copytree(weak.path, tmp_path / "other")
     made: list[Any] = []
     for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
         settings: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
         verdict = update(registry, log, engine=engine, **settings)
-        assert verdict.published == "v000002", verdict.reasons
+        assert verdict.version == "v000002"
         made.append(load(registry.open().path, "cpu"))
         assert not list(registry.path.glob(".learning-*"))
     assert made[0].n_fits == made[1].n_fits == 2
@@ -139,36 +183,96 @@ def test_an_engine_teaches_what_one_process_would(weak: Registry, log: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("low", "ess", "weight", "reason"),
+    ("answer", "no_worse", "action", "title", "reason"),
     [
-        (-0.01, 100.0, 1.0, None),
-        (-1.0, 100.0, 1.0, "off-policy: +2.000 per session [-1.000, +5.000], at least -0.0"),
-        (1.0, 5.0, 1.0, "overlap: 5 effective sessions, 20 needed"),
-        (1.0, 100.0, 0.4, "overlap: 100 effective sessions, 20 needed; mean weight 0.40, near 1 needed"),
+        ("no worse", "publish", "published", "No worse: v000002 is live", "the log shows that it is no worse"),
+        ("no worse", "canary", "canary", "No worse: v000002 is the canary, v000001 stays live", "the log shows that it is"),
+        (
+            "cannot tell",
+            "publish",
+            "canary",
+            "Cannot tell: v000002 is the canary, v000001 stays live",
+            "the log cannot tell",
+        ),
+        ("worse", "publish", "refused", "Worse: refused, v000001 stays live", "the candidate is worse: log detail"),
     ],
 )
 def test_what_the_log_says_decides(
-    low: float,
-    ess: float,
-    weight: float,
-    reason: str | None,
+    answer: Answer,
+    no_worse: Any,
+    action: Action,
+    title: str,
+    reason: str,
     weak: Registry,
     log: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gap = Estimate("difference", "dr", 2.0, low, 5.0, "bca", ess, 40, weight=weight)
-    monkeypatch.setattr("mbcal.release.gate.estimate_value", lambda *_, **__: [gap])
-    verdict = update(weak, log, epsilon=EPSILON, gate=GateConfig(sessions=100), device="cpu", candidate=agent(30, epochs=1))
-    assert (verdict.published is None) == (reason is not None)
-    assert weak.current() == ("v000001" if reason else "v000002")
-    if reason:
-        assert verdict.reasons[0].startswith(reason)
-        page = write_verdict(tmp_path / "updates", verdict)
-        said = json.loads(page.with_suffix(".json").read_text())
-        assert said["reasons"] == verdict.reasons
-        assert "The candidate was refused" in page.read_text()
-        assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+    let_the_log_say(answer, monkeypatch)
+    gate = GateConfig(sessions=100, no_worse=no_worse)
+    verdict = update(weak, log, epsilon=EPSILON, gate=gate, device="cpu", candidate=agent(30, epochs=1))
+    assert (verdict.answer, verdict.action) == (answer, action)
+    assert weak.current() == ("v000002" if action == "published" else "v000001")
+    assert weak.canary() == ("v000002" if action == "canary" else None)
+    assert weak.versions() == ["v000001", "v000002"][: 1 if action == "refused" else 2]
+    assert verdict.reason.startswith(reason)
+    page = write_verdict(tmp_path / "updates", verdict)
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert (record["answer"], record["action"], record["difference"]["low"]) == (answer, action, -1.0)
+    assert f"<h1>{title}</h1>" in page.read_text()
+    assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+
+
+def test_answers() -> None:
+    assert interval_answer(-0.5, 3.0, least=-1.0) == "no worse"
+    assert interval_answer(-0.5, -0.1, least=-1.0) == "no worse"  # worse, but by no more than is tolerated
+    assert interval_answer(-3.0, -0.1, least=-1.0) == "worse"
+    assert interval_answer(-3.0, 0.1, least=-1.0) == "cannot tell"
+    log, simulator = ({answer: Check(name, answer, "") for answer in get_args(Answer)} for name in ("log", "simulator"))
+    assert combined_answer([log["no worse"], simulator["cannot tell"]]) == "no worse"
+    assert (
+        combined_answer([log["cannot tell"], simulator["no worse"]]) == "cannot tell"
+    )  # a simulator alone publishes nothing
+    assert combined_answer([log["no worse"], simulator["worse"]]) == "worse"
+    assert combined_answer([log["worse"]]) == "worse"
+
+
+def test_a_version_that_an_operator_activates_meanwhile_stays(
+    weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def activate_another(*_: Any, **__: Any) -> Any:
+        weak.publish(weak_model)
+        return Check("log", "no worse", "detail"), DIFFERENCE
+
+    let_the_log_say("no worse", monkeypatch)
+    monkeypatch.setattr("mbcal.release.update.compare_by_log", activate_another)
+    with pytest.raises(ConflictError, match="v000002"):
+        update(weak, log, epsilon=EPSILON, gate=GATE, device="cpu", candidate=agent(30, epochs=1))
+    assert weak.current() == "v000002"
+    assert weak.versions() == ["v000001", "v000002"]
+
+
+def test_along_its_own_log_the_live_version_has_the_logged_propensities(weak: Registry, log: Path) -> None:
+    """At every step the choice was among the candidates that the session had not shown yet."""
+    live = load(weak.open().path, "cpu")
+    domain = live.domain
+    sessions = join_sessions(read_log(log), domain.catalog, domain.behaviours, horizon=6, history=0).sessions
+    chosen = policy_choices(live, sessions)
+    assert chosen.count[0].tolist() == [12, 11, 10, 9, 8, 7]
+    assert chosen.propensities(EPSILON) == pytest.approx(sessions.propensities, rel=1e-5)
+
+
+def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Path, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 120)
+    weak.publish(weak_model)
+    gate = GateConfig(sessions=100, tolerance=0.9)
+    unjudged = update(weak, tmp_path / "log", gate=gate, epsilon=EPSILON, device="cpu", candidate=load(weak_model, "cpu"))
+    assert (unjudged.action, unjudged.checks) == ("refused", [])
+    assert unjudged.reason.startswith("120 sessions are logged, 0 of users who judge are of the live version alone")
+    served(weak, tmp_path / "log", 60, seed=1)
+    verdict = update(weak, tmp_path / "log", gate=gate, epsilon=EPSILON, device="cpu", candidate=load(weak_model, "cpu"))
+    assert verdict.difference is not None
+    assert 5 <= verdict.difference.sessions <= 35
 
 
 def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
@@ -176,39 +280,44 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     served(weak, tmp_path / "log", 150)
     how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=40, batch=64, warmup=10))
     simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
-    gate = GateConfig(sessions=100, effective=1e6, tolerance=0.05)
+    gate = GateConfig(sessions=100, tolerance=0.05)
     settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
-    silent = update(weak, tmp_path / "log", candidate=good, **settings)
-    assert "explore more, or give a simulator" in silent.reasons[0]
-    for candidate, passes in ((bad, False), (good, True)):
+    for candidate, answers, action in (
+        (bad, ["cannot tell", "worse"], "refused"),
+        (good, ["cannot tell", "no worse"], "canary"),
+    ):
         verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **settings)
-        assert [check.name for check in verdict.checks] == ["sessions", "overlap", "simulator"]
-        assert (verdict.published is not None) == passes, verdict.checks
+        assert [check.name for check in verdict.checks] == ["log", "simulator"]
+        assert [check.answer for check in verdict.checks] == answers
+        assert verdict.action == action
+    assert weak.current() == "v000002"
 
 
 def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
     served(weak, tmp_path / "log", 20)
     verdict = update(weak, tmp_path / "log", gate=GATE, device="cpu")
-    assert verdict.reasons == ["sessions: 20 logged, 100 needed"]
+    assert verdict.reason.startswith("20 sessions are logged, ")
+    assert verdict.reason.endswith("; 100 and at least one are needed")
     with pytest.raises(InputError, match="no version is live"):
         update(Registry(tmp_path / "empty"), tmp_path / "log")
 
 
 def test_a_crash_leaves_the_old_version_live(weak: Registry, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_the_log_say("no worse", monkeypatch)
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the power failed")
 
     for where in (
         "mbcal.agents.base.Agent.fit",
-        "mbcal.release.gate.estimate_value",
+        "mbcal.release.update.compare_by_log",
         "mbcal.registry.registry.Registry.publish",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(RuntimeError):
-                update(weak, log, gate=GateConfig(sessions=100, effective=0, bias=9, tolerance=0.99), device="cpu")
+                update(weak, log, gate=GATE, device="cpu")
         assert weak.current() == "v000001"
         assert weak.versions() == ["v000001"]
     assert [path.name for path in weak.path.glob(".candidate-*")] == []
@@ -220,8 +329,7 @@ def test_on_the_command_line(weak: Registry, log: Path, capsys: pytest.CaptureFi
         app(["update", *where, "--min-sessions", "1000"])
     assert left.value.code == 3
     said = capsys.readouterr().out
-    assert "FAILED  sessions: 150 logged, 1000 needed" in said
-    assert "refused; v000001 stays live" in said
+    assert "refused; v000001 stays live: 150 sessions are logged, " in said
     assert (weak.path / "updates" / "000001.html").is_file()
     with pytest.raises(SystemExit) as left:
         app(["loop", *where, "--min-sessions", "1000", "--times", "2", "--every", "1"])
@@ -236,24 +344,26 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
     weak.publish(weak_model)
     served(weak, tmp_path / "log", 50, seed=1)
     seen: dict[str, set[int]] = {}
-    gap = Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)
 
-    def judged(candidate: Agent, now: Agent, sessions: Any, **_: Any) -> list[Estimate]:
+    def judged(candidate: Agent, now: Agent, sessions: Any, *_: Any, **__: Any) -> Any:
         seen["judge"] = set(sessions.user.tolist())
-        return [gap]
+        return Check("log", "worse", ""), DIFFERENCE
 
     def taught(self: Agent, sessions: Any, **_: Any) -> Agent:
         seen["teach"] = set(sessions.user.tolist())
         return self
 
-    monkeypatch.setattr("mbcal.release.gate.estimate_value", judged)
+    let_the_log_say("worse", monkeypatch)
+    monkeypatch.setattr("mbcal.release.update.compare_by_log", judged)
     monkeypatch.setattr(Agent, "fit", taught)
     for replay, users in ((1, 50), (2, 110)):
         verdict = update(weak, tmp_path / "log", replay=replay, gate=GateConfig(sessions=10), device="cpu")
         assert verdict.counts is not None
-        assert verdict.counts.sessions == len(seen["teach"] | seen["judge"]) == users
+        assert verdict.counts.sessions == users
         assert not seen["teach"] & seen["judge"]
         assert 0 < len(seen["judge"]) < len(seen["teach"])
+        assert len(seen["teach"] | seen["judge"]) <= users
+    assert max(seen["judge"]) < 110
 
 
 def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,16 +375,17 @@ def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypat
         joined.append(join_sessions(*arguments, **options))
         return joined[-1]
 
-    def judged(candidate: Agent, live: Agent, sessions: Any, **_: Any) -> list[Estimate]:
+    def judged(candidate: Agent, live: Agent, sessions: Any, *_: Any, **__: Any) -> Any:
         names["judge"] |= {joined[-1].users[user] for user in sessions.user}
-        return [Estimate("difference", "dr", 0.0, -9.0, 1.0, "bca", 100.0, 40)]
+        return Check("log", "worse", ""), DIFFERENCE
 
     def taught(self: Agent, sessions: Any, **_: Any) -> Agent:
         names["teach"] |= {joined[-1].users[user] for user in sessions.user}
         return self
 
     monkeypatch.setattr("mbcal.release.update.join_sessions", spy_join)
-    monkeypatch.setattr("mbcal.release.gate.estimate_value", judged)
+    let_the_log_say("worse", monkeypatch)
+    monkeypatch.setattr("mbcal.release.update.compare_by_log", judged)
     monkeypatch.setattr(Agent, "fit", taught)
     for number in range(3):
         served(weak, tmp_path / "log", 40, seed=number)

@@ -40,8 +40,9 @@ def test_data_of_a_page_cannot_leave_its_script_element() -> None:
 
 def test_the_page_of_an_update_shows_names_as_text() -> None:
     def page(name: str) -> str:
-        check = {"name": name, "passed": True, "detail": name}
-        return verdict_page({"live": name, "published": name, "checks": [check], "estimates": [], "counts": {name: [name]}})
+        check = {"name": name, "answer": name, "detail": name}
+        verdict = {"live": name, "answer": "no worse", "action": "published", "version": name, "reason": name}
+        return verdict_page({**verdict, "checks": [check], "estimates": [], "void": None, "counts": {name: [name]}})
 
     plain = Elements(page("v000001")).tags
     for name in HOSTILE:

@@ -21,10 +21,8 @@ from tests.support.versions import ITEMS
 
 HOSTILE = "<!--<script>document.title='broken'</script>"
 UPDATE = {
-    "live": "v000001", "published": None, "answer": "cannot tell", "action": "canary", "reasons": ["overlap: too little"],
-    "checks": [
-        {"name": "sessions", "passed": True, "detail": "900"}, {"name": "overlap", "passed": False, "detail": HOSTILE},
-    ],
+    "live": "v000001", "version": "v000002", "answer": "cannot tell", "action": "canary", "reason": "the log cannot tell",
+    "checks": [{"name": "log", "answer": "cannot tell", "detail": HOSTILE}],
     "estimates": [], "counts": None,
 }  # fmt: skip
 
@@ -119,10 +117,10 @@ def test_updates_and_versions(address: str, browser: Browser) -> None:
     browser.wait("document.querySelectorAll('#versions tbody tr').length")
     browser.run("document.querySelectorAll('#updates details').forEach(d => { d.open = true; })")
     third, second, first = (text.split("\t") for text in browser.texts("#updates tbody tr"))
-    assert (third[0], third[2], third[3]) == ("3 page", "cannot tell", "canary")
-    assert f"overlap: {HOSTILE}" in third[4]
+    assert (third[0], third[2], third[3]) == ("3 page", "cannot tell", "canary v000002")
+    assert f"log: {HOSTILE}" in third[4]
     assert "damaged" in second[2]
-    assert (first[0], first[2], first[3]) == ("1", "no worse", "published")
+    assert (first[0], first[2], first[3]) == ("1", "no worse", "published v000002")
     versions = [text.split("\t") for text in browser.texts("#versions tbody tr")]
     assert [row[0] for row in versions] == ["v000003 canary", "v000002 live", "v000001 live before"]
     assert versions[2][4] == "mbcal registry rollback --registry DIR"

@@ -50,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry.publish(root / "models" / "mbcal", metrics={"reward": 81.25})
     (root / "live" / "updates").mkdir()
     update = {
-        "live": "v000001", "published": None, "answer": "worse", "action": "refused", "reasons": [], "estimates": [],
-        "counts": None, "checks": [{"name": "off-policy", "passed": False, "detail": HOSTILE}],
+        "live": "v000001", "version": None, "answer": "worse", "action": "refused", "reason": HOSTILE, "estimates": [],
+        "counts": None, "checks": [{"name": "log", "answer": "worse", "detail": HOSTILE}],
     }  # fmt: skip
     (root / "live" / "updates" / "000001.json").write_text(json.dumps(update))
     (root / "live" / "updates" / "000001.html").write_text("<!doctype html><title>update</title>")

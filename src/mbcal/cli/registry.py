@@ -199,17 +199,15 @@ def _notes(summary: Mapping[str, Any]) -> str:
     metrics = summary.get("metrics", {})
     notes = [str(summary[key]) for key in ("damaged", "withdrawn") if key in summary]
     notes += [f"{name} {_format(value)}" for name, value in metrics.items() if name != "checks"]
-    failed = [name for name, text in _checks(metrics).items() if not text.startswith("passed")]
-    passed = [name for name in _checks(metrics) if name not in failed]
-    notes += [f"{word}: {', '.join(names)}" for word, names in (("passed", passed), ("not passed", failed)) if names]
+    notes += [f"{name}: {text.partition('.')[0]}" for name, text in _checks(metrics).items()]
     return "; ".join(notes)
 
 
 def _checks(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The checks of the update that published a version: name, and result with its detail."""
+    """The checks of the update that published a version: name, and answer with its detail."""
     checks = metrics.get("checks")
     return {
-        str(check.get("name")): f"{'passed' if check.get('passed') else 'not passed'}: {check.get('detail')}"
+        str(check.get("name")): f"{check.get('answer')}. {check.get('detail')}"
         for check in (checks if isinstance(checks, list) else [])
         if isinstance(check, Mapping)
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
     from mbcal.release.gate import Verdict
     from mbcal.release.update import UpdateConfig
 
-REFUSED = 3
-"""Exit code where the gate said no: nothing went wrong, and nothing changed."""
+EXIT_CODES = {"published": 0, "refused": 3, "canary": 4}
+"""By what became of the candidate; 3 and 4 are not failures of the command."""
 
+NoWorse = Literal["publish", "canary"]
 RegistryOption = Annotated[Path, typer.Option(help="The registry to publish to.", show_default=False)]
 LogOption = Annotated[
     list[Path],
     typer.Option(help="The decision log to learn from; repeat it for the logs of several servers.", show_default=False),
 ]
-SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator that must find the candidate no worse, too.")]
+SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator; a candidate that it finds worse is refused.")]
 ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions teach: 1 is the live one alone.")]
 PassesOption = Annotated[
     int | None,
@@ -53,7 +54,11 @@ PassesOption = Annotated[
 EpsilonOption = Annotated[float, typer.Option(min=0, max=1, help="Exploration the candidate would be served with.")]
 SessionsOption = Annotated[int, typer.Option(min=2, help="Logged sessions there must be.")]
 ToleranceOption = Annotated[
-    float, typer.Option(min=0, max=0.99, help="How much worse a lower bound may be, as a share of the reward.")
+    float, typer.Option(min=0, max=0.99, help="How much worse the lower bound may be, as a share of the reward.")
+]
+NoWorseOption = Annotated[
+    NoWorse,
+    typer.Option(help="What happens to a candidate that is no worse: it goes live at once, or becomes the canary."),
 ]
 SeedOption = Annotated[int, typer.Option(help="Names resamples and simulated noise.")]
 
@@ -67,6 +72,7 @@ def update_registry(
     epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
+    no_worse: NoWorseOption = "publish",
     candidate: Annotated[Path | None, typer.Option(help="Judge this model instead of learning one.")] = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
@@ -75,20 +81,21 @@ def update_registry(
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
 ) -> None:
-    """Learn from the live version's decisions; publish the result if the log (and a simulator) say it is no worse.
+    """Learn from the live version's decisions; publish the result, make it the canary, or refuse it.
 
-    Users are split by name: most teach the candidate, the others judge it by off-policy estimates. The reasons are written
-    to REGISTRY/updates as a page and as JSON. Exit code 0: published, 3: refused.
+    Users are split by name: most teach the candidate, the others judge it. If their log shows that it is no worse, it goes
+    live. If the log cannot tell, which is the rule where little was explored, it becomes the canary ('mbcal serve
+    --canary'). If it is worse, it is refused. The reasons are written to REGISTRY/updates as a page and as JSON. Exit code
+    0: published, 3: refused, 4: canary.
     """
     from mbcal.agents import load
 
-    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, seed)
+    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, no_worse, seed)
     judged = None if candidate is None else load(candidate, device)
     with _runner(registry, log, config, simulator, judged, device, engine, workers, address, gpus) as run_update:
         verdict = run_update()
     _show_verdict(registry, verdict)
-    if verdict.published is None:
-        raise typer.Exit(REFUSED)
+    raise typer.Exit(EXIT_CODES[verdict.action])
 
 
 def loop_updates(
@@ -102,6 +109,7 @@ def loop_updates(
     epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
+    no_worse: NoWorseOption = "publish",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",
@@ -135,7 +143,7 @@ def loop_updates(
             on_error=lambda error: typer.echo(f"canary not read: {error}", err=True),
         )
 
-    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, seed)
+    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, no_worse, seed)
     with _runner(registry, log, config, simulator, None, device, engine, workers, address, gpus) as run_update:
         loop(
             run_update,
@@ -148,12 +156,13 @@ def loop_updates(
 
 
 def _update_config(
-    replay: int, epochs: int | None, epsilon: float, min_sessions: int, tolerance: float, seed: int
+    replay: int, epochs: int | None, epsilon: float, min_sessions: int, tolerance: float, no_worse: NoWorse, seed: int
 ) -> UpdateConfig:
     from mbcal.release.gate import GateConfig
     from mbcal.release.update import UpdateConfig
 
-    return UpdateConfig(replay, epochs, epsilon, GateConfig(sessions=min_sessions, tolerance=tolerance), seed)
+    gate = GateConfig(sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
+    return UpdateConfig(replay, epochs, epsilon, gate, seed)
 
 
 @contextmanager
@@ -202,5 +211,10 @@ def _show_verdict(registry: Path, verdict: Verdict) -> None:
     for loss in verdict.counts.lost if verdict.counts else ():
         typer.echo(f"the log has lost records: {loss}", err=True)
     for check in verdict.checks:
-        typer.echo(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}")
-    typer.echo(f"published as {verdict.published}" if verdict.published else f"refused; {verdict.live} stays live ({page})")
+        typer.echo(f"{check.name}: {check.answer}. {check.detail}")
+    outcome = {
+        "published": f"{verdict.version} is live instead of {verdict.live}",
+        "canary": f"{verdict.version} is the canary; {verdict.live} stays live",
+        "refused": f"refused; {verdict.live} stays live",
+    }[verdict.action]
+    typer.echo(f"{outcome}: {verdict.reason} ({page})")

@@ -46,6 +46,7 @@ _DECISION_SCHEMA = pa.schema(
         ("scores", _NUMBERS),
         ("parts", pa.map_(pa.string(), _NUMBERS)),
         ("seen", pa.list_(pa.bool_())),
+        ("repeats", pa.bool_()),
     ]
 )
 _FEEDBACK_SCHEMA = pa.schema(

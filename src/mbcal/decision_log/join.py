@@ -9,8 +9,8 @@
 
 Each feedback is one step. Steps are ordered by their decisions (step, then time, then id) and, within a decision, by its
 ranking; when the feedback arrived does not matter. The time of a step is that of its decision. The candidates of a step are
-those of its decision without the items ranked before it, and its propensity is the logged one, which is conditional on
-those items.
+those it was chosen from: those of its decision, without the items shown before in the session (if the server does not repeat
+items) and without the items ranked before it. Its propensity is the logged one, which is conditional on those.
 """
 
 from __future__ import annotations
@@ -68,7 +68,13 @@ class Joined:
     """User names by number, only users with steps. They are ordered by a hash, so that any prefix is a random sample."""
     session_names: tuple[str, ...]
     """(N,) the session of each row."""
+    versions: tuple[str | None, ...]
+    """(N,) the version that decided each row; None if several did."""
     counts: JoinCounts
+
+    def decided_by(self, version: str) -> NDArray[np.int64]:
+        """Return the indices of the rows that this version decided alone."""
+        return np.flatnonzero([name == version for name in self.versions])
 
 
 class _CompactDecision(NamedTuple):
@@ -84,6 +90,7 @@ class _CompactDecision(NamedTuple):
     """Catalogue rows, int32."""
     history: tuple[bytes, bytes, int]
     """Catalogue rows (int32), behaviours (uint8), and the number of steps left out for an unknown behaviour."""
+    version: str
 
 
 class _Step(NamedTuple):
@@ -92,6 +99,7 @@ class _Step(NamedTuple):
     time: int
     propensity: float
     candidates: NDArray[np.int32]
+    version: str
 
 
 class _Window(NamedTuple):
@@ -101,6 +109,12 @@ class _Window(NamedTuple):
     session: str
     history: list[tuple[int, int]]
     steps: Sequence[_Step]
+
+    @property
+    def version(self) -> str | None:
+        """The version that decided all steps; None if there are several."""
+        first, *others = {step.version for step in self.steps}
+        return None if others else first
 
 
 def join_sessions(
@@ -183,6 +197,12 @@ def _gather(
     return decisions, behaviour_of
 
 
+def _available(decision: Decision) -> list[str]:
+    """The candidates that the first item was chosen from: without those shown, if items are not repeated and any is left."""
+    shown = set() if decision.repeats else {item for item, _ in decision.shown}
+    return [name for name in decision.candidates if name not in shown] or decision.candidates
+
+
 class _SessionBuilder:
     """Collects windows of sessions, then pads them to arrays."""
 
@@ -209,8 +229,9 @@ class _SessionBuilder:
             sys.intern(session),
             tuple(map(sys.intern, decision.items)),
             tuple(decision.propensities),
-            self.catalog.rows_of(decision.candidates).tobytes(),
+            self.catalog.rows_of(_available(decision)).tobytes(),
             (items, behaviours, len(past) - len(known)),
+            sys.intern(decision.version),
         )
 
     def steps(self, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
@@ -225,7 +246,8 @@ class _SessionBuilder:
             if behaviour is not None:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
-                steps.append(_Step(row, self.behaviour_number[behaviour], decision.time, propensity, available))
+                number = self.behaviour_number[behaviour]
+                steps.append(_Step(row, number, decision.time, propensity, available, decision.version))
             if not pending:
                 break
             available = np.delete(available, np.flatnonzero(available == row)[:1])
@@ -274,4 +296,6 @@ class _SessionBuilder:
         # equal origins promise that equal numbers mean the same users
         origin = f"{LOG_ORIGIN}{hashlib.sha256(chr(0).join(users).encode()).hexdigest()}"
         sessions = Sessions(self.catalog, self.behaviours, **arrays, origin=origin)
-        return Joined(sessions, users, tuple(window.session for window in self.windows), self.counts)
+        session_names = tuple(window.session for window in self.windows)
+        versions = tuple(window.version for window in self.windows)
+        return Joined(sessions, users, session_names, versions, self.counts)

@@ -53,6 +53,10 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     seen: list[bool] = []
     """Whether each item occurred in training, if the client gave an id."""
 
+    repeats: bool = False
+    """Whether items that were shown in the session could be chosen again. If not, the choice was among the other
+    candidates, or among all if all had been shown."""
+
     def __post_init__(self) -> None:
         if len(self.propensities) != len(self.items):
             rule = f"{len(self.items)} items but {len(self.propensities)} propensities"

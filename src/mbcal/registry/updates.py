@@ -33,7 +33,7 @@ def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:
         most: How many.
 
     Returns:
-        Newest first: `number`, `time` (seconds since 1970), `live`, `answer`, `action`, `published`, `reasons`, `checks` and
+        Newest first: `number`, `time` (seconds since 1970), `live`, `answer`, `action`, `version`, `reason`, `checks` and
         `page` (name of its page, None if it has none). A damaged record has `problem` instead of what it would say.
     """
     folder = registry / FOLDER
@@ -85,14 +85,10 @@ def _read_update(folder: Path, number: str) -> dict[str, Any]:
     try:
         content, entry["time"] = _read(folder / f"{number}.json")
         record = json.loads(content)
-        published = record["published"]
         return entry | {
             "live": record["live"],
-            "answer": record.get("answer"),
-            "action": record.get("action") or ("published" if published else "refused"),
-            "published": published,
-            "reasons": list(record["reasons"]),
-            "checks": [{key: check[key] for key in ("name", "passed", "detail")} for check in record["checks"]],
+            **{key: record[key] for key in ("answer", "action", "version", "reason")},
+            "checks": [{key: check[key] for key in ("name", "answer", "detail")} for check in record["checks"]],
             "page": f"{number}.html" if (folder / f"{number}.html").is_file() else None,
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

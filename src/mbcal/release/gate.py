@@ -1,9 +1,15 @@
-"""Whether a candidate may replace the live version: checks on sessions of users who did not teach it."""
+"""Whether a candidate may replace the live version, by sessions of users who did not teach it.
+
+The answer is one of three. *Worse*: the candidate is refused. *No worse*: it is published, or becomes the canary, as
+configured. *Cannot tell*: it becomes the canary, and is never published on that alone. What a log cannot show counts as the
+worst it could be (`mbcal.evaluation.ope.difference`), so a log without exploration mostly cannot tell.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +17,27 @@ from numpy.typing import NDArray
 from mbcal.agents.base import Agent
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.join import JoinCounts
-from mbcal.environments.rollout import rollout
+from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.evaluation.ope.estimate import Nuisance, estimate_value
+from mbcal.evaluation.ope.difference import Difference, bound_difference
+from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
+from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
 
-DECIDING_ESTIMATOR = "dr"
-"""The off-policy estimator that decides; the others are reported."""
+Answer = Literal["worse", "no worse", "cannot tell"]
+"""What a check, or all of them, says of a candidate."""
+Action = Literal["refused", "published", "canary"]
+"""What became of a candidate."""
+NoWorse = Literal["publish", "canary"]
+"""What happens to a candidate that is no worse."""
 JUDGE_SEED = 0
 """Fixed, so that a user judges every update or none."""
+ENOUGH_SEEN = 100
+"""Differing choices that the log must show for the usual off-policy estimates to mean anything; with fewer they are void."""
 
 
 @dataclass(frozen=True)
@@ -31,31 +45,27 @@ class GateConfig:
     """When a candidate may go live."""
 
     sessions: int = 200
-    """Fewest logged sessions."""
+    """Fewest logged sessions to learn from and judge by."""
     judges: float = 0.3
     """Share of users who judge candidates and never teach them, in (0, 1)."""
-    effective: float = 20.0
-    """Fewest effective sessions (Kish) for the log to judge. With fewer, only a simulator can."""
-    bias: float = 0.3
-    """Largest distance of the mean importance weight from 1. Beyond it, the log lacks the sessions that matter."""
     tolerance: float = 0.01
-    """How far below zero a lower bound may lie, as a share of the reward per session."""
-    clip: float = 20.0
-    """Largest importance weight of a session."""
-    values: Nuisance = "means"
-    """The value model of the doubly robust estimate: `means` is quick, `fitted` learns one."""
+    """A candidate is no worse if the lower bound of its difference is above minus this share of the reward per session."""
+    level: float = 0.95
+    """Coverage of the bounds, both sides together, in (0, 1)."""
+    no_worse: NoWorse = "publish"
+    """It goes live at once, or is the canary first."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.judges < 1 or not 0 <= self.tolerance < 1:
-            raise OptionError("gate: judges must be in (0, 1), tolerance in [0, 1)")
+        if not 0 < self.judges < 1 or not 0 < self.level < 1 or not 0 <= self.tolerance < 1:
+            raise OptionError("gate: judges and level must be in (0, 1), tolerance in [0, 1)")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One condition on a candidate."""
+    """What one judge says of a candidate."""
 
     name: str
-    passed: bool
+    answer: Answer
     detail: str
     """What was found and what was needed, in words."""
 
@@ -66,16 +76,20 @@ class Verdict:
 
     live: str
     """The version the candidate would replace."""
-    published: str | None = None
+    answer: Answer = "cannot tell"
+    action: Action = "refused"
+    version: str | None = None
     """The candidate's version; None if it was refused."""
+    reason: str = ""
+    """Why, in one sentence or two."""
     checks: list[Check] = field(default_factory=list)
+    difference: Difference | None = None
+    """Candidate minus live version by the log; None if the log was not asked."""
     estimates: list[Estimate] = field(default_factory=list)
+    """Further off-policy estimates, which decide nothing."""
+    void: str | None = None
+    """Why the further estimates mean nothing; None if they do."""
     counts: JoinCounts | None = None
-
-    @property
-    def reasons(self) -> list[str]:
-        """The checks that failed, in words."""
-        return [f"{check.name}: {check.detail}" for check in self.checks if not check.passed]
 
 
 def split_judges(names: Sequence[str], users: NDArray[np.int32], share: float) -> tuple[NDArray[np.int64], ...]:
@@ -101,49 +115,57 @@ def split_judges(names: Sequence[str], users: NDArray[np.int32], share: float) -
     return np.flatnonzero(~judges[users]), np.flatnonzero(judges[users])
 
 
-def check_by_log(
-    candidate: Agent,
-    live: Agent,
-    sessions: Sessions,
-    gate: GateConfig,
-    *,
-    epsilon: float,
-    seed: int = 0,
-    has_simulator: bool = False,
-    progress: Progress = SILENT,
-) -> tuple[list[Check], list[Estimate]]:
-    """Compare candidate and live version by off-policy estimates on logged sessions.
+def interval_answer(low: float, high: float, least: float) -> Answer:
+    """Return what an interval of a difference says, if differences of `least` (0 or less) are tolerated."""
+    return "no worse" if low >= least else "worse" if high < 0 else "cannot tell"
 
-    Where too few logged sessions speak for the candidate, the estimates decide nothing: the check fails, unless a simulator
-    decides instead.
+
+def combined_answer(checks: Sequence[Check]) -> Answer:
+    """Return what all checks say together: the log must find the candidate no worse, and nobody may find it worse."""
+    if any(check.answer == "worse" for check in checks):
+        return "worse"
+    return "no worse" if any((check.name, check.answer) == ("log", "no worse") for check in checks) else "cannot tell"
+
+
+def compare_by_log(
+    candidate: Policy, live: Policy, sessions: Sessions, gate: GateConfig, *, epsilon: float, progress: Progress = SILENT
+) -> tuple[Check, Difference]:
+    """Compare a candidate with what the live version earned.
 
     Args:
         candidate: The policy that would go live.
         live: The policy it would replace.
-        sessions: Logged sessions with propensities, of users who did not teach the candidate.
+        sessions: Logged sessions of the live version with propensities, of users who did not teach the candidate.
         gate: The conditions.
-        epsilon: Exploration with which either is served.
-        seed: Names resamples.
-        has_simulator: Whether a simulator is asked, too.
+        epsilon: Exploration with which the candidate would be served.
         progress: Notified of sessions.
 
     Returns:
-        The checks `overlap` and, with enough overlap, `off-policy`; and all estimates.
+        The check `log`, and the difference behind it.
     """
-    estimates = estimate_value(
-        candidate, live, sessions, epsilon=epsilon, seed=seed, clip=gate.clip, values=gate.values, progress=progress
+    choices = [policy_choices(policy, sessions, progress=progress) for policy in (candidate, live)]
+    difference = bound_difference(sessions, choices[0], choices[1], epsilon=epsilon, level=gate.level)
+    least = -gate.tolerance * abs(difference.reward)
+    answer = interval_answer(difference.low, difference.high, least)
+    found = _found(difference.value, difference.low, difference.high, least)
+    detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
+    return Check("log", answer, detail), difference
+
+
+def other_estimates(
+    candidate: Policy, live: Policy, sessions: Sessions, difference: Difference, *, epsilon: float, seed: int = 0
+) -> tuple[list[Estimate], str | None]:
+    """Return the usual off-policy estimates of both policies, and why they are void, if they are."""
+    estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means")
+    if difference.seen >= min(ENOUGH_SEEN, difference.differing):
+        return estimates, None
+    return estimates, (
+        f"the log shows {difference.seen} choices of the candidate that differ from those of the live version; with fewer "
+        f"than {ENOUGH_SEEN} these estimates and their intervals mean nothing"
     )
-    gain = next(one for one in estimates if (one.of, one.name) == ("difference", DECIDING_ESTIMATOR))
-    overlap = f"{gain.ess:.0f} effective sessions, {gate.effective:.0f} needed; mean weight {gain.weight:.2f}, near 1 needed"
-    if gain.ess < gate.effective or abs(gain.weight - 1) > gate.bias:
-        remedy = "the simulator alone decides" if has_simulator else "explore more, or give a simulator"
-        return [Check("overlap", has_simulator, f"{overlap} for the log to judge; {remedy}")], estimates
-    least = -gate.tolerance * abs(float(sessions.rewards.sum(1).mean()))
-    detail = f"{gain.value:+.3f} per session [{gain.low:+.3f}, {gain.high:+.3f}], at least {least:+.3f} needed"
-    return [Check("overlap", True, overlap), Check("off-policy", gain.low >= least, detail)], estimates
 
 
-def check_by_simulator(
+def compare_by_simulator(
     candidate: Agent,
     live: Agent,
     simulator: Simulator,
@@ -167,5 +189,26 @@ def check_by_simulator(
     )
     gain = mean_interval(candidate_rewards - live_rewards, sessions.user)
     least = -gate.tolerance * abs(float(np.mean(live_rewards)))
-    detail = f"{gain.mean:+.3f} per session [{gain.low:+.3f}, {gain.high:+.3f}], at least {least:+.3f} needed"
-    return Check("simulator", gain.low >= least, detail)
+    detail = f"{_found(gain.mean, gain.low, gain.high, least)} on {len(sessions):,} simulated sessions"
+    return Check("simulator", interval_answer(gain.low, gain.high, least), detail)
+
+
+def evidence_needed(difference: Difference, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
+    """Say how many sessions it takes to see differences of these shares of the reward, in the log and by a canary."""
+    rows = [
+        f"{share:.0%}: {_count(difference.log_sessions_needed(share))} judging sessions in the log, or "
+        f"{_count(difference.canary_sessions_needed(share))} of a canary"
+        for share in shares
+    ]
+    return f"to see a difference of {'; of '.join(rows)}"
+
+
+def _found(value: float, low: float, high: float, least: float) -> str:
+    return f"{value:+.3g} per session [{low:+.3g}, {high:+.3g}], where a lower bound of {least:+.3g} is needed,"
+
+
+def _count(sessions: float) -> str:
+    if sessions > 1e9:
+        return "more than a billion"
+    digits = max(len(str(int(sessions))) - 2, 0)
+    return f"{round(sessions, -digits):,.0f}"

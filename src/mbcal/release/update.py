@@ -2,12 +2,13 @@
 
 ::
 
-    log ──▶ sessions of the live version ──▶ users who teach ──▶ warm-started candidate ─┐
-                                         └─▶ users who judge ──▶ off-policy estimates ───┼─▶ published, or refused
-                                             simulator (if any) ──▶ both served, paired ─┘
+    log ──▶ sessions of the live version ──▶ users who teach ──▶ warm-started candidate ─┐    no worse: published, or canary
+                                         └─▶ users who judge ──▶ bounds by the log ──────┼─▶  cannot tell: canary
+                                             simulator (if any) ──▶ both served, paired ─┘    worse: refused
 
-No user who taught a candidate judges it, in this update or a later one. The candidate goes live only if every check says
-that it is no worse than the version it would replace, up to a small tolerance. A crash anywhere leaves the old version live.
+No user who taught a candidate judges it, in this update or a later one. The candidate goes live only if the log shows that
+it is no worse than the version it would replace, up to a small tolerance, and no simulator finds it worse. A crash anywhere
+leaves the old version live; a version that an operator activates in the meantime stays live, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mbcal.agents import load
 from mbcal.agents.base import Agent
 from mbcal.agents.fit_job import FitJob, run_fit_job
@@ -30,10 +33,19 @@ from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import InputError, MbcalError, OptionError
+from mbcal.errors import ConflictError, InputError, MbcalError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Check, GateConfig, Verdict, check_by_log, check_by_simulator, split_judges
+from mbcal.release.gate import (
+    GateConfig,
+    Verdict,
+    combined_answer,
+    compare_by_log,
+    compare_by_simulator,
+    evidence_needed,
+    other_estimates,
+    split_judges,
+)
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -79,13 +91,13 @@ def update(
     progress: Progress = SILENT,
     **settings: Any,
 ) -> Verdict:
-    """Learn from what the live version decided, and publish the result if the gate lets it through.
+    """Learn from what the live version decided, and publish the result, make it the canary or refuse it, as the gate says.
 
     Args:
         registry: Where the live version is, and where the candidate goes.
         log: The decision log, or those of all servers.
         config: How to learn and judge.
-        simulator: A simulator's folder; if given, it must find the candidate no worse, too.
+        simulator: A simulator's folder; if given, a candidate that it finds worse is refused.
         candidate: Judge this agent instead of learning one.
         device: Where to learn and judge.
         engine: Whose workers learn; by default this process.
@@ -94,49 +106,67 @@ def update(
         **settings: Single settings of the config, or of its gate, by name: `epochs=5`, `tolerance=0.02`.
 
     Returns:
-        What was found, and the new version if it was published.
+        What was found, what became of the candidate, and why.
 
     Raises:
         InputError: If no version is live.
+        ConflictError: If another version went live, or became the canary, in the meantime.
         LogError: If the log cannot be read. What it has lost is named in the verdict's `counts.lost`, and the rest is used.
     """
     config = with_settings(config or UpdateConfig(), settings, "update: ")
     gate, live_name = config.gate, registry.current()
     if live_name is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
+    if (canary := registry.canary()) is not None:
+        raise ConflictError(f"{registry.path}: {canary} is the canary; wait until it is promoted or withdrawn")
     live = load(registry.open(live_name).path, device)
     joined = _join_versions(registry, live_name, live, log, config.replay)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
-    enough = len(sessions) >= gate.sessions
-    verdict.checks.append(Check("sessions", enough, f"{len(sessions)} logged, {gate.sessions} needed"))
-    if not enough:
-        return verdict
     teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
+    judging = np.intersect1d(judging, joined.decided_by(live_name))
+    if len(sessions) < gate.sessions or not len(judging):
+        verdict.reason = (
+            f"{len(sessions)} sessions are logged, {len(judging)} of users who judge are of the live version alone; "
+            f"{gate.sessions} and at least one are needed"
+        )
+        return verdict
     if candidate is None:
         candidate = _learn(registry, live_name, sessions[teaching], config, device, engine, resources, progress)
     else:
         candidate.domain.require_compatible(sessions, "the candidate")
-    by_log, verdict.estimates = check_by_log(
-        candidate,
-        live,
-        sessions[judging],
-        gate,
-        epsilon=config.epsilon,
-        seed=config.seed,
-        has_simulator=simulator is not None,
-        progress=progress,
+    judged = sessions[judging]
+    check, difference = compare_by_log(candidate, live, judged, gate, epsilon=config.epsilon, progress=progress)
+    verdict.checks, verdict.difference = [check], difference
+    verdict.estimates, verdict.void = other_estimates(
+        candidate, live, judged, difference, epsilon=config.epsilon, seed=config.seed
     )
-    verdict.checks += by_log
     if simulator is not None:
         users = Simulator.load(simulator, device)
         verdict.checks.append(
-            check_by_simulator(candidate, live, users, sessions[judging], gate, seed=config.seed, progress=progress)
+            compare_by_simulator(candidate, live, users, judged, gate, seed=config.seed, progress=progress)
         )
-    if not verdict.reasons:
-        candidate.provenance = {"from": live_name}
-        metrics = {"checks": [asdict(check) for check in verdict.checks]}
-        verdict.published = registry.publish(candidate, metrics=metrics)
+    verdict.answer = combined_answer(verdict.checks)
+    _act(registry, candidate, verdict, gate)
+    if verdict.answer == "cannot tell":
+        verdict.reason = f"the log cannot tell; {evidence_needed(difference)}"
     return verdict
+
+
+def _act(registry: Registry, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
+    """Publish the candidate, make it the canary, or leave it; fills in action, version and reason."""
+    if verdict.answer == "worse":
+        verdict.reason = "the candidate is worse: " + "; ".join(
+            f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse"
+        )
+        return
+    candidate.provenance = {"from": verdict.live}
+    metrics = {"checks": [asdict(check) for check in verdict.checks]}
+    publish = verdict.answer == "no worse" and gate.no_worse == "publish"
+    verdict.version = registry.publish(candidate, metrics=metrics, activate=publish, expected=verdict.live)
+    if not publish:
+        registry.start_canary(verdict.version, expected=verdict.live)
+    verdict.action = "published" if publish else "canary"
+    verdict.reason = "the log shows that it is no worse"
 
 
 def loop(
@@ -187,7 +217,7 @@ def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
 
     folder = Path(folder)
     number = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=0)
-    record: dict[str, Any] = {**asdict(verdict), "reasons": verdict.reasons}
+    record: dict[str, Any] = asdict(verdict)
     content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
     write_atomic(folder / f"{number:06d}.json", content.encode())
     page = folder / f"{number:06d}.html"

@@ -12,15 +12,43 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
     """Return the page of one update.
 
     Args:
-        verdict: A `release.gate.Verdict` as plain values: live and published version, checks, estimates, counts.
+        verdict: A `release.gate.Verdict` as plain values.
 
     Returns:
         HTML.
     """
     style = files("mbcal.report").joinpath("page/page.css").read_text("utf-8")
-    outcome = f"published as {verdict['published']}" if verdict["published"] else "refused"
-    checks = [["passed" if check["passed"] else "FAILED", check["name"], check["detail"]] for check in verdict["checks"]]
-    estimates = [
+    outcome = _outcome(verdict)
+    checks = [[check["name"], check["answer"], check["detail"]] for check in verdict["checks"]]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
+        f'<header><p class="kind">mbcal update of {escape(verdict["live"])}</p>'
+        f"<h1>{escape(outcome)}</h1></header><main><p>{escape(_sentence(verdict['reason']))}</p>"
+        f"<h2>Checks</h2>{_table_html(('judge', 'answer', 'details'), checks)}"
+        f"{_estimates_html(verdict['estimates'], verdict['void'])}"
+        f"<h2>Records</h2>{_table_html(('', ''), _counts(verdict['counts'] or {}))}</main></html>\n"
+    )
+
+
+def _outcome(verdict: Mapping[str, Any]) -> str:
+    version, live = verdict["version"], verdict["live"]
+    answer = {"worse": "Worse", "no worse": "No worse", "cannot tell": "Cannot tell"}[verdict["answer"]]
+    action = {
+        "published": f"{version} is live",
+        "canary": f"{version} is the canary, {live} stays live",
+        "refused": f"refused, {live} stays live",
+    }[verdict["action"]]
+    return f"{answer}: {action}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) -> str:
+    """The estimates that decide nothing; greyed, with the reason, where they are void."""
+    rows = [
         [
             estimate["of"],
             estimate["name"],
@@ -29,19 +57,22 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
             estimate["method"],
             f"{estimate['ess']:.0f}",
         ]
-        for estimate in verdict["estimates"]
+        for estimate in estimates
     ]
-    counts = [[name.replace("_", " "), str(value)] for name, value in (verdict["counts"] or {}).items()]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
-        f'<header><p class="kind">mbcal update of {escape(verdict["live"])}</p>'
-        f"<h1>The candidate was {escape(outcome)}</h1></header><main>"
-        f"<h2>Checks</h2>{_table_html(('', 'check', 'details'), checks)}"
-        "<h2>Off-policy estimates</h2><p class='note'>Reward per session, of users the candidate did not learn from.</p>"
-        f"{_table_html(('of', 'estimator', 'value', '95% interval', 'interval by', 'effective sessions'), estimates)}"
-        f"<h2>Records</h2>{_table_html(('', ''), counts)}</main></html>\n"
+    if not rows:
+        return ""
+    note = (
+        f"Void: {void}." if void else "Reward per session, of users the candidate did not learn from. They decide nothing."
     )
+    table = _table_html(("of", "estimator", "value", "95% interval", "interval by", "effective sessions"), rows)
+    return (
+        f"<h2>Further off-policy estimates</h2><p class='note'>{escape(note)}</p>"
+        f"<div class='{'void' if void else ''}'>{table}</div>"
+    )
+
+
+def _counts(counts: Mapping[str, Any]) -> list[list[str]]:
+    return [[name.replace("_", " "), str(value)] for name, value in counts.items()]
 
 
 def _table_html(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -226,6 +226,7 @@ class Service:
                     candidates=candidates.logged(),
                     items=names,
                     propensities=[entry.propensity for entry in items],
+                    repeats=self.repeats,
                     **answer_fields(hashed, items),
                 )
             )

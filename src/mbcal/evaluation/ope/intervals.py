@@ -6,6 +6,9 @@ with a small effective sample the sessions that matter are missing, and it is to
 *Empirical Bernstein* (Maurer and Pontil, 2009): valid for any number of users and any distribution within bounds that are
 known beforehand. Several times wider. It bounds the mean of the contributions: with clipped weights that is a clipped value,
 which for rewards of 0 or more is at most the value itself, so that the lower bound stays valid and the upper one does not.
+
+*Betting* (Waudby-Smith and Ramdas, 2024): a lower bound that is valid for any number of users and any distribution that is
+bounded below, with nothing known about its largest values. Rare large weights, seen or not, cannot invalidate it.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.training.random import derive_seed
 
-Method = Literal["bca", "percentile", "empirical bernstein"]
-"""How an interval is computed: BCa or percentile bootstrap, or the empirical Bernstein bound."""
+Method = Literal["bca", "percentile", "empirical bernstein", "betting"]
+"""How an interval is computed: BCa or percentile bootstrap, the empirical Bernstein bound, or the betting bound."""
 DRAWS_PER_BLOCK = 1 << 16
 """Users resampled at a time, so that the arrays stay in a cache."""
 RESAMPLES = 2000
 """With a few hundred, the noise of resampling itself costs a percent of coverage."""
+STAKES = np.geomspace(1e-3, 0.9, 12)
+"""Shares of the capital that the betting bound stakes; it averages over them."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,50 @@ def empirical_bernstein(
     margin = math.sqrt(2 * float(scaled.var(ddof=1)) * log_term / users) + 7 * width * log_term / (3 * (users - 1))
     mean = float(contributions.mean())
     return max(mean - margin, least), min(mean + margin, most)
+
+
+def betting_lower_bound(values: Floats, least: float, *, level: float = 0.95) -> float:
+    """Return a lower bound of the mean of independent values that are known to be at least `least`.
+
+    If the mean were m or less, a capital that stakes a share s on every value, Π (1 + s (x - m) / (m - least)), would not
+    grow on average, and its mean over all stakes would exceed 1 / (1 - level) with a probability of at most 1 - level
+    (Markov). The bound is the smallest m at which the capital does not exceed that.
+
+    Args:
+        values: (n,) independent numbers with one mean.
+        least: Lower bound of the values, known beforehand.
+        level: One-sided coverage.
+
+    Returns:
+        The bound, in [least, mean of the values].
+
+    Raises:
+        InputError: If a value is below `least` or not finite.
+        OptionError: If `level` is out of range.
+    """
+    _require_valid(values, level)
+    if values.min() < least - 1e-9 * max(abs(least), 1.0):
+        raise InputError(f"betting: values must be at least {least:.6g}, got {values.min():.6g}")
+    gains, needed = np.maximum(values - least, 0.0), -math.log(1 - level)
+
+    def log_capital(mean: float) -> float:
+        by_stake = np.log1p(STAKES[:, None] * (gains / mean - 1)).sum(1)
+        return float(np.logaddexp.reduce(by_stake)) - math.log(len(STAKES))
+
+    low, high = 0.0, float(gains.mean())
+    if high == 0.0:
+        return least
+    for _ in range(40):  # the capital falls as the mean rises
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle > 0 and log_capital(middle) > needed else (low, middle)
+    return least + low
+
+
+def user_means(contributions: Floats, user: NDArray[Any]) -> Floats:
+    """Return the mean of each user's contributions, (users,): independent numbers, where sessions of a user are not."""
+    sums, counts = user_sums(contributions, user)
+    means: Floats = sums / counts
+    return means
 
 
 def user_sums(contributions: Floats, user: NDArray[Any]) -> tuple[Floats, Floats]:

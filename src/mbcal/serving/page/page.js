@@ -99,10 +99,10 @@ function drawUpdates(registry) {
   const rows = registry.updates.map((update) => {
     if (update.problem) return [String(update.number), date(update.time), badge(update.problem, "bad"), "", ""];
     const link = update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "page") : null;
-    const checks = el("details", {}, el("summary", { class: "fixed" }, `${update.checks.filter((check) => check.passed).length} of ${update.checks.length} checks passed`),
-      el("ul", { class: "checks" }, update.checks.map((check) => el("li", {}, badge(check.passed ? "passed" : "not passed", check.passed ? "good" : "bad"), `${check.name}: ${check.detail}`))));
-    return [el("span", {}, String(update.number), " ", link), date(update.time), update.answer ? badge(update.answer, ANSWERS[update.answer]) : dash,
-      el("span", {}, badge(update.action, ACTIONS[update.action]), update.published ? ` ${update.published}` : ""), checks];
+    const checks = el("details", {}, el("summary", {}, update.reason),
+      el("ul", { class: "checks" }, update.checks.map((check) => el("li", {}, badge(check.answer, ANSWERS[check.answer]), `${check.name}: ${check.detail}`))));
+    return [el("span", {}, String(update.number), " ", link), date(update.time), badge(update.answer, ANSWERS[update.answer]),
+      el("span", {}, badge(update.action, ACTIONS[update.action]), update.version ? ` ${update.version}` : ""), checks];
   });
   byId("updates").replaceChildren(table([["update", "fixed"], ["when", "fixed"], ["candidate is", "fixed"], ["action", "fixed"], "why"], rows));
 }

@@ -68,7 +68,6 @@ export async function simulatorPage(path) {
 }
 
 const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
-const failed = (update) => update.checks.filter((check) => !check.passed).map((check) => `${check.name}: ${check.detail}`).join("; ");
 const STATES = { live: "strong", canary: "second", withdrawn: "bad" };
 
 export async function registryPage(path) {
@@ -78,8 +77,8 @@ export async function registryPage(path) {
     el("span", {}, version.version, " ", version.state ? badge(version.state, STATES[version.state]) : "", version.damaged ? badge("damaged", "bad") : ""),
     version.agent || dash, version.published ? date(Date.parse(version.published) / 1000) : dash, version.parent || dash, version.damaged || metrics(version) || dash]);
   const updates = registry.updates.map((update) => update.problem ? [String(update.number), date(update.time), badge(update.problem, "bad"), "", ""] : [
-    el("span", {}, String(update.number), " ", update.page ? el("a", { href: `update?path=${encodeURIComponent(path)}&name=${update.page}` }, "page") : ""), date(update.time), update.answer ? badge(update.answer, ANSWERS[update.answer]) : dash,
-    el("span", {}, badge(update.action, ACTIONS[update.action]), update.published ? ` ${update.published}` : ""), failed(update) || "every check passed"]);
+    el("span", {}, String(update.number), " ", update.page ? el("a", { href: `update?path=${encodeURIComponent(path)}&name=${update.page}` }, "page") : ""), date(update.time), badge(update.answer, ANSWERS[update.answer]),
+    el("span", {}, badge(update.action, ACTIONS[update.action]), update.version ? ` ${update.version}` : ""), update.reason]);
   return [
     el("p", {}, registry.live ? `${registry.live} is live.` : "No version is live.", registry.canary ? ` ${registry.canary} is the canary.` : ""),
     before ? command(`mbcal registry rollback --registry ${path}`) : null,

@@ -1,0 +1,159 @@
+"""How much better or worse than the log is a policy, with bounds that hold however little the log shows of it.
+
+::
+
+    candidate's choice        a  a  b            seen: the log shows the candidate's choice there
+    logged choice             a  a  c            not seen: its reward counts as the least possible in the lower bound,
+    weight of the step        1  1  0                      and as the greatest possible in the upper one
+
+With w_t the cumulative importance weight of a step (unclipped; constant after the end of a session) and rewards in
+[least, most], 0 included,
+
+    V(policy) - V(log) = E sum_t (w_t - 1) (r_t - c)        for every constant c, since E w_t = 1.
+
+With c = least the summands are at least -(r_t - least): a lower bound needs no upper bound of the weights, and a choice that
+the log never shows (w_t = 0) counts as if it earned the least possible. With c = most the same holds for the upper bound.
+Users are the independent units; the bounds are of the mean over users of their mean per session.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.errors import InputError
+from mbcal.evaluation.ope.estimators import Floats
+from mbcal.evaluation.ope.intervals import betting_lower_bound, user_means
+from mbcal.evaluation.ope.propensity import PolicyChoices
+from mbcal.types import Sessions
+
+POWER = 0.8
+"""Probability with which a difference is to be seen, where numbers of sessions are given."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The reward per session of a policy minus that of the log, and what the log has to say about it."""
+
+    value: float
+    """Unbiased estimate, moved into the bounds."""
+    low: float
+    high: float
+    level: float
+    """Coverage of the bounds together."""
+    reward: float
+    """Reward per session of the log."""
+    sessions: int
+    users: int
+    differing: int
+    """Logged steps at which the policy would choose another item than the live version."""
+    seen: int
+    """Those of them at which the log shows the policy's choice."""
+    steps: int
+    """All logged steps."""
+    weight_variance: float
+    """Variance that sessions of the live version have as evidence on the policy, by the weights that its choices lead to."""
+    reward_variance: float
+    """Variance of the logged reward per session."""
+    range: float
+    """Largest possible difference of two sessions."""
+
+    @property
+    def support(self) -> str:
+        """What the log shows of the policy, in words."""
+        if not self.differing:
+            return f"it chooses as the live version does at all {self.steps:,} logged steps"
+        return (
+            f"it chooses another item than the live version at {self.differing / self.steps:.1%} of the logged steps, and "
+            f"the log shows that item at {self.seen:,} of these {self.differing:,}"
+        )
+
+    def log_sessions_needed(self, share: float) -> float:
+        """Return about how many sessions such as these show a difference of this share of the reward.
+
+        It is seen with probability 0.8: by a normal approximation, with the width that betting bounds have, plus what they
+        need to exclude a rare loss of the whole range.
+        """
+        evidence = 2 - math.log((1 - self.level) / 2)
+        rare_loss = evidence * self.range / (share * abs(self.reward)) if self.reward else math.inf
+        return self._sessions(self.weight_variance, math.sqrt(2 * evidence), share) + rare_loss
+
+    def canary_sessions_needed(self, share: float) -> float:
+        """Return about how many sessions served by the policy show it, beside many more of the live version."""
+        return self._sessions(self.reward_variance, NormalDist().inv_cdf((1 + self.level) / 2), share)
+
+    def _sessions(self, variance: float, deviations: float, share: float) -> float:
+        deviations += NormalDist().inv_cdf(POWER)
+        return deviations**2 * variance / (share * abs(self.reward)) ** 2 if self.reward else math.inf
+
+
+def bound_difference(
+    sessions: Sessions, policy: PolicyChoices, live: PolicyChoices, *, epsilon: float, level: float = 0.95
+) -> Difference:
+    """Bound the difference of a policy to the log.
+
+    Args:
+        sessions: N logged sessions with propensities, of users that the policy did not learn from.
+        policy: The policy's choices along the sessions.
+        live: The choices of the policy that was logged, along the sessions.
+        epsilon: Exploration with which the policy would be served.
+        level: Coverage of the bounds together; each side misses with at most half of the rest.
+
+    Returns:
+        Bounds that hold for any number of users and any weights.
+
+    Raises:
+        InputError: If there are no sessions, or they have no propensities.
+    """
+    if not len(sessions) or sessions.propensities is None:
+        raise InputError("off-policy: there are no sessions with propensities to compare policies by")
+    mask, rewards = sessions.mask, np.where(sessions.mask, sessions.rewards, 0.0).astype(np.float64)
+    logged = np.where(mask, sessions.propensities, 1.0).astype(np.float64)
+    ratio = np.where(mask, policy.propensities(epsilon), 1.0) / logged
+    excess = np.multiply.accumulate(ratio, 1) - 1
+    table = sessions.behaviour_set.rewards
+    least, most = min(0.0, *table), max(0.0, *table)
+    width, tail = sessions.horizon * (most - least), (1 + level) / 2
+
+    def by_user(constant: float) -> Floats:
+        return user_means((excess * (rewards - constant)).sum(1), sessions.user)
+
+    low = betting_lower_bound(by_user(least), -width, level=tail)
+    high = -betting_lower_bound(-by_user(most), -width, level=tail)
+    value = float(by_user(float(rewards[mask].mean())).mean())
+    differing = mask & (policy.best != live.best)
+    return Difference(
+        value=min(max(value, low), high),
+        low=low,
+        high=high,
+        level=level,
+        reward=float(user_means(rewards.sum(1), sessions.user).mean()),
+        sessions=len(sessions),
+        users=len(np.unique(sessions.user)),
+        differing=int(differing.sum()),
+        seen=int((differing & (policy.best == policy.logged)).sum()),
+        steps=int(mask.sum()),
+        weight_variance=_weight_variance(policy, live, epsilon, mask, np.stack([rewards - least, most - rewards]).sum(2)),
+        reward_variance=float(rewards.sum(1).var()),
+        range=width,
+    )
+
+
+def _weight_variance(
+    policy: PolicyChoices, live: PolicyChoices, epsilon: float, mask: NDArray[np.bool_], returns: Floats
+) -> float:
+    """The larger variance of (w_T - 1) return, of two kinds of returns (2, N), if the live version is served.
+
+    E w_T² is the product of sum_a pi(a)² / mu(a) over the steps. It is taken along the logged states, and weights and
+    returns as independent, so it is an approximation.
+    """
+    other = epsilon / policy.count
+    best = other + 1 - epsilon
+    with np.errstate(divide="ignore"):
+        square = best**2 / other + other**2 / best + (policy.count - 2) * other
+    product = np.multiply.reduce(np.where(mask & (policy.best != live.best), square, 1.0), 1)
+    return float((product - 1).mean() * np.square(returns).mean(1).max())

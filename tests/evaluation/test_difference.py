@@ -1,0 +1,170 @@
+"""Bounds of the difference between a policy and the log: by hand, against known truth, and where the log shows nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mbcal.errors import InputError
+from mbcal.evaluation.ope.difference import Difference, bound_difference
+from mbcal.evaluation.ope.intervals import betting_lower_bound
+from mbcal.evaluation.ope.propensity import PolicyChoices
+from mbcal.types import Behaviours, Catalog, Sessions
+
+BEHAVIOURS = Behaviours(("skip", "like"), (0.0, 1.0))
+CATALOG = Catalog(tuple("abcdefghij"))
+
+
+def sessions(
+    items: NDArray[np.int32], liked: NDArray[np.bool_], propensities: NDArray[np.float64], **fields: object
+) -> Sessions:
+    count, horizon = items.shape
+    values = {
+        "items": items + 2,
+        "behaviours": liked.astype(np.uint8),
+        "length": np.full(count, horizon, np.int32),
+        "user": np.arange(count, dtype=np.int32),
+        "history_items": np.zeros((count, 0), np.int32),
+        "history_behaviours": np.zeros((count, 0), np.uint8),
+        "history_length": np.zeros(count, np.int32),
+        "candidates": np.tile(np.arange(2, 12, dtype=np.int32), (count, 1)),
+        "propensities": propensities.astype(np.float32),
+    } | fields
+    return Sessions(CATALOG, BEHAVIOURS, **values, origin="test")
+
+
+def choices(best: NDArray[np.int64], logged: NDArray[np.int64], count: int = 10) -> PolicyChoices:
+    return PolicyChoices(best, logged, np.full(best.shape, count))
+
+
+def one_step(
+    n: int, epsilon: float, chosen: NDArray[np.int64], liking: NDArray[np.float64], seed: int
+) -> tuple[Sessions, PolicyChoices, PolicyChoices]:
+    """A log of a live policy that prefers item 0, and a candidate that prefers `chosen` (n,); liking is by item, (10,)."""
+    generator = np.random.default_rng(seed)
+    explored = generator.random(n) < epsilon
+    item = np.where(explored, generator.integers(0, 10, n), 0)
+    liked = generator.random(n) < liking[item]
+    propensity = np.where(item == 0, 1 - epsilon, 0.0) + epsilon / 10
+    log = sessions(item[:, None].astype(np.int32), liked[:, None], propensity[:, None])
+    zeros = np.zeros((n, 1), np.int64)
+    return log, choices(chosen[:, None], item[:, None]), choices(zeros, item[:, None])
+
+
+def test_contributions_by_hand() -> None:
+    """Two steps, candidate differs at the first. Logged: its choice once (weight 0.91 / 0.01), otherwise the live one."""
+    items = np.array([[1, 2], [0, 2]], np.int32)
+    liked = np.array([[True, True], [True, False]])
+    propensities = np.array([[0.01, 0.91], [0.91, 0.91]])
+    log = sessions(items, liked, propensities)
+    live, policy = (
+        choices(np.array([[0, 2], [0, 2]]), items.astype(np.int64)),
+        choices(np.array([[1, 2], [1, 2]]), items.astype(np.int64)),
+    )
+    found = bound_difference(log, policy, live, epsilon=0.1)
+    assert (found.steps, found.differing, found.seen) == (4, 2, 1)
+    assert found.reward == pytest.approx(1.5)
+    assert found.range == 2.0
+    # session 1: weight 91 at both steps, rewards 1 and 1; session 2: weight 0.01 / 0.91 at both, rewards 1 and 0
+    low_values = np.array([90 * 2, (0.01 / 0.91 - 1) * 1])
+    high_values = np.array([0.0, (0.01 / 0.91 - 1) * -1])
+    assert found.low == pytest.approx(betting_lower_bound(low_values, -2.0, level=0.975), rel=1e-4)
+    assert found.high == pytest.approx(-betting_lower_bound(-high_values, -2.0, level=0.975), rel=1e-4)
+    assert "at 50.0% of the logged steps, and the log shows that item at 1 of these 2" in found.support
+
+
+def test_the_live_policy_itself_is_level_whatever_it_earned() -> None:
+    log, _, live = one_step(4000, 0.1, np.zeros(4000, np.int64), np.linspace(0.9, 0, 10), 0)
+    found = bound_difference(log, live, live, epsilon=0.1)
+    assert found.value == pytest.approx(0, abs=1e-6)
+    assert -0.004 < found.low < 0 < found.high < 0.004
+    assert found.support == "it chooses as the live version does at all 4,000 logged steps"
+
+
+def test_what_the_log_never_shows_counts_as_the_worst() -> None:
+    """A fifth of users would get an item that was never explored: they may lose all they earn, or gain all they lack."""
+    chosen = (np.arange(2000) % 5 == 0).astype(np.int64)
+    log, policy, live = one_step(2000, 0.0, chosen, np.full(10, 0.5), 1)
+    found = bound_difference(log, policy, live, epsilon=0.0)
+    assert found.seen == 0
+    assert found.low <= -0.2 * 0.5
+    assert found.high >= 0.2 * 0.5
+    assert found.low > -0.2
+    assert found.log_sessions_needed(0.05) == np.inf
+    assert found.canary_sessions_needed(0.05) == pytest.approx(7.849 * 0.25 / (0.05 * found.reward) ** 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.1, 0.05), (0.1, 1.0), (0.5, 0.2), (1.0, 1.0)])
+def test_bounds_cover_the_truth_also_of_a_minority(epsilon: float, share: float) -> None:
+    """300 logs each; the bounds may miss in 5%, and being valid for any weights they miss in fewer."""
+    liking = np.array([0.6, 0.2, *[0.4] * 8])
+    missed = 0
+    for seed in range(300):
+        chosen = (np.random.default_rng(10_000 + seed).random(400) < share).astype(np.int64)
+        log, policy, live = one_step(400, epsilon, chosen, liking, seed)
+        found = bound_difference(log, policy, live, epsilon=epsilon)
+        missed += not found.low <= (1 - epsilon) * share * -0.4 <= found.high
+    assert missed <= 300 * 0.05
+
+
+def test_a_difference_is_seen_with_the_sessions_that_were_said_to_be_needed() -> None:
+    liking = np.array([0.5, 0.1, *[0.4] * 8])
+
+    def found_in(n: int, seed: int) -> Difference:
+        chosen = (np.random.default_rng(10_000 + seed).random(n) < 0.5).astype(np.int64)
+        return bound_difference(*one_step(n, 0.5, chosen, liking, seed), epsilon=0.5)
+
+    first = found_in(2000, 0)
+    truth = 0.5 * 0.5 * -0.4
+    needed = int(first.log_sessions_needed(-truth / first.reward))
+    assert 500 < needed < 20_000
+    seen = np.mean([found_in(needed, seed).high < 0 for seed in range(40)])
+    assert seen >= 0.5
+    fewer = np.mean([found_in(needed // 4, seed).high < 0 for seed in range(40)])
+    assert fewer < 0.25
+
+
+def test_sessions_that_end_early_count_their_missing_steps() -> None:
+    """A candidate whose choice ends sessions: the lost steps are rewards of 0 under a weight that stays."""
+    n = 3000
+    generator = np.random.default_rng(0)
+    item = generator.integers(0, 10, n)
+    length = np.where(item == 1, 1, 3).astype(np.int32)
+    steps = np.arange(3) < length[:, None]
+    items = np.where(steps, np.column_stack([item, np.full(n, 2), np.full(n, 3)]), -2).astype(np.int32)
+    log = sessions(items, steps, np.where(steps, [0.1, 1.0, 1.0], 0.0), length=length)
+    logged = np.where(steps, items, 0).astype(np.int64)
+    live = PolicyChoices(logged, logged, np.tile([10, 1, 1], (n, 1)))
+    policy = replace(live, best=np.column_stack([np.ones(n, np.int64), logged[:, 1:]]))
+    found = bound_difference(log, policy, live, epsilon=0.0)
+    truth = 1 - (0.1 * 1 + 0.9 * 3)
+    assert found.low <= truth <= found.high < 0
+    assert found.value == pytest.approx(truth, abs=0.35)
+
+
+def test_several_sessions_of_a_user_are_one_unit() -> None:
+    chosen = np.ones(400, np.int64)
+    log, policy, live = one_step(400, 1.0, chosen, np.array([0.2, 0.9, *[0.5] * 8]), 3)
+    alone = bound_difference(log, policy, live, epsilon=0.5)
+    doubled = replace(log[np.repeat(np.arange(400), 2)], user=np.repeat(np.arange(400), 2).astype(np.int32))
+    twice = [
+        PolicyChoices(*(np.repeat(array, 2, 0) for array in (one.best, one.logged, one.count))) for one in (policy, live)
+    ]
+    together = bound_difference(doubled, *twice, epsilon=0.5)
+    assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
+    assert (together.sessions, together.users) == (800, 400)
+
+
+def test_betting_bound_by_hand_and_its_limits() -> None:
+    assert betting_lower_bound(np.zeros(5), 0.0) == 0.0
+    # one value: the capital at m is 1 + mean of stakes times (x / m - 1), which must exceed 20
+    from mbcal.evaluation.ope.intervals import STAKES
+
+    stake = STAKES.mean()
+    assert betting_lower_bound(np.array([100.0]), 0.0, level=0.95) == pytest.approx(100 * stake / (19 + stake), rel=1e-6)
+    assert betting_lower_bound(np.full(1000, 3.0), -1.0) == pytest.approx(3.0, abs=0.03)
+    with pytest.raises(InputError, match="must be at least 0, got -1"):
+        betting_lower_bound(np.array([-1.0, 2.0]), 0.0)
