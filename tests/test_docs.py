@@ -158,3 +158,15 @@ def workshop(tmp_path: Path) -> Path:
     write_csv(tmp_path / "docs.csv", [(k, "news", "a|b") for k in range(5)], ("doc", "category", "tags"))
     write_csv(tmp_path / "plays.csv", [(k % 3, k % 5, 60 * k, k / 2) for k in range(30)], ("uid", "doc", "ts", "seconds"))
     return tmp_path
+
+
+def test_every_promise_names_tests_and_benchmarks_that_exist() -> None:
+    rows = re.findall(r"^\| (\d+) \| .*? \| (.*) \| (.+) \|$", (ROOT / "docs/promises.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 27))
+    for number, checks, figure in rows:
+        named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", checks)
+        assert named, number
+        assert figure.strip(), number
+        for file, test in named:
+            content = (ROOT / file).read_text()
+            assert not test or f"def {test}(" in content, f"{file}::{test}"

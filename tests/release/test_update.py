@@ -137,8 +137,8 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
     assert verdict.difference is not None
     assert verdict.difference.low < 0 < verdict.difference.high
-    assert verdict.reason.startswith("the log cannot tell; to see a difference of 1%: ")
-    assert " judging sessions in the log, or " in verdict.reason
+    assert verdict.reason.startswith("the log cannot tell; to see a difference of 1%, 5% or 10% takes about a billion")
+    assert " judging sessions of such a log, or about " in verdict.reason
     assert verdict.void is not None
     assert "these estimates and their intervals mean nothing" in verdict.void
     version = weak.open("v000002")
@@ -279,7 +279,10 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     weak.publish(agent(1200).save(tmp_path / "good"))
     served(weak, tmp_path / "log", 150)
     how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=40, batch=64, warmup=10))
-    simulator = Simulator(how, "cpu").fit(logged(1200)).save(tmp_path / "sim")
+    users = logged(1800)
+    fitted = Simulator(how, "cpu").fit(users[:1200])
+    fitted.save(tmp_path / "without card")
+    fitted.save(tmp_path / "sim", card=fitted.evaluate(users[1200:]))
     gate = GateConfig(sessions=100, tolerance=0.05)
     settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
@@ -287,11 +290,16 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
         (bad, ["cannot tell", "worse"], "refused"),
         (good, ["cannot tell", "no worse"], "canary"),
     ):
-        verdict = update(weak, tmp_path / "log", simulator=simulator, candidate=candidate, **settings)
+        verdict = update(weak, tmp_path / "log", simulator=tmp_path / "sim", candidate=candidate, **settings)
         assert [check.name for check in verdict.checks] == ["log", "simulator"]
         assert [check.answer for check in verdict.checks] == answers
+        assert "Can be trusted for differences of " in verdict.checks[1].detail
         assert verdict.action == action
     assert weak.current() == "v000002"
+    weak.withdraw_canary()
+    unknown = update(weak, tmp_path / "log", simulator=tmp_path / "without card", candidate=bad, **settings)
+    assert [check.answer for check in unknown.checks] == ["cannot tell", "cannot tell"]
+    assert "has no report card" in unknown.checks[1].detail
 
 
 def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:

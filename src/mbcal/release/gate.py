@@ -177,7 +177,8 @@ def compare_by_simulator(
 ) -> Check:
     """Compare candidate and live version on the same simulated users, under the same noise.
 
-    User numbers of a decision log are not those of the simulator's store, so its users are not compared.
+    User numbers of a decision log are not those of the simulator's store, so its users are not compared. A difference that
+    the simulator's own error may explain (`Simulator.trust`) says nothing.
 
     Raises:
         ModelError: If the simulator knows other items or behaviours.
@@ -189,18 +190,28 @@ def compare_by_simulator(
     )
     gain = mean_interval(candidate_rewards - live_rewards, sessions.user)
     least = -gate.tolerance * abs(float(np.mean(live_rewards)))
-    detail = f"{_found(gain.mean, gain.low, gain.high, least)} on {len(sessions):,} simulated sessions"
-    return Check("simulator", interval_answer(gain.low, gain.high, least), detail)
+    answer, trust = interval_answer(gain.low, gain.high, least), simulator.trust
+    if answer == "worse" and not trust.covers(gain.mean):
+        answer = "cannot tell"
+    detail = f"{_found(gain.mean, gain.low, gain.high, least)} on {len(sessions):,} simulated sessions. {trust.sentence}"
+    return Check("simulator", answer, detail)
 
 
 def evidence_needed(difference: Difference, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
     """Say how many sessions it takes to see differences of these shares of the reward, in the log and by a canary."""
-    rows = [
-        f"{share:.0%}: {_count(difference.log_sessions_needed(share))} judging sessions in the log, or "
-        f"{_count(difference.canary_sessions_needed(share))} of a canary"
-        for share in shares
-    ]
-    return f"to see a difference of {'; of '.join(rows)}"
+    in_log, by_canary = (
+        _listed([_count(sessions(share)) for share in shares])
+        for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
+    )
+    return (
+        f"to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} judging sessions of such "
+        f"a log, or about {by_canary} sessions of a canary"
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    """`a, b or c`; one word if all are the same."""
+    return words[0] if len(set(words)) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _found(value: float, low: float, high: float, least: float) -> str:
@@ -209,6 +220,6 @@ def _found(value: float, low: float, high: float, least: float) -> str:
 
 def _count(sessions: float) -> str:
     if sessions > 1e9:
-        return "more than a billion"
+        return "a billion or more"
     digits = max(len(str(int(sessions))) - 2, 0)
     return f"{round(sessions, -digits):,.0f}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any
+
+from mbcal.report.html import page_part, scroll_table, state
 
 
 def verdict_page(verdict: Mapping[str, Any]) -> str:
@@ -17,17 +18,16 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
     Returns:
         HTML.
     """
-    style = files("mbcal.report").joinpath("page/page.css").read_text("utf-8")
-    outcome = _outcome(verdict)
-    checks = [[check["name"], check["answer"], check["detail"]] for check in verdict["checks"]]
+    outcome, style = _outcome(verdict), page_part("page.css")
+    checks = [[escape(check["name"]), state(check["answer"]), escape(check["detail"])] for check in verdict["checks"]]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
         f'<header><p class="kind">mbcal update of {escape(verdict["live"])}</p>'
         f"<h1>{escape(outcome)}</h1></header><main><p>{escape(_sentence(verdict['reason']))}</p>"
-        f"<h2>Checks</h2>{_table_html(('judge', 'answer', 'details'), checks)}"
+        f"<h2>Checks</h2>{scroll_table(('judge', 'answer', 'details'), checks, label='checks')}"
         f"{_estimates_html(verdict['estimates'], verdict['void'])}"
-        f"<h2>Records</h2>{_table_html(('', ''), _counts(verdict['counts'] or {}))}</main></html>\n"
+        f"<h2>Records</h2>{scroll_table(('', ''), _counts(verdict['counts'] or {}), label='records')}</main></html>\n"
     )
 
 
@@ -50,11 +50,11 @@ def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) ->
     """The estimates that decide nothing; greyed, with the reason, where they are void."""
     rows = [
         [
-            estimate["of"],
-            estimate["name"],
+            escape(estimate["of"]),
+            escape(estimate["name"]),
             f"{estimate['value']:.3f}",
             f"[{estimate['low']:.3f}, {estimate['high']:.3f}]",
-            estimate["method"],
+            escape(estimate["method"]),
             f"{estimate['ess']:.0f}",
         ]
         for estimate in estimates
@@ -64,7 +64,8 @@ def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) ->
     note = (
         f"Void: {void}." if void else "Reward per session, of users the candidate did not learn from. They decide nothing."
     )
-    table = _table_html(("of", "estimator", "value", "95% interval", "interval by", "effective sessions"), rows)
+    columns = ("of", "estimator", "value", "95% interval", "interval by", "effective sessions")
+    table = scroll_table(columns, rows, (False, False, True, True, False, True), "off-policy estimates")
     return (
         f"<h2>Further off-policy estimates</h2><p class='note'>{escape(note)}</p>"
         f"<div class='{'void' if void else ''}'>{table}</div>"
@@ -72,10 +73,4 @@ def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) ->
 
 
 def _counts(counts: Mapping[str, Any]) -> list[list[str]]:
-    return [[name.replace("_", " "), str(value)] for name, value in counts.items()]
-
-
-def _table_html(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}" for name in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(value)}' for value in row)}" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</thead><tbody>{body}</tbody></table></div>'
+    return [[escape(name.replace("_", " ")), escape(str(value))] for name, value in counts.items()]
