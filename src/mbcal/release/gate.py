@@ -204,8 +204,8 @@ def evidence_needed(difference: Difference, shares: Sequence[float] = (0.01, 0.0
         for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
     )
     return (
-        f"to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} judging sessions of such "
-        f"a log, or about {by_canary} sessions of a canary"
+        f"to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} judging sessions of "
+        f"such a log, or about {by_canary} sessions of a canary"
     )
 
 

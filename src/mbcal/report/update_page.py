@@ -19,13 +19,13 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
         HTML.
     """
     outcome, style = _outcome(verdict), page_part("page.css")
-    checks = [[escape(check["name"]), state(check["answer"]), escape(check["detail"])] for check in verdict["checks"]]
+    checks = [f"<p><b>{escape(c['name'])}</b> {state(c['answer'])} {escape(c['detail'])}</p>" for c in verdict["checks"]]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
         f'<header><p class="kind">mbcal update of {escape(verdict["live"])}</p>'
         f"<h1>{escape(outcome)}</h1></header><main><p>{escape(_sentence(verdict['reason']))}</p>"
-        f"<h2>Checks</h2>{scroll_table(('judge', 'answer', 'details'), checks, label='checks')}"
+        f"<h2>Checks</h2>{''.join(checks)}"
         f"{_estimates_html(verdict['estimates'], verdict['void'])}"
         f"<h2>Records</h2>{scroll_table(('', ''), _counts(verdict['counts'] or {}), label='records')}</main></html>\n"
     )
