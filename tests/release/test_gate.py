@@ -1,0 +1,148 @@
+"""Worse, no worse or cannot tell: what the gate says, and what becomes of the candidate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from mbcal import Simulator, SimulatorConfig, TrainingConfig, load
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.reader import read_log
+from mbcal.errors import ConflictError
+from mbcal.evaluation.ope.propensity import policy_choices
+from mbcal.registry.registry import Registry
+from mbcal.release.gate import Action, Answer, Check, GateConfig, combined_answer, interval_answer
+from mbcal.release.update import update, write_verdict
+from tests.support.releases import DIFFERENCE, EPSILON, GATE, agent, let_the_log_say, served
+from tests.support.toys import logged
+
+
+def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: Path, log: Path) -> None:
+    gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
+    verdict = update(weak, log, epsilon=EPSILON, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
+    assert (verdict.answer, verdict.action, weak.current()) == ("no worse", "published", "v000002"), verdict.checks
+    assert "it chooses as the live version does at all " in verdict.checks[0].detail
+    assert verdict.void is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "no_worse", "action", "title", "reason"),
+    [
+        ("no worse", "publish", "published", "No worse: v000002 is live", "the log shows that it is no worse"),
+        ("no worse", "canary", "canary", "No worse: v000002 is the canary, v000001 stays live", "the log shows that it is"),
+        (
+            "cannot tell",
+            "publish",
+            "canary",
+            "Cannot tell: v000002 is the canary, v000001 stays live",
+            "the log cannot tell",
+        ),
+        ("worse", "publish", "refused", "Worse: refused, v000001 stays live", "the candidate is worse: log detail"),
+    ],
+)
+def test_what_the_log_says_decides(
+    answer: Answer,
+    no_worse: Any,
+    action: Action,
+    title: str,
+    reason: str,
+    weak: Registry,
+    log: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_the_log_say(answer, monkeypatch)
+    gate = GateConfig(sessions=100, no_worse=no_worse)
+    verdict = update(weak, log, epsilon=EPSILON, gate=gate, device="cpu", candidate=agent(30, epochs=1))
+    assert (verdict.answer, verdict.action) == (answer, action)
+    assert weak.current() == ("v000002" if action == "published" else "v000001")
+    assert weak.canary() == ("v000002" if action == "canary" else None)
+    assert weak.versions() == ["v000001", "v000002"][: 1 if action == "refused" else 2]
+    assert verdict.reason.startswith(reason)
+    page = write_verdict(tmp_path / "updates", verdict)
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert (record["answer"], record["action"], record["difference"]["low"]) == (answer, action, -1.0)
+    assert f"<h1>{title}</h1>" in page.read_text()
+    assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+
+
+def test_answers() -> None:
+    assert interval_answer(-0.5, 3.0, least=-1.0) == "no worse"
+    assert interval_answer(-0.5, -0.1, least=-1.0) == "no worse"  # worse, but by no more than is tolerated
+    assert interval_answer(-3.0, -0.1, least=-1.0) == "worse"
+    assert interval_answer(-3.0, 0.1, least=-1.0) == "cannot tell"
+    log, simulator = ({answer: Check(name, answer, "") for answer in get_args(Answer)} for name in ("log", "simulator"))
+    assert combined_answer([log["no worse"], simulator["cannot tell"]]) == "no worse"
+    assert (
+        combined_answer([log["cannot tell"], simulator["no worse"]]) == "cannot tell"
+    )  # a simulator alone publishes nothing
+    assert combined_answer([log["no worse"], simulator["worse"]]) == "worse"
+    assert combined_answer([log["worse"]]) == "worse"
+
+
+def test_a_version_that_an_operator_activates_meanwhile_stays(
+    weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def activate_another(*_: Any, **__: Any) -> Any:
+        weak.publish(weak_model)
+        return Check("log", "no worse", "detail"), DIFFERENCE
+
+    let_the_log_say("no worse", monkeypatch)
+    monkeypatch.setattr("mbcal.release.update.compare_by_log", activate_another)
+    with pytest.raises(ConflictError, match="v000002"):
+        update(weak, log, epsilon=EPSILON, gate=GATE, device="cpu", candidate=agent(30, epochs=1))
+    assert weak.current() == "v000002"
+    assert weak.versions() == ["v000001", "v000002"]
+
+
+def test_along_its_own_log_the_live_version_has_the_logged_propensities(weak: Registry, log: Path) -> None:
+    """At every step the choice was among the candidates that the session had not shown yet."""
+    live = load(weak.open().path, "cpu")
+    domain = live.domain
+    sessions = join_sessions(read_log(log), domain.catalog, domain.behaviours, horizon=6, history=0).sessions
+    chosen = policy_choices(live, sessions)
+    assert chosen.count[0].tolist() == [12, 11, 10, 9, 8, 7]
+    assert chosen.propensities(EPSILON) == pytest.approx(sessions.propensities, rel=1e-5)
+
+
+def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Path, tmp_path: Path) -> None:
+    served(weak, tmp_path / "log", 120)
+    weak.publish(weak_model)
+    gate = GateConfig(sessions=100, tolerance=0.9)
+    unjudged = update(weak, tmp_path / "log", gate=gate, epsilon=EPSILON, device="cpu", candidate=load(weak_model, "cpu"))
+    assert (unjudged.action, unjudged.checks) == ("refused", [])
+    assert unjudged.reason.startswith("120 sessions are logged, 0 of users who judge are of the live version alone")
+    served(weak, tmp_path / "log", 60, seed=1)
+    verdict = update(weak, tmp_path / "log", gate=gate, epsilon=EPSILON, device="cpu", candidate=load(weak_model, "cpu"))
+    assert verdict.difference is not None
+    assert 5 <= verdict.difference.sessions <= 35
+
+
+def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
+    weak.publish(agent(1200).save(tmp_path / "good"))
+    served(weak, tmp_path / "log", 150)
+    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=40, batch=64, warmup=10))
+    users = logged(1800)
+    fitted = Simulator(how, "cpu").fit(users[:1200])
+    fitted.save(tmp_path / "without card")
+    fitted.save(tmp_path / "sim", card=fitted.evaluate(users[1200:]))
+    gate = GateConfig(sessions=100, tolerance=0.05)
+    settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
+    for candidate, answers, action in (
+        (bad, ["cannot tell", "worse"], "refused"),
+        (good, ["cannot tell", "no worse"], "canary"),
+    ):
+        verdict = update(weak, tmp_path / "log", simulator=tmp_path / "sim", candidate=candidate, **settings)
+        assert [check.name for check in verdict.checks] == ["log", "simulator"]
+        assert [check.answer for check in verdict.checks] == answers
+        assert "Can be trusted for differences of " in verdict.checks[1].detail
+        assert verdict.action == action
+    assert weak.current() == "v000002"
+    weak.withdraw_canary()
+    unknown = update(weak, tmp_path / "log", simulator=tmp_path / "without card", candidate=bad, **settings)
+    assert [check.answer for check in unknown.checks] == ["cannot tell", "cannot tell"]
+    assert "has no report card" in unknown.checks[1].detail
