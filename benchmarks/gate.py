@@ -262,7 +262,9 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
             best = other + 1 - epsilon
             square = best**2 / other + other**2 / best + (candidates - 2) * other if epsilon < 1 else candidates
             second_moment = max(1 + spread**2, (most - 1) ** 2 + spread**2)
-            found = Difference(0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, differing * (square - 1) * second_moment, spread**2, most)
+            found = Difference(
+                0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, differing * (square - 1) * second_moment, spread**2, most, 1.0
+            )
             yield {
                 "candidates": str(candidates),
                 "epsilon": str(epsilon),

@@ -112,7 +112,7 @@ def run_rounds(options: argparse.Namespace) -> None:
     )
     registry, log = Registry(folder / "registry"), folder / "log"
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
-    settings = UpdateConfig(replay=100, epochs=10, epsilon=EPSILON, gate=GateConfig(sessions=100, tolerance=0.02))
+    settings = UpdateConfig(replay=100, epochs=10, gate=GateConfig(sessions=100, tolerance=0.02))
     judge = partial(update, registry, log, settings, simulator=folder / "simulator", device="cpu")
     server, address = start_server(registry.path, log)
     try:

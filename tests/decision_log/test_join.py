@@ -254,3 +254,9 @@ def test_repeated_records_count_once(records: list[Record]) -> None:
     assert [array.tobytes() for _, array in once.sessions.arrays()] == [
         array.tobytes() for _, array in twice.sessions.arrays()
     ]
+
+
+def test_every_step_has_the_exploration_of_its_decision() -> None:
+    first, second = decided("d1", epsilon=0.1), decided("d2", step=1, time=30, items=["a"], epsilon=0.4)
+    records = [first, second, answered("d1"), answered("d2", "a", name="g")]
+    assert joined(*records).epsilons.tolist() == [[0.1, 0.4, 0.0, 0.0]]

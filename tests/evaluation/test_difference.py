@@ -84,6 +84,41 @@ def test_the_live_policy_itself_is_level_whatever_it_earned() -> None:
     assert found.support == "it chooses as the live version does at all 4,000 logged steps"
 
 
+def test_every_step_may_have_an_exploration_of_its_own() -> None:
+    """Half of the log explores little and half much: with the same exploration, the live policy is level with itself."""
+    parts = [one_step(1000, epsilon, np.zeros(1000, np.int64), np.linspace(0.9, 0, 10), 0) for epsilon in (0.1, 0.6)]
+    items, liked, propensities = (
+        np.concatenate([getattr(part[0], name) for part in parts]) for name in ("items", "behaviours", "propensities")
+    )
+    log = sessions(items - 2, liked == 1, propensities)
+    live = choices(np.zeros((2000, 1), np.int64), items.astype(np.int64) - 2)
+    own = np.repeat([0.1, 0.6], 1000)[:, None]
+    found = bound_difference(log, live, live, epsilon=own)
+    assert found.value == pytest.approx(0, abs=1e-6)
+    assert not found.is_contradicted
+    assert bound_difference(log, live, live, epsilon=0.1).value > 0.05  # as if it went live with less exploration
+
+
+@pytest.mark.parametrize("fault", ["propensities", "feedback"])
+def test_a_log_that_is_not_what_it_says_is_found_out(fault: str) -> None:
+    """Propensities that are too small; or feedback on the live policy's item that mostly does not come."""
+    chosen = np.ones(4000, np.int64)
+    log, policy, live = one_step(4000, 0.5, chosen, np.array([0.6, 0.2, *[0.4] * 8]), 0)
+    honest = bound_difference(log, policy, live, epsilon=0.5)
+    assert not honest.is_contradicted
+    assert honest.least_weight < 1
+    assert log.propensities is not None
+    if fault == "propensities":
+        log = replace(log, propensities=log.propensities * np.float32(0.8))
+    else:
+        kept = (policy.logged[:, 0] != 0) | (np.random.default_rng(1).random(4000) < 0.3)
+        log = log[kept]
+        policy, live = (PolicyChoices(one.best[kept], one.logged[kept], one.count[kept]) for one in (policy, live))
+    found = bound_difference(log, policy, live, epsilon=0.5)
+    assert found.is_contradicted
+    assert found.least_weight > 1.1
+
+
 def test_what_the_log_never_shows_counts_as_the_worst() -> None:
     """A fifth of users would get an item that was never explored: they may lose all they earn, or gain all they lack."""
     chosen = (np.arange(2000) % 5 == 0).astype(np.int64)

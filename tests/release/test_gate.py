@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from mbcal import Simulator, SimulatorConfig, TrainingConfig, load
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.records import Decision
+from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ConflictError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
@@ -22,10 +25,12 @@ from tests.support.toys import logged
 
 def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: Path, log: Path) -> None:
     gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
-    verdict = update(weak, log, epsilon=EPSILON, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
+    verdict = update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action, weak.current()) == ("no worse", "published", "v000002"), verdict.checks
     assert "it chooses as the live version does at all " in verdict.checks[0].detail
     assert verdict.void is None
+    assert verdict.difference is not None
+    assert verdict.difference.value == pytest.approx(0, abs=1e-5)  # with the exploration of the log, not with less
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_what_the_log_says_decides(
 ) -> None:
     let_the_log_say(answer, monkeypatch)
     gate = GateConfig(sessions=100, no_worse=no_worse)
-    verdict = update(weak, log, epsilon=EPSILON, gate=gate, device="cpu", candidate=agent(30, epochs=1))
+    verdict = update(weak, log, gate=gate, device="cpu", candidate=agent(30, epochs=1))
     assert (verdict.answer, verdict.action) == (answer, action)
     assert weak.current() == ("v000002" if action == "published" else "v000001")
     assert weak.canary() == ("v000002" if action == "canary" else None)
@@ -93,7 +98,7 @@ def test_a_version_that_an_operator_activates_meanwhile_stays(
     let_the_log_say("no worse", monkeypatch)
     monkeypatch.setattr("mbcal.release.update.compare_by_log", activate_another)
     with pytest.raises(ConflictError, match="v000002"):
-        update(weak, log, epsilon=EPSILON, gate=GATE, device="cpu", candidate=agent(30, epochs=1))
+        update(weak, log, gate=GATE, device="cpu", candidate=agent(30, epochs=1))
     assert weak.current() == "v000002"
     assert weak.versions() == ["v000001", "v000002"]
 
@@ -112,11 +117,11 @@ def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Pat
     served(weak, tmp_path / "log", 120)
     weak.publish(weak_model)
     gate = GateConfig(sessions=100, tolerance=0.9)
-    unjudged = update(weak, tmp_path / "log", gate=gate, epsilon=EPSILON, device="cpu", candidate=load(weak_model, "cpu"))
+    unjudged = update(weak, tmp_path / "log", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (unjudged.action, unjudged.checks) == ("refused", [])
     assert unjudged.reason.startswith("120 sessions are logged, 0 of users who judge are of the live version alone")
     served(weak, tmp_path / "log", 60, seed=1)
-    verdict = update(weak, tmp_path / "log", gate=gate, epsilon=EPSILON, device="cpu", candidate=load(weak_model, "cpu"))
+    verdict = update(weak, tmp_path / "log", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert verdict.difference is not None
     assert 5 <= verdict.difference.sessions <= 35
 
@@ -130,7 +135,7 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     fitted.save(tmp_path / "without card")
     fitted.save(tmp_path / "sim", card=fitted.evaluate(users[1200:]))
     gate = GateConfig(sessions=100, tolerance=0.05)
-    settings: dict[str, Any] = {"epsilon": EPSILON, "gate": gate, "device": "cpu"}
+    settings: dict[str, Any] = {"gate": gate, "device": "cpu"}
     bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
     for candidate, answers, action in (
         (bad, ["cannot tell", "worse"], "refused"),
@@ -146,3 +151,16 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     unknown = update(weak, tmp_path / "log", simulator=tmp_path / "without card", candidate=bad, **settings)
     assert [check.answer for check in unknown.checks] == ["cannot tell", "cannot tell"]
     assert "has no report card" in unknown.checks[1].detail
+
+
+def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_model: Path, log: Path, tmp_path: Path) -> None:
+    """Propensities of half their size promise the candidate twice the reward of the same choices."""
+    with DecisionLog(tmp_path / "wrong") as wrong:
+        for record in read_log(log):
+            if isinstance(record, Decision):
+                record = msgspec.structs.replace(record, propensities=[value / 2 for value in record.propensities])
+            wrong.append(record)
+    gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)
+    verdict = update(weak, tmp_path / "wrong", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
+    assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
+    assert "instead of 1, so these numbers mean nothing" in verdict.checks[0].detail

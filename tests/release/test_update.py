@@ -24,7 +24,7 @@ from mbcal.registry.registry import Registry
 from mbcal.release.gate import Check, GateConfig, split_judges
 from mbcal.release.update import update
 from mbcal.types import SessionTensors
-from tests.support.releases import DIFFERENCE, EPSILON, GATE, let_the_log_say, served
+from tests.support.releases import DIFFERENCE, GATE, let_the_log_say, served
 from tests.support.toys import DelayedPrize, logged, starts
 from tests.support.workers import ThreadedEngine
 
@@ -45,7 +45,7 @@ def test_the_logs_of_several_servers_are_one(weak: Registry, tmp_path: Path) -> 
 def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_path: Path) -> None:
     """With six steps and a new policy, no log of this size can tell."""
     before = served(weak, tmp_path / "log", 400)
-    verdict = update(weak, tmp_path / "log", epochs=40, epsilon=EPSILON, gate=GATE, device="cpu")
+    verdict = update(weak, tmp_path / "log", epochs=40, gate=GATE, device="cpu")
     assert (verdict.answer, verdict.action, verdict.version) == ("cannot tell", "canary", "v000002")
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
     assert verdict.difference is not None
@@ -75,7 +75,7 @@ def test_an_engine_teaches_what_one_process_would(
     shutil.copytree(weak.path, tmp_path / "other")
     made: list[Any] = []
     for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
-        settings: dict[str, Any] = {"epochs": 3, "epsilon": EPSILON, "gate": GATE, "device": "cpu"}
+        settings: dict[str, Any] = {"epochs": 3, "gate": GATE, "device": "cpu"}
         verdict = update(registry, log, engine=engine, **settings)
         assert verdict.version == "v000002"
         made.append(load(registry.open().path, "cpu"))
@@ -212,7 +212,7 @@ def test_dqn_learns_from_the_logged_candidates_of_every_step(
     monkeypatch.setattr(DQN, "label", label)
     gate = GateConfig(sessions=10)
     engine = ThreadedEngine(workers) if workers else None
-    update(registry, tmp_path / "log", epochs=1, epsilon=EPSILON, gate=gate, engine=engine, device="cpu")
+    update(registry, tmp_path / "log", epochs=1, gate=gate, engine=engine, device="cpu")
     assert learned == expected
 
 

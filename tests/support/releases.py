@@ -36,6 +36,7 @@ DIFFERENCE = Difference(
     weight_variance=500.0,
     reward_variance=4.0,
     range=6.0,
+    least_weight=0.9,
 )
 
 

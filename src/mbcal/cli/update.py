@@ -51,7 +51,6 @@ PassesOption = Annotated[
     int | None,
     typer.Option("--epochs", min=1, help="Most passes over them; held-out users decide.", show_default="by the data"),
 ]
-EpsilonOption = Annotated[float, typer.Option(min=0, max=1, help="Exploration the candidate would be served with.")]
 SessionsOption = Annotated[int, typer.Option(min=2, help="Logged sessions there must be.")]
 ToleranceOption = Annotated[
     float, typer.Option(min=0, max=0.99, help="How much worse the lower bound may be, as a share of the reward.")
@@ -69,7 +68,6 @@ def update_registry(
     simulator: SimulatorOption = None,
     replay: ReplayOption = 10,
     epochs: PassesOption = None,
-    epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
     no_worse: NoWorseOption = "publish",
@@ -90,7 +88,7 @@ def update_registry(
     """
     from mbcal.agents import load
 
-    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, no_worse, seed)
+    config = _update_config(replay, epochs, min_sessions, tolerance, no_worse, seed)
     judged = None if candidate is None else load(candidate, device)
     with _runner(registry, log, config, simulator, judged, device, engine, workers, address, gpus) as run_update:
         verdict = run_update()
@@ -106,7 +104,6 @@ def loop_updates(
     simulator: SimulatorOption = None,
     replay: ReplayOption = 10,
     epochs: PassesOption = None,
-    epsilon: EpsilonOption = 0.1,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
     no_worse: NoWorseOption = "publish",
@@ -143,7 +140,7 @@ def loop_updates(
             on_error=lambda error: typer.echo(f"canary not read: {error}", err=True),
         )
 
-    config = _update_config(replay, epochs, epsilon, min_sessions, tolerance, no_worse, seed)
+    config = _update_config(replay, epochs, min_sessions, tolerance, no_worse, seed)
     with _runner(registry, log, config, simulator, None, device, engine, workers, address, gpus) as run_update:
         loop(
             run_update,
@@ -156,13 +153,13 @@ def loop_updates(
 
 
 def _update_config(
-    replay: int, epochs: int | None, epsilon: float, min_sessions: int, tolerance: float, no_worse: NoWorse, seed: int
+    replay: int, epochs: int | None, min_sessions: int, tolerance: float, no_worse: NoWorse, seed: int
 ) -> UpdateConfig:
     from mbcal.release.gate import GateConfig
     from mbcal.release.update import UpdateConfig
 
     gate = GateConfig(sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
-    return UpdateConfig(replay, epochs, epsilon, gate, seed)
+    return UpdateConfig(replay, epochs, gate, seed)
 
 
 @contextmanager

@@ -70,6 +70,8 @@ class Joined:
     """(N,) the session of each row."""
     versions: tuple[str | None, ...]
     """(N,) the version that decided each row; None if several did."""
+    epsilons: NDArray[np.float64]
+    """(N, T) exploration with which each step was decided; 0 in the padding."""
     counts: JoinCounts
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
@@ -91,6 +93,7 @@ class _CompactDecision(NamedTuple):
     history: tuple[bytes, bytes, int]
     """Catalogue rows (int32), behaviours (uint8), and the number of steps left out for an unknown behaviour."""
     version: str
+    epsilon: float
 
 
 class _Step(NamedTuple):
@@ -100,6 +103,7 @@ class _Step(NamedTuple):
     propensity: float
     candidates: NDArray[np.int32]
     version: str
+    epsilon: float
 
 
 class _Window(NamedTuple):
@@ -232,6 +236,7 @@ class _SessionBuilder:
             self.catalog.rows_of(_available(decision)).tobytes(),
             (items, behaviours, len(past) - len(known)),
             sys.intern(decision.version),
+            decision.epsilon,
         )
 
     def steps(self, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
@@ -247,7 +252,7 @@ class _SessionBuilder:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
                 number = self.behaviour_number[behaviour]
-                steps.append(_Step(row, number, decision.time, propensity, available, decision.version))
+                steps.append(_Step(row, number, decision.time, propensity, available, decision.version, decision.epsilon))
             if not pending:
                 break
             available = np.delete(available, np.flatnonzero(available == row)[:1])
@@ -283,6 +288,7 @@ class _SessionBuilder:
             "propensities": np.zeros((size, horizon), np.float32),
             "timestamps": np.zeros((size, horizon), np.int64),
         }
+        epsilons = np.zeros((size, horizon))
         for row, window in enumerate(self.windows):
             for column, (item, behaviour) in enumerate(window.history):
                 arrays["history_items"][row, column], arrays["history_behaviours"][row, column] = item, behaviour
@@ -292,10 +298,11 @@ class _SessionBuilder:
                 arrays["items"][row, column], arrays["behaviours"][row, column] = step.item, step.behaviour
                 arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
                 arrays["candidates"][row, column, : len(step.candidates)] = step.candidates
+                epsilons[row, column] = step.epsilon
         users = tuple(self.users)
         # equal origins promise that equal numbers mean the same users
         origin = f"{LOG_ORIGIN}{hashlib.sha256(chr(0).join(users).encode()).hexdigest()}"
         sessions = Sessions(self.catalog, self.behaviours, **arrays, origin=origin)
         session_names = tuple(window.session for window in self.windows)
         versions = tuple(window.version for window in self.windows)
-        return Joined(sessions, users, session_names, versions, self.counts)
+        return Joined(sessions, users, session_names, versions, epsilons, self.counts)

@@ -22,6 +22,7 @@ from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
 from mbcal.evaluation.ope.difference import Difference, bound_difference
 from mbcal.evaluation.ope.estimate import estimate_value
+from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.metrics import mean_interval
@@ -128,7 +129,7 @@ def combined_answer(checks: Sequence[Check]) -> Answer:
 
 
 def compare_by_log(
-    candidate: Policy, live: Policy, sessions: Sessions, gate: GateConfig, *, epsilon: float, progress: Progress = SILENT
+    candidate: Policy, live: Policy, sessions: Sessions, gate: GateConfig, *, epsilon: Floats, progress: Progress = SILENT
 ) -> tuple[Check, Difference]:
     """Compare a candidate with what the live version earned.
 
@@ -137,7 +138,8 @@ def compare_by_log(
         live: The policy it would replace.
         sessions: Logged sessions of the live version with propensities, of users who did not teach the candidate.
         gate: The conditions.
-        epsilon: Exploration with which the candidate would be served.
+        epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
+            with less of it, a candidate that is worse would look better than it is.
         progress: Notified of sessions.
 
     Returns:
@@ -149,6 +151,12 @@ def compare_by_log(
     answer = interval_answer(difference.low, difference.high, least)
     found = _found(difference.value, difference.low, difference.high, least)
     detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
+    if difference.is_contradicted:
+        answer = "cannot tell"
+        detail += (
+            f"; but its weights have a mean of at least {difference.least_weight:.3g} instead of 1, so these numbers mean "
+            "nothing: the logged propensities are wrong, or feedback is missing for some items more than for others"
+        )
     return Check("log", answer, detail), difference
 
 

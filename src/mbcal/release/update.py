@@ -64,8 +64,6 @@ class UpdateConfig:
     epochs: int | None = None
     """Most passes over their sessions; held-out users decide when to stop. None: as many as make 10 million steps, and at
     least one."""
-    epsilon: float = 0.1
-    """Exploration with which the candidate would be served."""
     gate: GateConfig = field(default_factory=GateConfig)
     """Conditions of the gate."""
     seed: int = 0
@@ -74,8 +72,6 @@ class UpdateConfig:
     def __post_init__(self) -> None:
         if self.replay < 1 or (self.epochs is not None and self.epochs < 1):
             raise OptionError(f"replay and epochs: must be at least 1, got {self.replay} and {self.epochs}")
-        if not 0 <= self.epsilon <= 1:
-            raise OptionError(f"epsilon: must be in [0, 1], got {self.epsilon}")
 
 
 def update(
@@ -134,11 +130,11 @@ def update(
         candidate = _learn(registry, live_name, sessions[teaching], config, device, engine, resources, progress)
     else:
         candidate.domain.require_compatible(sessions, "the candidate")
-    judged = sessions[judging]
-    check, difference = compare_by_log(candidate, live, judged, gate, epsilon=config.epsilon, progress=progress)
+    judged, epsilon = sessions[judging], joined.epsilons[judging]
+    check, difference = compare_by_log(candidate, live, judged, gate, epsilon=epsilon, progress=progress)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
-        candidate, live, judged, difference, epsilon=config.epsilon, seed=config.seed
+        candidate, live, judged, difference, epsilon=float(epsilon[judged.mask].mean()), seed=config.seed
     )
     if simulator is not None:
         users = Simulator.load(simulator, device)

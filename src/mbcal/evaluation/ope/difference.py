@@ -13,7 +13,8 @@ With w_t the cumulative importance weight of a step (unclipped; constant after t
 
 With c = least the summands are at least -(r_t - least): a lower bound needs no upper bound of the weights, and a choice that
 the log never shows (w_t = 0) counts as if it earned the least possible. With c = most the same holds for the upper bound.
-Users are the independent units; the bounds are of the mean over users of their mean per session.
+Users are the independent units; the bounds are of the mean over users of their mean per session. Weights whose mean is below
+1 make both bounds wider than they need be; a mean that is surely above 1 shows that the log cannot be trusted.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ class Difference:
     """Variance of the logged reward per session."""
     range: float
     """Largest possible difference of two sessions."""
+    least_weight: float
+    """Lower bound of the mean weight, which is 1 if the log is right. Above 1 the bounds do not hold: the propensities are
+    not those with which items were chosen, or whether feedback came depended on the item."""
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the weights show that the log is not what the bounds take it for."""
+        return self.least_weight > 1 + 1e-6  # propensities are float32
 
     @property
     def support(self) -> str:
@@ -92,7 +101,7 @@ class Difference:
 
 
 def bound_difference(
-    sessions: Sessions, policy: PolicyChoices, live: PolicyChoices, *, epsilon: float, level: float = 0.95
+    sessions: Sessions, policy: PolicyChoices, live: PolicyChoices, *, epsilon: float | Floats, level: float = 0.95
 ) -> Difference:
     """Bound the difference of a policy to the log.
 
@@ -100,7 +109,7 @@ def bound_difference(
         sessions: N logged sessions with propensities, of users that the policy did not learn from.
         policy: The policy's choices along the sessions.
         live: The choices of the policy that was logged, along the sessions.
-        epsilon: Exploration with which the policy would be served.
+        epsilon: Exploration with which the policy would be served: one number, or one per step (N, T).
         level: Coverage of the bounds together; each side misses with at most half of the rest.
 
     Returns:
@@ -125,6 +134,7 @@ def bound_difference(
     low = betting_lower_bound(by_user(least), -width, level=tail)
     high = -betting_lower_bound(-by_user(most), -width, level=tail)
     value = float(by_user(float(rewards[mask].mean())).mean())
+    least_weight = betting_lower_bound(user_means(1 + excess.mean(1), sessions.user), 0.0, level=tail)
     differing = mask & (policy.best != live.best)
     return Difference(
         value=min(max(value, low), high),
@@ -140,11 +150,12 @@ def bound_difference(
         weight_variance=_weight_variance(policy, live, epsilon, mask, np.stack([rewards - least, most - rewards]).sum(2)),
         reward_variance=float(rewards.sum(1).var()),
         range=width,
+        least_weight=least_weight,
     )
 
 
 def _weight_variance(
-    policy: PolicyChoices, live: PolicyChoices, epsilon: float, mask: NDArray[np.bool_], returns: Floats
+    policy: PolicyChoices, live: PolicyChoices, epsilon: float | Floats, mask: NDArray[np.bool_], returns: Floats
 ) -> float:
     """The larger variance of (w_T - 1) return, of two kinds of returns (2, N), if the live version is served.
 

@@ -27,13 +27,13 @@ class PolicyChoices:
     count: NDArray[np.int64]
     """(N, T) number of available candidates."""
 
-    def propensities(self, epsilon: float) -> NDArray[np.float64]:
+    def propensities(self, epsilon: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the propensity of each logged item under the epsilon-greedy policy, (N, T); see `epsilon_greedy`.
 
-        It is epsilon / count, and 1 - epsilon more where the logged item is the best. Raises OptionError if epsilon is
-        outside [0, 1].
+        It is epsilon / count, and 1 - epsilon more where the logged item is the best. Epsilon is one number, or one per
+        step (N, T). Raises OptionError if it is outside [0, 1].
         """
-        if not 0 <= epsilon <= 1:
+        if not np.all((np.asarray(epsilon) >= 0) & (np.asarray(epsilon) <= 1)):
             raise OptionError(f"epsilon: must be in [0, 1], got {epsilon}")
         propensities: NDArray[np.float64] = epsilon / self.count + (1 - epsilon) * (self.best == self.logged)
         return propensities
