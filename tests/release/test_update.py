@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,25 @@ def test_on_the_command_line(weak: Registry, log: Path, capsys: pytest.CaptureFi
         app(["loop", *where, "--min-sessions", "1000", "--times", "2", "--every", "1"])
     assert left.value.code in (0, None)
     assert (weak.path / "updates" / "000003.json").is_file()
+
+
+def test_what_the_log_has_lost_is_printed(
+    weak: Registry, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = Path(shutil.copytree(log, tmp_path / "damaged"))
+    segment = damaged / "segment-000001.log"
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 255
+    segment.write_bytes(content)
+    where = ["--registry", str(weak.path), "--log", str(damaged)]
+    with pytest.raises(SystemExit) as left:
+        app(["update", *where, "--device", "cpu", "--min-sessions", "1000"])
+    assert left.value.code == 3
+    losses = capsys.readouterr().err.splitlines()
+    assert len(losses) == 1
+    assert losses[0].startswith(f"the log has lost records: {segment}: damaged at byte ")
+    verdict = json.loads((weak.path / "updates" / "000001.json").read_text())
+    assert [f"the log has lost records: {loss}" for loss in verdict["counts"]["lost"]] == losses
 
 
 def test_who_teaches_does_not_judge_and_replay_reaches_back(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,6 +21,7 @@ from mbcal.cli.options import Json
 from mbcal.errors import InputError, OptionError
 
 if TYPE_CHECKING:
+    from mbcal.decision_log.reader import Loss
     from mbcal.registry.registry import Registry
     from mbcal.release.canary import CanaryConfig, Look
     from mbcal.release.comparison import VersionComparison
@@ -178,6 +179,12 @@ def print_look(look: Look) -> None:
         _print_event(f"canary {done}", version=look.canary, live=look.live, reason=look.reason)
 
 
+def print_lost(lost: Iterable[object]) -> None:
+    """Print what a decision log has lost, one line each on standard error."""
+    for loss in lost:
+        typer.echo(f"the log has lost records: {loss}", err=True)
+
+
 def _print_event(event: str, **values: str) -> None:
     typer.echo(json.dumps({"time": round(time.time(), 3), "event": event, **values}), err=True)
 
@@ -189,9 +196,11 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     live = registry.open()
     rewards = dict(zip(live.behaviours.names, live.behaviours.rewards, strict=True))
     reader = OutcomeReader(rewards, SessionRule(live.horizon, idle, 4 * idle))
+    lost: list[Loss] = []
     for log in logs:
-        for record in read_log(log, []):
+        for record in read_log(log, lost):
             reader.add(record)
+    print_lost(lost)
     return reader.outcomes(time.time_ns() // 1000)
 
 

@@ -17,6 +17,7 @@ from mbcal.cli.canary import (
     WithdrawBelowOption,
     canary_config,
     print_look,
+    print_lost,
 )
 from mbcal.cli.console import progress
 from mbcal.cli.options import (
@@ -205,8 +206,7 @@ def _show_verdict(registry: Path, verdict: Verdict) -> None:
     from mbcal.release.update import write_verdict
 
     page = write_verdict(registry / "updates", verdict)
-    for loss in verdict.counts.lost if verdict.counts else ():
-        typer.echo(f"the log has lost records: {loss}", err=True)
+    print_lost(verdict.counts.lost if verdict.counts else ())
     for check in verdict.checks:
         typer.echo(f"{check.name}: {check.answer}. {check.detail}")
     outcome = {
