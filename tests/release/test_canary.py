@@ -130,6 +130,20 @@ def test_an_operator_wins(registry: Registry, tmp_path: Path, monkeypatch: pytes
     assert registry.current() == "v000003"
 
 
+def test_a_watcher_that_comes_too_late_leaves_what_was_written(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_of(tmp_path, registry, 600, BETTER)
+    clock = registry.pointer().canary_began / 1e6 + 1000
+    first, second = (CanaryWatcher(registry, [log], CONFIG, lambda: clock) for _ in range(2))
+    monkeypatch.setattr(second, "_compare", lambda *a: (first.look(), CanaryWatcher._compare(second, *a))[1])
+    late = second.look()
+    assert late is not None
+    assert late.action == "wait"
+    written = json.loads((registry.path / "canaries" / f"{CANARY}.json").read_text())
+    assert (written["action"], registry.current()) == ("promote", CANARY)
+
+
 def test_errors_of_a_look_are_told_and_it_is_repeated(registry: Registry, tmp_path: Path) -> None:
     (registry.path / "current.json").write_text("{")
     errors: list[str] = []
@@ -223,6 +237,14 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
     assert 0 < values["reward"]["lower"] < values["reward"]["low"] < values["reward"]["value"]
     assert values["for_difference"] == 0.1
     assert isinstance(CliRunner().invoke(app, [*options, CANARY]).exception, OptionError)
+    assert done.stderr == ""
+    segment = tmp_path / "1" / "worker-1" / "segment-000001.log"
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 255
+    segment.write_bytes(content)
+    damaged = CliRunner().invoke(app, options)
+    assert damaged.exit_code == 0, damaged.output
+    assert damaged.stderr.startswith(f"the log has lost records: {segment}: damaged at byte ")
 
 
 def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_path: Path) -> None:

@@ -154,6 +154,8 @@ class CanaryWatcher:
         action, reason = judge_canary(comparison, self._config, (now - pointer.canary_began) / 1e6)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison)
         look = self._act(look)
+        if look.action == "wait" and self.registry.canary() != look.canary:
+            return look  # another watcher or an operator ended the trial; what was written then stays
         content = json.dumps(look.as_dict(), indent=2, allow_nan=False) + "\n"
         write_atomic(self.registry.path / CANARIES / f"{look.canary}.json", content.encode())
         return look
