@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from mbcal.client import Client
 from mbcal.decision_log.reader import read_log
@@ -51,6 +52,32 @@ def test_several_workers_are_one_service(shared_registry: Registry, tmp_path: Pa
     assert acknowledged <= {record.id for record in records}
     assert all(any(read_log(log / f"worker-{worker}")) for worker in (0, 1))  # both took part
     assert {record.step for record in records} == {0, 1, 2}  # each worker knew what the other had shown
+
+
+def test_workers_give_a_canary_its_share_and_agree_who_gets_it(registry: Registry, tmp_path: Path) -> None:
+    live, canary = registry.versions()
+    registry.start_canary(canary)
+    log, names = tmp_path / "log", [f"s{number}" for number in range(200)]
+    options = ["--workers", "2", "--log", str(log), "--canary", "0.3", "--no-watch", "--state", "memory"]
+    with serving(registry, *options) as (_, port):
+        address, each_alone = f"http://127.0.0.1:{port}", {"connection": "close"}  # so that either worker may get a request
+        with httpx.Client(base_url=address, headers=each_alone) as http:
+            for name in names * 2:
+                answer = http.post("/v1/rank", json={"candidates": ITEMS, "k": 1, "session": name})
+                assert answer.status_code == 200
+    decisions = [
+        (worker, record)
+        for worker in (0, 1)
+        for record in read_log(log / f"worker-{worker}")
+        if isinstance(record, Decision)
+    ]
+    assert len(decisions) == 400
+    versions = {name: {record.version for _, record in decisions if record.session == name} for name in names}
+    assert all(len(chosen) == 1 for chosen in versions.values())  # sticky, whichever worker answers
+    assert Counter(version for (version,) in versions.values())[canary] / len(names) == pytest.approx(0.3, abs=0.1)
+    assert {(worker, record.version) for worker, record in decisions} == {(w, v) for w in (0, 1) for v in (live, canary)}
+    workers = {name: {worker for worker, record in decisions if record.session == name} for name in names}
+    assert sum(len(both) == 2 for both in workers.values()) >= 20
 
 
 def converse(address: str, sessions: int, steps: int, prefix: str = "s") -> set[str]:
