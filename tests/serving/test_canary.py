@@ -48,7 +48,7 @@ def test_a_share_of_sessions_gets_the_canary_and_keeps_it(registry: Registry, tm
     names = [f"s{number}" for number in range(600)]
 
     async def story() -> None:
-        first, second = service_of(registry, tmp_path / "log", epsilon=0.05), service_of(registry)
+        first, second = service_of(registry, tmp_path / "log", epsilon=0.4), service_of(registry)
         for service in (first, second):
             await service.refresh_version()
         versions = {name: await version_of(first, name) for name in names}
@@ -64,7 +64,7 @@ def test_a_share_of_sessions_gets_the_canary_and_keeps_it(registry: Registry, tm
 
     asyncio.run(story())
     decisions = [record for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
-    assert {(decision.version, decision.epsilon) for decision in decisions} == {(LIVE, 0.2), (CANARY, 0.05)}
+    assert {(decision.version, decision.epsilon) for decision in decisions} == {(LIVE, 0.2), (CANARY, 0.4)}
 
 
 def test_sessions_keep_the_version_they_began_with(registry: Registry) -> None:
@@ -155,6 +155,29 @@ def test_the_canary_is_shown_to_operators(registry: Registry) -> None:
             assert f'mbcal_canary_share{{version="{CANARY}"}} 0.3' in (await http.get("/metrics")).text
 
     asyncio.run(story())
+
+
+def test_a_canary_never_explores_less_than_the_live_version(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What exploration costs would count for the canary; also if the server's epsilon is raised while it serves."""
+    registry.start_canary(CANARY)
+
+    async def story() -> set[tuple[str, float]]:
+        service = service_of(registry, share=0.99, epsilon=0.25)
+        await service.refresh_version()
+        found = set()
+        for epsilon in (0.2, 0.5):
+            service.epsilon = epsilon
+            answer = await service.rank(RankRequest(candidates=ITEMS, k=1, session="s"))
+            found.add((answer.version, answer.epsilon))
+        await service.close()
+        return found
+
+    assert asyncio.run(story()) == {(CANARY, 0.25), (CANARY, 0.5)}
+    options = ["--log", str(tmp_path / "log"), "--canary", "0.1", "--epsilon", "0.2", "--canary-epsilon", "0.1"]
+    words = refused("serve", "--registry", str(registry.path), *options, cwd=tmp_path, capsys=capsys)
+    assert "canary-epsilon: 0.1 is below --epsilon" in words
 
 
 def test_a_watched_canary_needs_a_log(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,12 @@ def serve(  # long, since every option has its help here
     ] = 0.0,
     canary_epsilon: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="The canary's probability of a random item.", show_default="that of --epsilon"),
+        typer.Option(
+            min=0,
+            max=1,
+            help="The canary's probability of a random item, at least --epsilon.",
+            show_default="that of --epsilon",
+        ),
     ] = None,
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
@@ -143,6 +148,9 @@ def serve(  # long, since every option has its help here
         canary=CanarySettings(canary, canary_epsilon),
     )
     require_certificate(settings)
+    if canary_epsilon is not None and canary_epsilon < epsilon:
+        problem = f"canary-epsilon: {canary_epsilon:g} is below --epsilon, and a canary that explores less earns more"
+        raise OptionError(f"{problem} without being better; give at least {epsilon:g}")
     if canary and watch and log is None:
         raise OptionError("canary: sessions are compared by the decision log; give --log, or --no-watch to decide by hand")
     limits = watch_options(promote_after, withdraw_below, canary_days, undecided, lifetime)

@@ -23,7 +23,8 @@ class CanarySettings:
     share: float = 0.0
     """Share of sessions that the registry's canary gets; 0 gives it none."""
     epsilon: float | None = None
-    """Its probability of a random item at each rank; None for that of the live version."""
+    """Its probability of a random item at each rank, if that is above the live version's; None for that of the live version.
+    With less exploration than the live version it would earn more without being better."""
 
 
 class Canary:

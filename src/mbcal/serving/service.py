@@ -246,7 +246,7 @@ class Service:
         canary = self.canary.ranker_of(session.version)
         if canary is None:
             return self.live, self.epsilon
-        return canary, self.epsilon if self.canary.settings.epsilon is None else self.canary.settings.epsilon
+        return canary, max(self.epsilon, self.canary.settings.epsilon or 0.0)  # with less it would earn more, unearned
 
     # ---- feedback
 
