@@ -193,6 +193,25 @@ def test_several_sessions_of_a_user_are_one_unit() -> None:
     assert (together.sessions, together.users) == (800, 400)
 
 
+def test_users_with_many_sessions_may_not_lose_what_others_gain() -> None:
+    """A tenth of 2,000 users has three quarters of the sessions, and the candidate is worse for them alone."""
+    often = np.arange(2000) % 10 == 0
+    user = np.repeat(np.arange(2000), np.where(often, 27, 1)).astype(np.int32)
+    loses = often[user]
+    generator = np.random.default_rng(0)
+    item = np.where(generator.random(len(user)) < 0.5, generator.integers(0, 10, len(user)), 0)
+    liked = generator.random(len(user)) < np.where(loses, np.where(item == 1, 0.1, 0.6), np.where(item == 1, 0.9, 0.1))
+    propensity = np.where(item == 0, 0.5, 0.0) + 0.05
+    log = sessions(item[:, None].astype(np.int32), liked[:, None], propensity[:, None], user=user)
+    logged = item[:, None]
+    found = bound_difference(log, choices(np.ones_like(logged), logged), choices(np.zeros_like(logged), logged), epsilon=0.5)
+    by_user, by_session = (0.5 * (share * -0.5 + (1 - share) * 0.8) for share in (0.1, 0.75))
+    assert by_user > 0.3
+    assert by_session < -0.08
+    assert found.low <= by_session
+    assert found.high >= by_user
+
+
 def test_betting_bound_by_hand_and_its_limits() -> None:
     assert betting_lower_bound(np.zeros(5), 0.0) == 0.0
     # one value: the capital at m is 1 + mean of stakes times (x / m - 1), which must exceed 20

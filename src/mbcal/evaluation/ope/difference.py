@@ -13,8 +13,10 @@ With w_t the cumulative importance weight of a step (unclipped; constant after t
 
 With c = least the summands are at least -(r_t - least): a lower bound needs no upper bound of the weights, and a choice that
 the log never shows (w_t = 0) counts as if it earned the least possible. With c = most the same holds for the upper bound.
-Users are the independent units; the bounds are of the mean over users of their mean per session. Weights whose mean is below
-1 make both bounds wider than they need be; a mean that is surely above 1 shows that the log cannot be trusted.
+Users are the independent units. The bounds hold for the mean over users of their mean per session and, given how many
+sessions users have, for the mean over sessions: a few users with many sessions may not lose what many users with few gain.
+Weights whose mean is below 1 make both bounds wider than they need be; a mean that is surely above 1 shows that the log
+cannot be trusted.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from mbcal.errors import InputError
 from mbcal.evaluation.ope.estimators import Floats
-from mbcal.evaluation.ope.intervals import betting_lower_bound, user_means
+from mbcal.evaluation.ope.intervals import betting_lower_bound, user_means, user_sums
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.types import Sessions
 
@@ -131,8 +133,8 @@ def bound_difference(
     def by_user(constant: float) -> Floats:
         return user_means((excess * (rewards - constant)).sum(1), sessions.user)
 
-    low = betting_lower_bound(by_user(least), -width, level=tail)
-    high = -betting_lower_bound(-by_user(most), -width, level=tail)
+    low = _lower_bound((excess * (rewards - least)).sum(1), sessions.user, -width, tail)
+    high = -_lower_bound(-(excess * (rewards - most)).sum(1), sessions.user, -width, tail)
     value = float(by_user(float(rewards[mask].mean())).mean())
     least_weight = betting_lower_bound(user_means(1 + excess.mean(1), sessions.user), 0.0, level=tail)
     differing = mask & (policy.best != live.best)
@@ -152,6 +154,14 @@ def bound_difference(
         range=width,
         least_weight=least_weight,
     )
+
+
+def _lower_bound(contributions: Floats, user: NDArray[np.int32], least: float, level: float) -> float:
+    """Lower bound of the mean per session, whether users or sessions count alike: the smaller one if they differ."""
+    sums, counts = user_sums(contributions, user)
+    usual = float(counts.mean())
+    by_session = betting_lower_bound(sums / usual, least * float(counts.max()) / usual, level=level)
+    return min(betting_lower_bound(sums / counts, least, level=level), by_session)
 
 
 def _weight_variance(
