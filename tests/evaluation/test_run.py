@@ -75,6 +75,8 @@ def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
     assert rows["truth", "random"][6] == pytest.approx(rewards["random"].mean() - rewards["gru4rec"].mean(), rel=1e-5)
     oracle = rewards["oracle"].mean()
     assert rows["truth", "mbcal"][10] == pytest.approx(oracle - rewards["mbcal"].mean(), rel=1e-5)
+    logged = Run.open(finished, "cpu").test_sessions(summary.run.store()).rewards.sum(1).mean()
+    assert rows["truth", "the log"][2] == rows["lstm", "the log"][2] == pytest.approx(float(logged), rel=1e-6)
     assert rows["truth", "oracle"][2] == max(row[2] for row in rewards_table(summary, "batch").rows if row[0] == "truth")
 
 
@@ -188,7 +190,7 @@ def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) 
     kept = {name: load(run.path(Cell("batch", name, 0), "models"), "cpu").config.net for name in ("mbcal", names[2])}
     assert (kept["mbcal"].hidden, kept[names[2]].hidden) == (8, 6)
     rows = {row[1]: row for row in rewards_table(RunSummary(run), "batch").rows}
-    assert set(rows) == {"oracle", *names, 'mbcal+net.features=["category", "type"]'}
+    assert set(rows) == {"oracle", "the log", *names, 'mbcal+net.features=["category", "type"]'}
     rewards = RunSummary(run).rewards("batch", "truth")
     gap = float(rewards[names[2]].mean(dtype=float) - rewards["mbcal"].mean(dtype=float))
     assert rows[names[2]][8] == pytest.approx(gap, abs=1e-6)

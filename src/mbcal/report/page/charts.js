@@ -13,6 +13,11 @@ const make = (tag, attributes = {}, text) => {
 
 const byId = (id) => document.getElementById(id);
 const signed = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+// the name of a method as a label: without folders, and cut if it is long
+const shortName = (name, most = 16) => {
+  const last = name.split("/").at(-1);
+  return last.length > most ? last.slice(0, most - 1) + "…" : last;
+};
 const colourOf = (role) => `var(--${role})`;
 
 // a tooltip at a point of the window

@@ -28,10 +28,10 @@ function drawGaps(protocol, judge) {
     const amount = entry.relation === "baseline" ? "baseline" : `${signed(entry.mean)} [${signed(entry.low ?? -Infinity)}, ${signed(entry.high ?? Infinity)}]`;
     const bold = style.role === "mbcal" ? " strong" : "";
     if (narrow) {
-      svg.append(make("text", { x: left, y: y - 12, class: "label" + bold }, entry.agent));
+      svg.append(make("text", { x: left, y: y - 12, class: "label" + bold }, shortName(entry.agent)));
       svg.append(make("text", { x: width - 4, y: y - 12, "text-anchor": "end" }, amount));
     } else {
-      svg.append(make("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "label" + bold }, entry.agent));
+      svg.append(make("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "label" + bold }, shortName(entry.agent)));
       svg.append(make("text", { x: width - right + 14, y: y + 4 }, amount));
     }
     const certain = entry.relation === "ahead" || entry.relation === "behind", hollow = style.role === "reference" || !certain;
@@ -68,7 +68,7 @@ function drawCurves(hidden) {
   for (const [agent, curve] of shown.sort(([a], [b]) => order[data.styles[a].role] - order[data.styles[b].role])) {
     const { role, dash } = data.styles[agent], colour = colourOf(role), at = (list) => list.map((value, k) => [x(k + 1), y(value)]);
     lineWithBand(svg, at(curve.mean), [...at(curve.high), ...at(curve.low).reverse()], colour, { class: "curve", "data-agent": agent, "stroke-dasharray": dash, "stroke-width": role === "mbcal" ? 3 : 2 });
-    labels.push({ y: y(curve.mean.at(-1)), text: agent, colour, strong: role === "mbcal" });
+    labels.push({ y: y(curve.mean.at(-1)), text: shortName(agent, 13), colour, strong: role === "mbcal" });
     curve.mean.forEach((value, k) => {
       const dot = make("circle", { cx: x(k + 1), cy: y(value), r: 4, fill: colour });
       addTooltip(dot, `${agent}, round ${k + 1}: ${value.toFixed(2)}\ntrainings from ${curve.low[k].toFixed(2)} to ${curve.high[k].toFixed(2)}`);

@@ -29,7 +29,7 @@ for (const container of document.querySelectorAll("[data-card]")) {
 // curves: every method can be switched off
 const hidden = new Set();
 for (const agent of Object.keys(data.curves)) {
-  byId("toggles").append(makeButton(agent, true, colourOf(data.styles[agent].role), (button) => {
+  byId("toggles").append(makeButton(shortName(agent, 40), true, colourOf(data.styles[agent].role), (button) => {
     if (hidden.has(agent)) hidden.delete(agent); else hidden.add(agent);
     button.setAttribute("aria-pressed", !hidden.has(agent));
     drawCurves(hidden);
