@@ -49,9 +49,11 @@ class Users:
             )
         self.batches += 1
 
-    def serve_until_stopped(self) -> None:
+    def serve_canaries(self, registry: Registry) -> None:
+        """Serve while a canary runs, and rest while an update does, until stopped."""
         while not self.stop.wait(0.1):
-            self.serve()
+            if registry.canary() is not None:
+                self.serve()
 
     def _names(self) -> list[str]:
         return [f"{self.batches}-{number}" for number in range(BATCH)]
@@ -82,7 +84,7 @@ def test_the_loop_learns_a_canary_that_users_promote_and_goes_on(registry: Regis
         users = Users(port)
         for _ in range(6):
             users.serve()
-        thread = threading.Thread(target=users.serve_until_stopped)
+        thread = threading.Thread(target=users.serve_canaries, args=(registry,))
         thread.start()
         try:
             with pytest.raises(SystemExit) as left:
