@@ -2,88 +2,180 @@
 
 Run:  python examples/closed_loop.py --folder build/loop      (or: make loop-demo; a few minutes on two cores)
 
-Users of the generated newsfeed are served by `mbcal serve`. After every round a candidate learns from the decision log
-(`mbcal.release.update`). Where the gate finds it no worse it goes live. Where the log cannot tell it becomes the canary,
-which is promoted here without waiting for its users, since a simulator has found it no worse. At the end the gate must not
-publish a candidate that was fitted on shuffled behaviours.
+::
+
+    users ──▶ mbcal serve --canary 0.5 ──▶ decision log ──▶ update: a candidate ──▶ gate ──▶ refused, live, or canary
+                                                └─▶ the server's watcher: sessions of the canary against the live version's
+                                                    ──▶ promoted or withdrawn
+
+Users of the generated newsfeed are served round by round. After every round a candidate learns from the decision log. Of a
+new policy such a log mostly cannot tell, so the candidate becomes the canary: the server gives it half of the sessions, and
+promotes or withdraws it by what they earn. Nobody does that by hand. Last comes a candidate that was fitted on shuffled
+behaviours. It must never go live.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import torch
 
 import mbcal
-from mbcal.client import AsyncClient, Client
 from mbcal.environments.candidates import session_candidates
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import GateConfig
+from mbcal.registry.updates import read_trial
+from mbcal.release.gate import GateConfig, Verdict
 from mbcal.release.update import UpdateConfig, update
 
 EPSILON = 0.2
 """Exploration of the server."""
+SHARE = 0.5
+"""Share of sessions that a canary gets; so large that a trial takes seconds."""
+LONGEST_TRIAL = 60.0
+"""Seconds after which a trial ends undecided, and the canary is withdrawn."""
 FIRST_SESSIONS = 40
 """Logged sessions that the first version learns from."""
-CONCURRENT_USERS = 16
+BATCH = 50
+"""Users who are served at the same time."""
+
+Rewards = dict[str, list[float]]
+"""Reward of every session, by the version it began with."""
 
 
 def start_server(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]:
     """Start `mbcal serve` on a free port; return the process and its address."""
-    command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry), "--log", str(log), "--port", "0"]
-    server = subprocess.Popen([*command, "--epsilon", str(EPSILON)], stderr=subprocess.PIPE, text=True)  # noqa: S603 - ourselves
+    options = {
+        "--registry": registry,
+        "--log": log,
+        "--port": 0,
+        "--epsilon": EPSILON,
+        "--canary": SHARE,
+        "--promote-after": 100,
+        "--canary-days": LONGEST_TRIAL / 86400,
+        "--lifetime": 4,  # seconds; a session that is idle for as long is finished, and the watcher looks every second
+    }
+    command = [sys.executable, "-m", "mbcal", "serve", *(str(word) for pair in options.items() for word in pair)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603 - ourselves
     assert server.stderr is not None
     address = next(json.loads(line)["address"] for line in server.stderr if "listening" in line)
     return server, address
 
 
-async def serve_users(address: str, world: mbcal.Newsfeed, sessions: mbcal.Sessions, name: str) -> float:
-    """Serve one session to every user of `sessions`, whose candidates are given; return the mean reward per session.
+class Users:
+    """Users of the generated newsfeed, who come again and again.
 
-    Users and sessions are named `name`-0, `name`-1, and so on.
+    Args:
+        store: Their sessions. Users and histories are reused; candidates are sampled again.
+        address: The server.
     """
-    limit, totals = asyncio.Semaphore(CONCURRENT_USERS), np.zeros(len(sessions))
-    noise = torch.rand(len(sessions), sessions.horizon, generator=torch.Generator().manual_seed(0))
-    catalog, behaviours = sessions.catalog, world.behaviours
 
-    async def serve_user(client: AsyncClient, row: int) -> None:
-        async with limit:
-            one = sessions[row : row + 1]
-            state = world.begin(*one.tensors().history)
-            steps = zip(one.history_items[0], one.history_behaviours[0], strict=True)
-            history = [(catalog.name_of(int(item)), behaviours.names[int(label)]) for item, label in steps]
-            history = history[: int(one.history_length[0])]
-            candidates = [catalog.name_of(int(item)) for item in one.tensors().require_candidates()[0] if item]
-            user = f"{name}-{row}"
-            for step in range(int(one.length[0])):
-                answer = await client.rank(history, candidates, k=1, session=user, user=user)
-                item = torch.from_numpy(catalog.rows_of([answer.items[0].item]))
-                behaviour, state = world.respond(state, item, noise[row : row + 1, step])
-                await client.feedback(answer.decision, behaviours.names[int(behaviour)])
-                totals[row] += behaviours.rewards[int(behaviour)]
+    def __init__(self, store: mbcal.Store, address: str) -> None:
+        self.world, self.sessions = mbcal.Newsfeed.from_options(store.manifest["options"]), store.sessions("train")
+        self.http = httpx.Client(base_url=address, timeout=60)
+        self.noise, self.visits = torch.Generator().manual_seed(0), 0
 
-    async with AsyncClient(address) as client:
-        await asyncio.gather(*(serve_user(client, row) for row in range(len(sessions))))
-    return float(totals.mean())
+    def serve(self, count: int) -> Rewards:
+        """Serve this many sessions; returns what they earned."""
+        rewards: Rewards = defaultdict(list)
+        for _ in range(0, count, BATCH):
+            versions, totals = self._serve_batch()
+            for version, total in zip(versions, totals.tolist(), strict=True):
+                rewards[version].append(total)
+        return rewards
 
+    def _serve_batch(self) -> tuple[list[str], np.ndarray[Any, Any]]:
+        """Serve one session each to the next users; returns the version of each, and its reward."""
+        visits = np.arange(self.visits, self.visits + BATCH)
+        self.visits += BATCH
+        sessions = self.sessions[FIRST_SESSIONS + visits % (len(self.sessions) - FIRST_SESSIONS)]
+        candidates, catalog, behaviours = (
+            session_candidates(sessions, int(visits[0])),
+            sessions.catalog,
+            self.world.behaviours,
+        )
+        requests = [
+            {
+                "history": [
+                    (catalog.name_of(int(item)), behaviours.names[int(label)])
+                    for item, label in zip(
+                        sessions.history_items[row][:length], sessions.history_behaviours[row], strict=False
+                    )
+                ],
+                "candidates": [catalog.name_of(int(item)) for item in candidates[row] if item],
+                "k": 1,
+                "session": f"visit {visit}",
+                "user": f"user {sessions.user[row]}",
+            }
+            for row, (visit, length) in enumerate(zip(visits, sessions.history_length.tolist(), strict=True))
+        ]
+        state, totals, versions = self.world.begin(*sessions.tensors().history), np.zeros(BATCH), []
+        for step in range(sessions.horizon):
+            answers = self._post("/v1/rank", requests)
+            versions = versions if step else [answer["version"] for answer in answers]
+            items = torch.from_numpy(catalog.rows_of([answer["items"][0]["item"] for answer in answers]))
+            labels, state = self.world.respond(state, items, torch.rand(BATCH, generator=self.noise))
+            names = [behaviours.names[label] for label in labels.tolist()]
+            self._post(
+                "/v1/feedback",
+                [{"decision": a["decision"], "behaviour": name} for a, name in zip(answers, names, strict=True)],
+            )
+            totals += np.asarray(behaviours.rewards)[labels.numpy()]
+        return versions, totals
 
-def wait_for(address: str, version: str) -> float:
-    """Wait until the server ranks by this version; return the seconds it took."""
-    began = time.monotonic()
-    with Client(address) as client:
-        while client.model().version != version:
+    def _post(self, path: str, batch: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        answer = self.http.post(path, json={"batch": batch}).raise_for_status()
+        answers: list[dict[str, Any]] = answer.json()["answers"]
+        return answers
+
+    def wait_for(self, live: str | None, canary: str | None) -> float:
+        """Wait until the server ranks by these versions; return the seconds it took."""
+        began = time.monotonic()
+        while True:
+            stats = self.http.get("/v1/stats").raise_for_status().json()
+            if (stats["live"], stats["canary"]) == (live, canary):
+                return time.monotonic() - began
             time.sleep(0.02)
-    return time.monotonic() - began
+
+
+def try_canary(users: Users, registry: Registry, canary: str) -> None:
+    """Serve users until the server's watcher has promoted or withdrawn the canary; prints what happened."""
+    live, rewards = str(registry.current()), defaultdict[str, list[float]](list)
+    users.wait_for(live, canary)
+    while registry.canary() is not None:
+        for version, earned in users.serve(BATCH).items():
+            rewards[version] += earned
+    look = read_trial(registry.path, canary)
+    for version, role in ((canary, "the canary"), (live, "live")):
+        earned = rewards[version]
+        print(f"  trial: {version} ({role}) served {len(earned):,} sessions and earned {np.mean(earned):.2f} per session")
+    result = "promoted" if registry.current() == canary else "withdrawn"
+    print(f"  the watcher has {result} {canary}: {look['reason'] if look else 'unknown reason'}")
+    seconds = users.wait_for(registry.current(), None)
+    print(f"  the server ranks by {registry.current()} alone, {seconds:.2f} s later", flush=True)
+
+
+def follow(users: Users, registry: Registry, verdict: Verdict) -> None:
+    """Print what the gate said of a candidate, and try it on users if it became the canary."""
+    for check in verdict.checks:
+        print(f"  the gate's {check.name} check: {check.answer}. {check.detail}")
+    print(f"  so the candidate is {verdict.action}: {verdict.reason}", flush=True)
+    if verdict.action == "canary" and verdict.version is not None:
+        try_canary(users, registry, verdict.version)
+    elif verdict.action == "published":
+        users.wait_for(verdict.version, None)
 
 
 def fit_on_shuffled(config: mbcal.MBCALConfig, sessions: mbcal.Sessions) -> mbcal.MBCAL:
@@ -95,50 +187,42 @@ def fit_on_shuffled(config: mbcal.MBCALConfig, sessions: mbcal.Sessions) -> mbca
 
 
 def run_rounds(options: argparse.Namespace) -> None:
-    """Serve, learn and publish in rounds, then present the bad candidate; fails if the gate or the learning does."""
+    """Serve, learn and try in rounds, then present the bad candidate; fails if it goes live, or nothing was learned."""
     folder = options.folder
     store = mbcal.prepare_newsfeed(
         folder / "feed", mbcal.NewsfeedConfig(sessions=8_000, items=200), mbcal.SessionConfig(horizon=8, history=8)
     )
-    world, train = mbcal.Newsfeed.from_options(store.manifest["options"]), store.sessions("train")
-    training = mbcal.TrainingConfig(epochs=4, batch=64, learning_rate=3e-3)
-    print(f"fitting a simulator for the gate, and a first version on {FIRST_SESSIONS} logged sessions", flush=True)
-    mbcal.Simulator(training=training, device="cpu").fit(store).save(folder / "simulator")
     config = mbcal.MBCALConfig(
         net=mbcal.NetConfig(features=store.agent_features),
-        training=replace(training, epochs=1, batch=32, validation=0.0),
+        training=mbcal.TrainingConfig(epochs=1, batch=32, learning_rate=3e-3, validation=0.0),
         gamma=0.95,
         mix=1.0,
     )
-    registry, log = Registry(folder / "registry"), folder / "log"
+    registry, log, train = Registry(folder / "registry"), folder / "log", store.sessions("train")
+    print(f"a first version learns from {FIRST_SESSIONS} logged sessions", flush=True)
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
-    settings = UpdateConfig(replay=100, epochs=10, gate=GateConfig(sessions=100, tolerance=0.02))
-    judge = partial(update, registry, log, settings, simulator=folder / "simulator", device="cpu")
+    settings = UpdateConfig(replay=100, epochs=10, gate=GateConfig(sessions=100))
+    judge = partial(update, registry, log, settings, device="cpu")
     server, address = start_server(registry.path, log)
+    users = Users(store, address)
     try:
         rewards = []
         for number in range(options.rounds):
-            begin = FIRST_SESSIONS + number * options.sessions
-            sessions = train[begin : begin + options.sessions]
-            sessions = replace(sessions, candidates=session_candidates(sessions, number))
-            version = registry.current()
-            rewards.append(asyncio.run(serve_users(address, world, sessions, f"round-{number}")))
+            (version, earned), *_ = users.serve(options.sessions).items()
+            rewards.append(float(np.mean(earned)))
             print(f"round {number + 1}: {version} earned {rewards[-1]:.2f} per session", flush=True)
             if number + 1 < options.rounds:
-                verdict = judge()
-                print(f"  {verdict.action}: {verdict.reason}", flush=True)
-                if verdict.action == "canary":  # a real service waits for its users: see 'mbcal serve --canary'
-                    registry.promote_canary(verdict.version)
-                if verdict.version is not None:
-                    seconds = wait_for(address, verdict.version)
-                    print(f"  the server ranks by {verdict.version} after {seconds:.2f} s", flush=True)
-        verdict = judge(candidate=fit_on_shuffled(config, train[:400]))
-        print(f"candidate fitted on shuffled behaviours: {verdict.action}: {verdict.reason}", flush=True)
-        if verdict.action == "published":
-            sys.exit("the gate published a candidate that was fitted on shuffled behaviours")
+                follow(users, registry, judge())
+        live = registry.current()
+        print("a candidate fitted on shuffled behaviours:", flush=True)
+        follow(users, registry, judge(candidate=fit_on_shuffled(config, train[:400])))
+        if registry.current() != live:
+            sys.exit("a candidate that was fitted on shuffled behaviours went live")
+        print(f"{live} is still live; reward per session by round: {', '.join(f'{reward:.2f}' for reward in rewards)}")
         if rewards[-1] <= rewards[0]:
             sys.exit("the last round earned no more than the first")
     finally:
+        users.http.close()
         server.terminate()
         server.wait()
 
@@ -149,10 +233,11 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("build/loop"), help="Where everything is written; emptied first."
     )
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--sessions", type=int, default=500, help="Users served per round.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sessions", type=int, default=600, help="Sessions served per round, beside those of trials.")
     options = parser.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
+    torch.set_num_threads(1)  # the networks are small, and the server needs a core
     run_rounds(options)
 
 
