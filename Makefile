@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO := build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo loop-demo test check format bench clean
+.PHONY: help setup demo loop-demo test test-cluster check format bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -30,7 +30,10 @@ loop-demo: $(STAMP) ## simulated users and a real server: collect, update, gate,
 	$(BIN)/python examples/closed_loop.py --folder build/loop
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder  # the tests of a file share fixtures, such as a Ray cluster
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster"  # tests of a file share fixtures, such as a cluster
+
+test-cluster: $(STAMP) ## tests whose clusters are killed and started again (minutes)
+	$(BIN)/pytest -m cluster
 
 check: $(STAMP) ## format, lint, types, import contract
 	$(BIN)/ruff format --check

@@ -24,7 +24,7 @@ from mbcal.training.state import state_to_arrays
 from tests.support.clusters import WAIT_BOUND, address_of_cluster, processes_with, wait_for
 from tests.support.fits import Deadly, job
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 
 SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64", "--gamma", "0.95"]
 
