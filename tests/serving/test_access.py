@@ -1,4 +1,4 @@
-"""Who may ask: Host names, JSON bodies, tokens, TLS; what browsers are told; no path in an answer."""
+"""Who may ask: Host names, JSON bodies, tokens, TLS; headers for browsers; no path in an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the bytes that connections make the server hold: bodies being received, answers nobody reads."""
+"""Limits on the bytes that connections make the server hold: bodies being received, answers that clients do not read."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mbcal.decision_log.tail import recent_decisions
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest
-from mbcal.serving.repeats import ConflictError, RepeatedRequests, request_hash
+from mbcal.serving.repeats import IdConflictError, RepeatedRequests, request_hash
 from mbcal.serving.run import ServerSettings, make_service
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
@@ -161,7 +161,7 @@ def test_answers_are_bounded_in_bytes_and_in_time() -> None:
         assert len(made) == 100
         await ask("0")  # was dropped
         assert len(made) == 101
-        with pytest.raises(ConflictError):
+        with pytest.raises(IdConflictError):
             await ask("99", "other")
         now[0] = 61.0
         await ask("99", "other")  # its time is over

@@ -10,9 +10,9 @@ import pytest
 
 from mbcal.metrics import mean_interval
 from mbcal.serving import traffic as module
-from mbcal.serving.pool import Counts, Pool, Snapshot, TrafficPool
+from mbcal.serving.pool import Pool, Snapshot, TrafficPool
 from mbcal.serving.stats import recent_traffic, reward_points, traffic_series
-from mbcal.serving.traffic import BOUNDS, SLOT_SECONDS, SLOTS, Traffic, quantile
+from mbcal.serving.traffic import BOUNDS, SLOT_SECONDS, SLOTS, Traffic, VersionCounts, quantile
 
 
 class Clock:
@@ -139,14 +139,16 @@ def test_workers_share_the_rewards_of_sessions() -> None:
     for number in range(20):  # of half of the sessions the pool hears before it hears of their begin
         workers[1].feedback(f"s{number}", f"d{number}", clock.now, clock.now, float(number))
     workers[1].request(503, 0.002)
-    half = pool.exchange("1", Snapshot(workers[1].slots(), {"v1": Counts(0, 0, 20, 190.0)}, None, workers[1].take_events()))
+    half = pool.exchange(
+        "1", Snapshot(workers[1].slots(), {"v1": VersionCounts(0, 0, 20, 190.0)}, None, workers[1].take_events())
+    )
     assert half.elsewhere == 10
-    shared = pool.exchange("0", Snapshot(workers[0].slots(), {"v1": Counts(20, 20)}, None, workers[0].take_events()))
+    shared = pool.exchange("0", Snapshot(workers[0].slots(), {"v1": VersionCounts(20, 20)}, None, workers[0].take_events()))
     shared = msgspec.msgpack.decode(msgspec.msgpack.encode(shared), type=Pool)  # as it is sent
     expected = mean_interval(np.arange(20.0))
     point = reward_points(shared.rewards)["v1"][0]
     assert (point.sessions, point.mean, point.low) == (20, 9.5, pytest.approx(expected.low))
-    assert (shared.counts["v1"], shared.elsewhere) == (Counts(20, 20, 20, 190.0), 0)
+    assert (shared.counts["v1"], shared.elsewhere) == (VersionCounts(20, 20, 20, 190.0), 0)
     recent = recent_traffic(shared.slots)
     assert (recent.requests, recent.refusals, recent.decisions, recent.unknown) == (2, {"503": 1}, 20, 20)
     assert workers[0].take_events() == []

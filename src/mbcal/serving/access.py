@@ -1,4 +1,4 @@
-"""Who may ask: Host names, bearer tokens, JSON bodies, and what browsers are told about pages.
+"""Who may ask: Host names, bearer tokens, JSON bodies, and the headers that restrict pages in browsers.
 
 Browsers send requests to this server on behalf of any page they show. Three rules keep such pages out: a body must be
 declared as JSON, which a browser sends to another origin only after a preflight that is never granted; the Host must be a

@@ -18,36 +18,42 @@ WAITING_BYTES = 2_000
 class RememberedAnswers(Generic[T]):
     """Awaits the work of a request once per key, and gives its result to every caller."""
 
-    def __init__(self, max_bytes: int, size_of: Callable[[T], int]) -> None:
+    def __init__(self, max_bytes: int, size_of: Callable[[T], int], is_valid: Callable[[T], bool] = lambda _: True) -> None:
         """Start empty.
 
         Args:
             max_bytes: Bound on all answers; the oldest are dropped.
             size_of: Estimated bytes of an answer.
+            is_valid: Whether an answer may still be given; if not, it is made again.
         """
-        self._futures: BoundedDict[Hashable, asyncio.Future[T]] = BoundedDict(max_bytes)
-        self._size_of = size_of
+        self._known: BoundedDict[Hashable, asyncio.Future[T] | T] = BoundedDict(max_bytes)
+        self._size_of, self._is_valid = size_of, is_valid
 
     @property
     def used_bytes(self) -> int:
         """Estimated bytes of all answers."""
-        return self._futures.used_bytes
+        return self._known.used_bytes
+
+    def put(self, key: Hashable, answer: T) -> None:
+        """Remember an answer that was made elsewhere."""
+        self._known.put(key, answer, self._size_of(answer))
 
     async def once(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of this key; work that fails is done again by the next caller."""
-        known = self._futures.get(key)
-        if known is not None:
-            return await asyncio.shield(known)
+        known = self._known.get(key)
+        answer = await asyncio.shield(known) if isinstance(known, asyncio.Future) else known
+        if answer is not None and self._is_valid(answer):
+            return answer
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._futures.put(key, future, WAITING_BYTES)
+        self._known.put(key, future, WAITING_BYTES)
         try:
             answer = await work()
         except BaseException as error:
-            self._futures.pop(key)
+            self._known.pop(key)
             future.set_exception(error)
             with contextlib.suppress(BaseException):
                 future.exception()  # marks it as retrieved: there may be no other caller
             raise
         future.set_result(answer)
-        self._futures.put(key, future, self._size_of(answer))
+        self.put(key, answer)
         return answer

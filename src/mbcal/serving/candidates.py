@@ -37,7 +37,7 @@ class NameList:
         return list(self._names)
 
     def packed(self) -> bytes:
-        """Return all names as MessagePack, one after another: the same bytes whoever read them."""
+        """Return all names as MessagePack, one after another: the same bytes for every class of candidates."""
         return b"".join(map(_pack, self._names))
 
 
@@ -56,7 +56,7 @@ class JsonNames:
         return msgspec.Raw(self._finder.packed())  # type: ignore[return-value]
 
     def packed(self) -> bytes:
-        """Return all names as MessagePack, one after another: the same bytes whoever read them."""
+        """Return all names as MessagePack, one after another: the same bytes for every class of candidates."""
         return self._finder.packed()[3:]  # without the length of the list
 
 

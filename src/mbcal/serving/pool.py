@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from mbcal.serving.traffic import Rewards, SessionEvent, SessionRewards, Slot
+from mbcal.serving.traffic import Rewards, SessionEvent, SessionRewards, Slot, VersionCounts
 
 if TYPE_CHECKING:
     from mbcal.serving.service import Service
@@ -30,20 +31,11 @@ class LogStats(msgspec.Struct):
     """Records that are not on disk yet."""
 
 
-class Counts(msgspec.Struct, array_like=True):
-    """Traffic of one version."""
-
-    decisions: int = 0
-    sessions: int = 0
-    feedback: int = 0
-    reward: float = 0.0
-
-
 class Snapshot(msgspec.Struct, array_like=True):
     """What one worker has counted."""
 
     slots: list[Slot]
-    counts: dict[str, Counts]
+    counts: dict[str, VersionCounts]
     """By version, since the worker started."""
     log: LogStats | None
     events: list[SessionEvent]
@@ -75,18 +67,12 @@ class Pool(msgspec.Struct, array_like=True):
         return [slots.get(number) or Slot(number) for number in range(min(slots), max(slots) + 1)]
 
     @property
-    def counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, VersionCounts]:
         """The counts of all workers added, by version."""
-        counts: dict[str, Counts] = {}
+        counts: dict[str, VersionCounts] = {}
         for snapshot in self.snapshots:
             for version, other in snapshot.counts.items():
-                known = counts.get(version, Counts())
-                counts[version] = Counts(
-                    known.decisions + other.decisions,
-                    known.sessions + other.sessions,
-                    known.feedback + other.feedback,
-                    known.reward + other.reward,
-                )
+                counts[version] = counts.get(version, VersionCounts()) + other
         return counts
 
     @property
@@ -125,7 +111,7 @@ class TrafficPool:
 
 def snapshot_of(service: Service, log: LogStats | None) -> Snapshot:
     """Return what this process has counted; events of sessions are taken out."""
-    counts = {name: Counts(one.decisions, one.sessions, one.feedback, one.reward) for name, one in service.counts.items()}
+    counts = {name: copy(one) for name, one in service.counts.items()}
     return Snapshot(service.traffic.slots(), counts, log, service.traffic.take_events() if service.workers else [])
 
 

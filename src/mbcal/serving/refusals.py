@@ -9,7 +9,7 @@ import msgspec
 
 from mbcal.errors import InputError, LogError, LogFullError, LogUnavailableError, MbcalError, OptionError
 from mbcal.serving.messages import Problem
-from mbcal.serving.repeats import ConflictError
+from mbcal.serving.repeats import IdConflictError
 from mbcal.serving.routes import Response
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.service import NotReadyError
@@ -38,7 +38,7 @@ def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
         status = error.status
     elif isinstance(error, InputError | OptionError | msgspec.ValidationError):
         status = 422
-    elif isinstance(error, ConflictError):
+    elif isinstance(error, IdConflictError):
         status = 409
     elif isinstance(error, LogUnavailableError):
         status, sentence = 503, f"the decision log cannot be written ({error.reason}); try again in a second"

@@ -4,7 +4,7 @@
 
     id unknown in this process ──▶ known to the shared store? ──▶ answered from there
                                └─▶ ranked, logged with a hash of the request, remembered
-    id known ──▶ same hash: the first answer          another hash: ConflictError
+    id known ──▶ same hash: the first answer          another hash: IdConflictError
 
 What is remembered is bounded in bytes and in time. When a server starts, it recovers the latest answers from the decision
 log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all.
@@ -12,7 +12,6 @@ log, so a restart changes nothing; and with several workers or servers, the stor
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import time
@@ -23,14 +22,12 @@ import msgspec
 
 from mbcal.decision_log.records import Decision
 from mbcal.errors import MbcalError
-from mbcal.serving.bounded import BoundedDict
+from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.candidates import Candidates
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest, steps_as_text
 from mbcal.serving.state import DecisionRef, SessionStore, StateAwayError
 from mbcal.types import to_name
 
-WAITING_BYTES = 2_000
-"""Estimated size of an answer that is being made."""
 STORED_BYTES = 200
 """Estimated size of a stored answer without its text."""
 
@@ -38,7 +35,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RankAnswer).decode
 
 
-class ConflictError(MbcalError):
+class IdConflictError(MbcalError):
     """A request has the id of another request."""
 
 
@@ -68,7 +65,9 @@ class RepeatedRequests:
         self._sessions, self._lifetime, self._clock = sessions, lifetime, clock
         self.supervisor: SessionStore | None = None
         """Where the workers of one command share answers while sessions are in Redis, which may be away or lose them."""
-        self._known: BoundedDict[str, asyncio.Future[_Stored] | _Stored] = BoundedDict(max_bytes)
+        self._known: RememberedAnswers[_Stored] = RememberedAnswers(
+            max_bytes, lambda stored: STORED_BYTES + len(stored.answer), lambda stored: stored.expires > clock()
+        )
 
     @property
     def used_bytes(self) -> int:
@@ -84,29 +83,21 @@ class RepeatedRequests:
             work: Makes the answer.
 
         Raises:
-            ConflictError: If another request has this id.
+            IdConflictError: If another request has this id.
         """
-        known = self._known.get(decision)
-        if isinstance(known, asyncio.Future):
-            known = await asyncio.shield(known)
-        if known is not None and known.expires > self._clock():
-            _require_same(decision, request, known.request)
-            return _decode(known.answer)
-        future: asyncio.Future[_Stored] = asyncio.get_running_loop().create_future()
-        self._known.put(decision, future, WAITING_BYTES)
-        try:
+
+        async def recall_or_make() -> _Stored:
             answer = await self._recall(decision, request) or await work()
-        except BaseException as error:
-            self._known.pop(decision)
-            future.set_exception(error)
-            with contextlib.suppress(BaseException):
-                future.exception()  # marks it as retrieved: there may be no other caller
-            raise
-        future.set_result(self._store(decision, request, answer, self._clock()))
-        if self.supervisor is not None:
-            with contextlib.suppress(StateAwayError):
-                await self.supervisor.remember_decision(decision, DecisionRef(None, 0, [], "", request, _encode(answer)))
-        return answer
+            stored = self._stored(request, answer, self._clock())
+            if self.supervisor is not None:
+                with contextlib.suppress(StateAwayError):
+                    reference = DecisionRef(None, 0, [], "", request, stored.answer)
+                    await self.supervisor.remember_decision(decision, reference)
+            return stored
+
+        stored = await self._known.once(decision, recall_or_make)
+        _require_same(decision, request, stored.request)
+        return _decode(stored.answer)
 
     async def _recall(self, decision: str, request: str) -> RankAnswer | None:
         """The answer of another worker or server; None if it is not known."""
@@ -120,10 +111,8 @@ class RepeatedRequests:
                     return _decode(reference.answer)
         return None
 
-    def _store(self, decision: str, request: str, answer: RankAnswer, now: float) -> _Stored:
-        stored = _Stored(request, _encode(answer), now + self._lifetime)
-        self._known.put(decision, stored, STORED_BYTES + len(stored.answer))
-        return stored
+    def _stored(self, request: str, answer: RankAnswer, made: float) -> _Stored:
+        return _Stored(request, _encode(answer), made + self._lifetime)
 
     def reference(self, request: str, session: str | None, now: int, answer: RankAnswer) -> DecisionRef:
         """Return what the session store keeps of a decision; with its answer if the store is shared.
@@ -142,7 +131,8 @@ class RepeatedRequests:
         count = 0
         for decision in decisions:
             if decision.request and len(decision.scores) == len(decision.items):
-                self._store(decision.id, decision.request, _logged_answer(decision), decision.time / 1e6)
+                made = decision.time / 1e6
+                self._known.put(decision.id, self._stored(decision.request, _logged_answer(decision), made))
                 count += 1
         return count
 
@@ -185,4 +175,4 @@ def _logged_answer(decision: Decision) -> RankAnswer:
 
 def _require_same(decision: str, request: str, first: str) -> None:
     if request != first:
-        raise ConflictError(f"id: {decision!r} is the id of another request; give every request an id of its own")
+        raise IdConflictError(f"id: {decision!r} is the id of another request; give every request an id of its own")

@@ -39,7 +39,7 @@ from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, answer_fields, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 from mbcal.serving.stats import model_answer
-from mbcal.serving.traffic import Traffic
+from mbcal.serving.traffic import Traffic, VersionCounts
 from mbcal.types import UNKNOWN_ROW, Name, to_name
 
 FEEDBACK_ANSWER_BYTES = 1_000
@@ -67,16 +67,6 @@ class Limits:
     """Requests per second of one client; further ones are refused with status 429. 0 is no limit."""
     max_memory: int = 512 << 20
     """Bytes of all that is remembered: half of it sessions and decisions, the rest answers and the states of scorers."""
-
-
-@dataclass
-class VersionCounts:
-    """Traffic of one version since the server started."""
-
-    decisions: int = 0
-    sessions: int = 0
-    feedback: int = 0
-    reward: float = 0.0
 
 
 @dataclass
@@ -175,7 +165,7 @@ class Service:
             NotReadyError: If no version is live.
             LogFullError: If the log cannot keep up.
             LogUnavailableError: If the log cannot be written at the moment.
-            ConflictError: If another request has its id.
+            IdConflictError: If another request has its id.
             StateAwayError: If sessions cannot be remembered at the moment and the request does not say what was shown.
         """
         if request.id is None:

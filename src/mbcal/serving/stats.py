@@ -19,10 +19,10 @@ from mbcal.registry.summary import version_summaries
 from mbcal.registry.updates import read_trial, read_updates
 from mbcal.registry.version import Version
 from mbcal.serving.messages import ModelAnswer
-from mbcal.serving.pool import Counts, LogStats, Pool
+from mbcal.serving.pool import LogStats, Pool
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.state import MemoryStore
-from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Slot, quantile
+from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Slot, VersionCounts, quantile
 
 if TYPE_CHECKING:
     from mbcal.serving.service import Service
@@ -143,7 +143,7 @@ class RegistryAnswer(msgspec.Struct):
     versions: list[dict[str, Any]]
     """Oldest first: version, state, agent, published, parent, metrics; or version, state, damaged."""
     updates: list[dict[str, Any]]
-    """Newest first: number, time, live, answer, action, published, reasons, checks, page."""
+    """Newest first: number, time, live, answer, action, version, reason, checks, page."""
     problem: str | None = None
     """Why the registry cannot be read."""
 
@@ -248,7 +248,7 @@ def reward_points(slots: Mapping[int, Mapping[str, Rewards]]) -> dict[str, list[
     return points
 
 
-def _version_stats(counts: Counts, named: Rewards | None) -> VersionStats:
+def _version_stats(counts: VersionCounts, named: Rewards | None) -> VersionStats:
     """The traffic of one version; mean and interval are those of the sessions with a name, if there are any."""
     if named is not None and named.sessions:
         mean, (low, high) = named.total / named.sessions, named.interval() or (None, None)

@@ -35,10 +35,25 @@ DELAY_BOUNDS = tuple(1e-2 * 1.5**k for k in range(32))
 """Upper bounds in seconds of the histogram of feedback delays, 50% apart: 10 ms to 50 minutes."""
 MAX_OPEN = 32_768
 """Sessions, and decisions with feedback, that are tracked; the oldest are dropped."""
-
-
 MAX_EARLY = 100
 """Rewards of a session that are kept before it is known to have begun."""
+
+
+class VersionCounts(msgspec.Struct, array_like=True):
+    """Traffic of one version since the server started."""
+
+    decisions: int = 0
+    sessions: int = 0
+    feedback: int = 0
+    reward: float = 0.0
+
+    def __add__(self, other: VersionCounts) -> VersionCounts:
+        return VersionCounts(
+            self.decisions + other.decisions,
+            self.sessions + other.sessions,
+            self.feedback + other.feedback,
+            self.reward + other.reward,
+        )
 
 
 class Rewards(msgspec.Struct, array_like=True):

@@ -76,7 +76,7 @@ function drawCanary(registry) {
     return;
   }
   const content = [el("p", {}, badge(registry.canary, "second"), ` gets a share of sessions beside ${registry.live}.`)], look = registry.trial, compared = look && look.comparison;
-  if (!look) content.push(el("p", { class: "note" }, "Nobody has looked at it yet."));
+  if (!look) content.push(el("p", { class: "note" }, "It has not been looked at yet."));
   else content.push(el("p", {}, `${date(look.time / 1e6)}: ${look.reason || look.action}`));
   if (compared) {
     const chart = el("div", { class: "chart" }), sides = [compared.a, compared.b];
