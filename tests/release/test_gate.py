@@ -163,4 +163,5 @@ def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_mode
     gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)
     verdict = update(weak, tmp_path / "wrong", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
-    assert "instead of 1, so these numbers mean nothing" in verdict.checks[0].detail
+    assert "instead of 1, so its numbers mean nothing" in verdict.checks[0].detail
+    assert verdict.reason.startswith("the log cannot tell: its weights have a mean of at least")

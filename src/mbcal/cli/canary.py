@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mbcal.registry.registry import Registry
     from mbcal.release.canary import CanaryConfig, Look
     from mbcal.release.comparison import VersionComparison
-    from mbcal.release.outcomes import Outcomes
+    from mbcal.release.outcomes import Outcomes, SessionRule
 
 DAY = 86400.0
 RESTART_SECONDS = 2.0
@@ -47,7 +47,7 @@ WithdrawBelowOption = Annotated[
 CanaryDaysOption = Annotated[float, typer.Option(min=0.0001, help="Longest trial of a canary, in days.")]
 UndecidedOption = Annotated[
     Literal["withdraw", "promote", "wait"],
-    typer.Option(help="What happens to a canary at the end of the longest trial, if nothing could be told."),
+    typer.Option(help="What happens to a canary at the end of the longest trial, if it is undecided."),
 ]
 IdleOption = Annotated[
     float,
@@ -144,7 +144,11 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
         return
     command = [sys.executable, "-m", "mbcal", "watch-canary", "--registry", str(registry), "--log", str(log), *options]
     command += ["--parent", str(os.getpid())]
-    process, stopping = subprocess.Popen(command, stdin=subprocess.DEVNULL), threading.Event()  # noqa: S603
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - this program with options of our own
+
+    process, stopping = start(), threading.Event()
 
     def start_again() -> None:
         nonlocal process
@@ -153,7 +157,7 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
             if stopping.wait(RESTART_SECONDS):
                 return
             _print_event("canary watcher ended", exit_code=str(code))
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603
+            process = start()
 
     threading.Thread(target=start_again, name="canary-watcher", daemon=True).start()
     try:
@@ -166,10 +170,15 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
 def canary_config(promote_after: int, withdraw_below: float, days: float, undecided: str, idle: float) -> CanaryConfig:
     """Return the limits of a trial from the options."""
     from mbcal.release.canary import CanaryConfig
+
+    rule = _session_rule(idle)
+    return CanaryConfig(promote_after, withdraw_below, days * DAY, undecided, sessions=rule)  # type: ignore[arg-type]
+
+
+def _session_rule(idle: float) -> SessionRule:
     from mbcal.release.outcomes import SessionRule
 
-    rule = SessionRule(idle=idle, longest=4 * idle)
-    return CanaryConfig(promote_after, withdraw_below, days * DAY, undecided, sessions=rule)  # type: ignore[arg-type]
+    return SessionRule(idle=idle, longest=4 * idle)
 
 
 def print_look(look: Look) -> None:
@@ -191,11 +200,9 @@ def _print_event(event: str, **values: str) -> None:
 
 def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcomes:
     from mbcal.decision_log.reader import read_log
-    from mbcal.release.outcomes import OutcomeReader, SessionRule
+    from mbcal.release.outcomes import OutcomeReader
 
-    live = registry.open()
-    rewards = dict(zip(live.behaviours.names, live.behaviours.rewards, strict=True))
-    reader = OutcomeReader(rewards, SessionRule(live.horizon, idle, 4 * idle))
+    reader = OutcomeReader.of_version(registry.open(), _session_rule(idle))
     lost: list[Loss] = []
     for log in logs:
         for record in read_log(log, lost):

@@ -116,7 +116,7 @@ def boundary(information: Floats, alpha: float) -> Floats:
 def compare_means(a: UserSums, b: UserSums) -> Difference:
     """Compare the means per session of two versions, with a standard error by user.
 
-    The variance is the larger of two. The jackknife over users allows for users whom the versions suit differently; it is
+    The variance is the larger of two. The jackknife over users allows for a difference that varies between users; it is
     right whatever the versions do. The other is that of equal versions: the variance of all sessions, pooled, with the
     correlation within users. It takes over while the smaller version has not met the rare rewards yet.
 

@@ -161,9 +161,7 @@ class CanaryWatcher:
         return look
 
     def _begin(self, canary: str, live: str, began: int) -> None:
-        version = self.registry.open(live)
-        rewards = dict(zip(version.behaviours.names, version.behaviours.rewards, strict=True))
-        self._outcomes = OutcomeReader(rewards, replace(self._config.sessions, horizon=version.horizon), began)
+        self._outcomes = OutcomeReader.of_version(self.registry.open(live), self._config.sessions, began)
         self._followers = [LogFollower(log, began) for log in self._logs]
         self._trial = (canary, live, began)
 

@@ -97,7 +97,7 @@ def split_judges(names: Sequence[str], users: NDArray[np.int32], share: float) -
     """Split sessions into those that teach a candidate and those that judge it, no user in both.
 
     Whether a user judges depends on the user's name alone. So a user who judges this update never taught an earlier one, and
-    whoever taught the live version does not judge its successor.
+    users who taught the live version do not judge its successor.
 
     Args:
         names: The name of every user number.
@@ -122,7 +122,7 @@ def interval_answer(low: float, high: float, least: float) -> Answer:
 
 
 def combined_answer(checks: Sequence[Check]) -> Answer:
-    """Return what all checks say together: the log must find the candidate no worse, and nobody may find it worse."""
+    """Return what all checks say together: the log must find the candidate no worse, and no check may find it worse."""
     if any(check.answer == "worse" for check in checks):
         return "worse"
     return "no worse" if any((check.name, check.answer) == ("log", "no worse") for check in checks) else "cannot tell"
@@ -152,11 +152,7 @@ def compare_by_log(
     found = _found(difference.value, difference.low, difference.high, least)
     detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
     if difference.is_contradicted:
-        answer = "cannot tell"
-        detail += (
-            f"; but its weights have a mean of at least {difference.least_weight:.3g} instead of 1, so these numbers mean "
-            "nothing: the logged propensities are wrong, or feedback is missing for some items more than for others"
-        )
+        answer, detail = "cannot tell", f"{detail}; but {_contradiction(difference)}"
     return Check("log", answer, detail), difference
 
 
@@ -205,15 +201,24 @@ def compare_by_simulator(
     return Check("simulator", answer, detail)
 
 
-def evidence_needed(difference: Difference, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
-    """Say how many sessions it takes to see differences of these shares of the reward, in the log and by a canary."""
+def why_undecided(difference: Difference, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
+    """Say why the log cannot tell: it contradicts itself, or how many sessions show differences of these shares."""
+    if difference.is_contradicted:
+        return f"the log cannot tell: {_contradiction(difference)}"
     in_log, by_canary = (
         _listed([_count(sessions(share)) for share in shares])
         for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
     )
     return (
-        f"to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} judging sessions of "
-        f"such a log, or about {by_canary} sessions of a canary"
+        f"the log cannot tell; to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} "
+        f"judging sessions of such a log, or about {by_canary} sessions of a canary"
+    )
+
+
+def _contradiction(difference: Difference) -> str:
+    return (
+        f"its weights have a mean of at least {difference.least_weight:.3g} instead of 1, so its numbers mean nothing: the "
+        "logged propensities are wrong, or feedback is missing for some items more than for others"
     )
 
 

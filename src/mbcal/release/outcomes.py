@@ -12,15 +12,18 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import OptionError
+
+if TYPE_CHECKING:
+    from mbcal.registry.version import Version
 
 MOST_EARLY = 100_000
 """Feedback kept that came before its decision, as from the log of another worker; of more, the oldest is dropped."""
@@ -100,6 +103,12 @@ class OutcomeReader:
         self._users: dict[str, int] = {}
         kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i"}
         self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in kinds.items()}
+
+    @classmethod
+    def of_version(cls, version: Version, rule: SessionRule, since: int = 0) -> OutcomeReader:
+        """Return a reader with a version's rewards and horizon; the other arguments as above."""
+        rewards = dict(zip(version.behaviours.names, version.behaviours.rewards, strict=True))
+        return cls(rewards, replace(rule, horizon=version.horizon), since)
 
     def add(self, record: Record) -> None:
         """Take note of a record. Repeated records count once."""

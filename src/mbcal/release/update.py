@@ -42,9 +42,9 @@ from mbcal.release.gate import (
     combined_answer,
     compare_by_log,
     compare_by_simulator,
-    evidence_needed,
     other_estimates,
     split_judges,
+    why_undecided,
 )
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
@@ -144,7 +144,7 @@ def update(
     verdict.answer = combined_answer(verdict.checks)
     _act(registry, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
-        verdict.reason = f"the log cannot tell; {evidence_needed(difference)}"
+        verdict.reason = why_undecided(difference)
     return verdict
 
 

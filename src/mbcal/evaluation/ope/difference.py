@@ -130,12 +130,9 @@ def bound_difference(
     least, most = min(0.0, *table), max(0.0, *table)
     width, tail = sessions.horizon * (most - least), (1 + level) / 2
 
-    def by_user(constant: float) -> Floats:
-        return user_means((excess * (rewards - constant)).sum(1), sessions.user)
-
     low = _lower_bound((excess * (rewards - least)).sum(1), sessions.user, -width, tail)
     high = -_lower_bound(-(excess * (rewards - most)).sum(1), sessions.user, -width, tail)
-    value = float(by_user(float(rewards[mask].mean())).mean())
+    value = float(user_means((excess * (rewards - rewards[mask].mean())).sum(1), sessions.user).mean())
     least_weight = betting_lower_bound(user_means(1 + excess.mean(1), sessions.user), 0.0, level=tail)
     differing = mask & (policy.best != live.best)
     return Difference(
