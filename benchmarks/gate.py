@@ -101,7 +101,7 @@ def worst_for_users(share: float) -> Alter:
 
 
 def poor_items_first(world: Newsfeed, share: float) -> Alter:
-    """A share of the items, those that nobody likes, before all others."""
+    """A share of the items, the least liked ones, before all others."""
     poor = world.instant < world.instant[2:].quantile(share)
 
     def alter(_user: Tensor, candidates: Tensor, scores: Tensor, _step: int) -> Tensor:

@@ -57,7 +57,7 @@ def test_a_gap_below_what_the_judge_can_be_trusted_for_is_no_lead() -> None:
     found = standing({"mbcal": rewards(5.0), "gru4rec": rewards(4.0, noise=OTHER_NOISE)}, USERS, "gru4rec", trust)
     assert found.runner_up is not None
     assert found.runner_up.relation == "untrusted"
-    assert "not told apart from the runner-up gru4rec" in found.sentence()
+    assert "not distinguishable from the runner-up gru4rec" in found.sentence()
     assert "less than the 1.5 that this judge can be trusted for" in found.sentence()
     assert compare("gru4rec", "mbcal", {"mbcal": rewards(9.0), "gru4rec": rewards(4.0)}, USERS, trust).relation == "behind"
 

@@ -55,7 +55,7 @@ class JoinCounts:
     unknown_history: int = 0
     """Steps of histories left out for the same reason."""
     lost: list[str] = field(default_factory=list)
-    """What the log has lost, one sentence each: damaged bytes, missing segments. Filled in by whoever reads the log."""
+    """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
 
 
 @dataclass(frozen=True)

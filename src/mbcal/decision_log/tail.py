@@ -23,7 +23,7 @@ def recent_decisions(folder: Path, since: int, max_bytes: int) -> Iterator[Decis
         since: Microseconds since 1970; segments that were last written before are not read, earlier decisions not yielded.
         max_bytes: Bytes of segments to read, the newest first; of every log at least the newest segment is read.
 
-    What is damaged or cannot be read is skipped: whoever reads the whole log is told about it.
+    What is damaged or cannot be read is skipped; reading the whole log reports it.
     """
     try:
         folders = log_folders(folder)

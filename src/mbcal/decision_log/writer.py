@@ -257,7 +257,7 @@ class DecisionLog:
         self._notify("log_recovered", log=str(self.folder), seconds=round(seconds, 1), refused=refused, lost=self.lost)
 
     def _notify(self, event: str, **values: Any) -> None:
-        with contextlib.suppress(Exception):  # nobody may read the events any more; the log goes on
+        with contextlib.suppress(Exception):  # a broken event handler must not stop the log
             self._on_event(event, **values)
 
 

@@ -10,7 +10,7 @@
 no lock, since the pointer is replaced by a rename. Writers take turns by a lock that ends with its process. Only `publish`
 needs torch.
 
-Whoever decided something about the live version some time ago (an update, a canary's watcher) gives it as `expected`: if
+A caller whose decision is about the live version of some time ago (an update, a canary's watcher) gives it as `expected`: if
 another version went live in the meantime, nothing changes and ConflictError is raised. An operator's word wins.
 """
 

@@ -115,7 +115,7 @@ def _clause(gap: Gap, title: str = "") -> str:
     amount = f"{format_mean(gap.gap)} per session {format_interval(gap.gap)}".rstrip()
     if gap.relation == "untrusted" and gap.trust is not None:
         size = f"the {gap.trust.difference:.3g} that this judge can be trusted for"
-        return f"not told apart from {title}{gap.other}: {amount} is less than {size}"
+        return f"not distinguishable from {title}{gap.other}: {amount} is less than {size}"
     unsteady = ", though another training could turn it around" if gap.overlap else ""
     return f"{'ahead of' if gap.relation == 'ahead' else 'behind'} {title}{gap.other} by {amount}{unsteady}"
 

@@ -2,7 +2,7 @@
 
 Let such a policy choose a_t with probability p_t = mu(a_t | o_<t, u), where u is a state of the user that is not logged.
 Users who like an item are then over-represented among those it was shown to, and a network of P(b_t | o_<t, a_t) learns
-that whoever is shown a likes such items. A policy of our own chooses without u, so for its sessions the network is wrong.
+that users who are shown a like such items. A policy of our own chooses without u, so for its sessions the network is wrong.
 
 Logged propensities repair the present step: weighted by w_t = uniform(a_t) / p_t, the steps of an item have the users that
 a uniformly random policy would have shown it to. Weights are divided by a bound M and clipped to 1, since a few very large
