@@ -18,6 +18,8 @@ _UNIT_LIMITS: Sequence[tuple[str, float]] = (("s", 1e11), ("ms", 1e14), ("us", 1
 
 Seconds below 1e11 reach the year 5138; milliseconds from 1e11 on begin in 1973, and likewise for the smaller units.
 """
+_EXACT = 2**53
+"""Whole numbers below it are exact as floats."""
 _TO_MICROSECONDS = {"s": "({t}) * 1000000", "ms": "({t}) * 1000", "us": "({t})", "ns": "({t}) // 1000"}
 
 
@@ -39,8 +41,28 @@ def finite_sql(column: str) -> str:
 def entity_name_sql(column: str, kind: str) -> str:
     """Return an expression for the name of a user, item or session; NULL if it is missing.
 
-    Whole numbers stored as floats, as pandas does when an integer is missing, get the same name as integers. NaN and empty
-    text are missing. 128-bit integers become text, because Parquet cannot hold them.
+    Whole numbers written as floats, as pandas does when an integer is missing, get the same name as integers, in text
+    (`7.0`) as in float columns. Other text stays as it is: `7.05`, `7.00`, `07.0`, `v7.0`, `1e3`.
+
+    Args:
+        column: The column, quoted.
+        kind: Its DuckDB type.
+    """
+    text = plain_text_sql(column, kind)
+    if kind != "VARCHAR":
+        return text
+    # The ending decides for almost every row. DuckDB evaluates both sides of an AND, but a CASE only where it applies.
+    is_whole = f"regexp_full_match({column}, '-?(0|[1-9][0-9]{{0,15}})\\.0')"
+    whole = f"try_cast(left({column}, -2) AS BIGINT)"
+    name = f"CASE WHEN {is_whole} AND abs({whole}) < {_EXACT} THEN {whole}::VARCHAR ELSE {column} END"
+    return f"CASE WHEN ends_with({column}, '.0') THEN {name} ELSE {text} END"
+
+
+def plain_text_sql(column: str, kind: str) -> str:
+    """Return an expression for a plain value as text or as it is; NULL if it is missing.
+
+    Whole numbers in float columns are written like integers. NaN and empty text are missing. 128-bit integers become text,
+    because Parquet cannot hold them.
 
     Args:
         column: The column, quoted.
@@ -50,7 +72,7 @@ def entity_name_sql(column: str, kind: str) -> str:
         return f"{column}::VARCHAR"
     if kind in ("FLOAT", "DOUBLE"):
         # isfinite, not isnan: DuckDB 2.0 answers isnan from Parquet statistics, which ignore NaN
-        is_whole = f"isfinite({column}) AND {column} = trunc({column}) AND abs({column}) < 9007199254740992"
+        is_whole = f"isfinite({column}) AND {column} = trunc({column}) AND abs({column}) < {_EXACT}"
         return f"CASE WHEN {is_whole} THEN {column}::BIGINT::VARCHAR WHEN isfinite({column}) THEN {column}::VARCHAR END"
     return f"nullif({column}, '')" if kind == "VARCHAR" else column
 

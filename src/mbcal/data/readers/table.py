@@ -12,7 +12,7 @@ from mbcal.data.files import Paths
 from mbcal.data.frames import Frame
 from mbcal.data.readers.table_files import OpenTable, column_kinds, open_tables
 from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
-from mbcal.data.sql import TimeUnit, entity_name_sql, sql_identifier, sql_string
+from mbcal.data.sql import TimeUnit, entity_name_sql, plain_text_sql, sql_identifier, sql_string
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 
@@ -167,7 +167,7 @@ def _log_files(source: Paths | Frame, columns: Mapping[str, str], work: Workspac
     def selected(table: OpenTable, role: str, column: str) -> str:
         value = sql_identifier(column)
         if not same_types:
-            value = f"({entity_name_sql(value, table.kinds[column])})::VARCHAR"
+            value = f"({plain_text_sql(value, table.kinds[column])})::VARCHAR"
         return f"{value} AS {sql_identifier(role)}"
 
     return tuple(
@@ -192,13 +192,14 @@ def _create_item_table(items: ItemTable, item_column: str, work: Workspace) -> N
     lists = [feature for feature in items.features if any(table.kinds[feature].endswith("[]") for table in tables)]
 
     def selected(kinds: Mapping[str, str]) -> str:
-        values = {column: f"({entity_name_sql(sql_identifier(column), kinds[column])})::VARCHAR" for column in columns}
+        values = {column: f"({plain_text_sql(sql_identifier(column), kinds[column])})::VARCHAR" for column in columns}
         for feature in lists:
             split = f"string_split({values[feature]}, {sql_string(items.separator)})"
             values[feature] = f"{sql_identifier(feature)}::VARCHAR[]" if kinds[feature].endswith("[]") else split
         features = [f"{values[feature]} AS {sql_identifier(feature)}" for feature in items.features]
         title = values[items.title] if items.title else "NULL::VARCHAR"
-        return ", ".join([f"{values[key]} AS {sql_identifier(ITEM_KEY)}", *features, f"{title} AS {sql_identifier(TITLE)}"])
+        name = f"({entity_name_sql(sql_identifier(key), kinds[key])})::VARCHAR"
+        return ", ".join([f"{name} AS {sql_identifier(ITEM_KEY)}", *features, f"{title} AS {sql_identifier(TITLE)}"])
 
     rows = " UNION ALL ".join(f"SELECT {selected(table.kinds)} FROM {table.from_sql}" for table in tables)
     work.connection.execute(f"CREATE TEMP TABLE item_table AS {rows}")
