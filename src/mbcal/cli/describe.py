@@ -15,13 +15,19 @@ from mbcal.data.describe import describe
 
 BAR = 28
 """Characters of the longest bar."""
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 60
+"""Most characters of a line of sparks; with more days, each stands for several."""
 
 
 def describe_store(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what a store holds: behaviours, session lengths, parts, popular items, features, rejected rows."""
+    """Show what a store holds: dates, behaviours, session lengths, parts, heavy users, popular and new items, features.
+
+    Warns of times in the wrong unit, of users who are most of a part, and of item rows that contradict each other.
+    """
     statistics = describe(Store.open(path))
     if as_json:
         typer.echo(json.dumps(statistics, indent=2, ensure_ascii=False, allow_nan=False))
@@ -34,10 +40,14 @@ def describe_store(
         f"{statistics['items']:,} items, "
         f"{statistics['sessions']:,} sessions of up to {statistics['horizon']} ({statistics['full_sessions']:,} full)"
     )
+    if statistics["times"]:
+        console.print(f"from {statistics['times']['first']} to {statistics['times']['last']}")
     for table in (
         _behaviours(statistics),
         _lengths(statistics),
+        _outcomes(statistics),
         _parts(statistics),
+        _heaviest_users(statistics),
         _popularity(statistics),
         _features(statistics),
         _rejected(statistics),
@@ -46,6 +56,8 @@ def describe_store(
             console.print(f"\n{table.title}", style="bold")
             table.title = None
             console.print(table)
+    if statistics["new_items"]:
+        console.print(f"\n{_new_items(statistics)}")
     console.print(
         f"\ncontent {statistics['content_hash'][:16]}, seed {statistics['options']['seed']}"
         + (
@@ -53,6 +65,8 @@ def describe_store(
             * bool(statistics["ties"])
         )
     )
+    for warning in statistics["warnings"]:
+        console.print(f"Warning: {warning}")
 
 
 def _bar(value: float, largest: float) -> str:
@@ -87,6 +101,17 @@ def _lengths(statistics: dict[str, Any]) -> Table:
     return table
 
 
+def _outcomes(statistics: dict[str, Any]) -> Table | None:
+    if not statistics["length_by_outcome"]:
+        return None
+    table = _table("Session length by outcome", "last behaviour", "sessions", "mean length", "")
+    largest = max(entry["mean_length"] for entry in statistics["length_by_outcome"])
+    for entry in statistics["length_by_outcome"]:
+        length = entry["mean_length"]
+        table.add_row(entry["behaviour"], f"{entry['sessions']:,}", f"{length:.2f}", _bar(length, largest))
+    return table
+
+
 def _parts(statistics: dict[str, Any]) -> Table:
     table = _table("Parts (disjoint by user)", "part", "users", "sessions", "steps", "reward per session")
     for part, entry in statistics["parts"].items():
@@ -94,6 +119,32 @@ def _parts(statistics: dict[str, Any]) -> Table:
         row = [f"{entry[column]:,}" for column in ("users", "sessions", "steps")]
         table.add_row(part, *row, "-" if mean is None else f"{mean:.2f}")
     return table
+
+
+def _heaviest_users(statistics: dict[str, Any]) -> Table | None:
+    if not statistics["heaviest_users"]:
+        return None
+    table = _table("Heaviest users", "part", "user", "sessions", "steps", "of the part's sessions")
+    for part, users in statistics["heaviest_users"].items():
+        for user in users:
+            table.add_row(part, user["user"], f"{user['sessions']:,}", f"{user['steps']:,}", f"{user['share']:.1%}")
+    return table
+
+
+def _new_items(statistics: dict[str, Any]) -> str:
+    """Share of each day's steps on items first seen that day, as a line of sparks from 0 to 100%."""
+    days = statistics["new_items"]
+    per_spark = -(-len(days) // SPARK_WIDTH)
+    shares = []
+    for begin in range(0, len(days), per_spark):
+        group = days[begin : begin + per_spark]
+        shares.append(sum(day["share"] * day["steps"] for day in group) / sum(day["steps"] for day in group))
+    sparks = "".join(SPARKS[min(int(share * len(SPARKS)), len(SPARKS) - 1)] for share in shares)
+    later = [day for day in days[1:] if day["steps"]]
+    total = sum(day["steps"] for day in later)
+    mean = f", {sum(day['share'] * day['steps'] for day in later) / total:.1%} after the first day" if total else ""
+    each = "day" if per_spark == 1 else f"{per_spark} days"
+    return f"Steps on items first seen that day{mean} (by {each}, {days[0]['day']} to {days[-1]['day']}): {sparks}"
 
 
 def _popularity(statistics: dict[str, Any]) -> Table:
@@ -110,9 +161,9 @@ def _popularity(statistics: dict[str, Any]) -> Table:
 def _features(statistics: dict[str, Any]) -> Table | None:
     if not statistics["features"]:
         return None
-    table = _table("Item features", "name", "values", "per item", "items without")
+    table = _table("Item features", "name", "kind", "values", "per item", "items without")
     for name, entry in statistics["features"].items():
-        table.add_row(name, f"{entry['values']:,}", "many" if entry["multi"] else "one", f"{entry['items_without']:,}")
+        table.add_row(name, entry["kind"], f"{entry['values']:,}", "many" if entry["multi"] else "one", f"{entry['items_without']:,}")
     return table
 
 

@@ -67,6 +67,8 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         ("far-sighted policy", str(diagnosis.far_sighted), ""),
         ("difference", str(diagnosis.gap), "paired: same users, candidates, noise"),
         ("covered choices", f"{diagnosis.coverage:.1%}", "of test steps show an item seen at least 5 times in training"),
+        ("items new to the test", f"{diagnosis.unseen:.1%}", "of test steps show an item that never occurs in training"),
+        ("reward due to length", f"{diagnosis.length_share:.1%}", "of its variance over logged sessions"),
         ("times an item was shown", f"{diagnosis.repeats:g}", "median, in training"),
         (
             "effective sample size",
@@ -82,6 +84,8 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         table.add_row(name, value, meaning)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(table)
+    outcomes = ", ".join(f"{entry['mean_length']:.1f} steps if {entry['behaviour']}" for entry in diagnosis.length_by_outcome)
+    console.print(f"Logged sessions by their last behaviour: {outcomes}")
     console.print(f"\n{diagnosis.verdict}")
     for warning in diagnosis.warnings:
         console.print(f"Warning: {warning}")

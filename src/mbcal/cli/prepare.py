@@ -74,6 +74,13 @@ def _job(
         int, typer.Option(help="Decides the part of each user and the order of steps at the same time.")
     ] = _DEFAULT.seed,
     max_rejected: Annotated[float, typer.Option(help="Fail if a larger share of rows is rejected.")] = _DEFAULT.max_rejected,
+    max_per_user: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep only the latest N steps of each user: one machine may otherwise be most of the log.",
+            show_default=False,
+        ),
+    ] = None,
     memory_limit: Annotated[
         str, typer.Option(help="Memory to use, shared by all workers; the rest is spilled to disk beside --out.")
     ] = "1.5GB",
@@ -86,7 +93,7 @@ def _job(
         raise OptionError("out: missing; name the folder to write with --out DIR")
     shares: Any = parse_numbers("split", split)  # SessionConfig checks that there are three
     require_ray(engine, workers)
-    config = SessionConfig(horizon, history, min_length, gap, shares, seed, max_rejected)
+    config = SessionConfig(horizon, history, min_length, gap, shares, seed, max_rejected, max_per_user)
     return Job(out, config, memory_limit, overwrite, engine, workers, address)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ MINUTE = 60_000_000
 """Microseconds in a minute."""
 LONGEST = 10_000
 """Largest horizon and history: sessions are padded to them when they are read."""
+_IF_SET = {"recorded": "if set"}
+"""Metadata of options that the manifest names only where they were given."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class SessionConfig:
     """Decides the part of each user, and the order of steps at the same time."""
     max_rejected: float = 0.2
     """Ingestion fails if a larger share of rows is rejected."""
+    max_per_user: int | None = field(default=None, metadata=_IF_SET)
+    """Only the latest so many steps of each user are kept; None keeps all."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.horizon <= LONGEST:
@@ -57,10 +61,13 @@ class SessionConfig:
             raise OptionError(f"seed: must lie in 0..2^63-1, got {self.seed}")
         if not 0 <= self.max_rejected <= 1:
             raise OptionError(f"max-rejected: must be a share from 0 to 1, got {self.max_rejected}")
+        if self.max_per_user is not None and self.max_per_user < 1:
+            raise OptionError(f"max-per-user: must be at least 1 step, got {self.max_per_user}")
 
     def record(self) -> dict[str, Any]:
-        """Return the options as they are written to the manifest."""
-        return asdict(self)
+        """Return the options as they are written to the manifest, without optional ones that were not given."""
+        absent = {entry.name for entry in fields(self) if entry.metadata and getattr(self, entry.name) == entry.default}
+        return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbcal.data.log_facts import LogFacts
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part
 from mbcal.metrics import gini
@@ -31,10 +32,12 @@ def describe(store: Store) -> dict[str, Any]:
     for name in ("users.parquet", "rejected.parquet"):
         store.table(name)
     counts, catalog, behaviours = store.manifest["counts"], store.catalog, store.behaviours
-    rewards, totals = np.asarray(behaviours.rewards), _count_steps(store)
+    facts = LogFacts(catalog.n_rows, behaviours)
+    rewards, totals = np.asarray(behaviours.rewards), _count_steps(store, facts)
     labels = np.asarray(counts["labels"])
     return {
         "source": store.manifest["source"],
+        "times": facts.times(),
         "rows": counts["rows"],
         "rows_read": counts["rows_read"],
         "users": counts["users"],
@@ -61,15 +64,21 @@ def describe(store: Store) -> dict[str, Any]:
             }
             for part, entry in counts["parts"].items()
         },
+        "length_by_outcome": facts.outcomes(),
+        "heaviest_users": facts.heaviest_users(store),
+        "new_items": facts.new_items(),
         "popularity": _popularity(totals.shown[FIRST_ITEM_ROW:], catalog),
         "features": {
             name: {
+                "kind": "category",
                 "values": len(feature.vocabulary),
                 "multi": feature.offsets is not None,
                 "items_without": sum(not feature.values(row) for row in range(FIRST_ITEM_ROW, catalog.n_rows)),
             }
             for name, feature in catalog.features.items()
         },
+        "item_conflicts": counts.get("item_conflicts", 0),
+        "warnings": facts.warnings(store),
         "rejected": store.manifest["rejected"],
         "options": store.manifest["options"],
         "source_hashes": store.manifest["source_hashes"],
@@ -92,13 +101,15 @@ class _Totals:
     reward_by_part: dict[Part, float]
 
 
-def _count_steps(store: Store) -> _Totals:
+def _count_steps(store: Store, facts: LogFacts) -> _Totals:
+    """Sum over all shards, and show them to `facts`."""
     rewards, n_rows, horizon = np.asarray(store.behaviours.rewards), store.catalog.n_rows, store.horizon
     shown, lengths = np.zeros(n_rows, np.int64), np.zeros(horizon + 1, np.int64)
     reward_by_step, sessions_by_step = np.zeros(horizon), np.zeros(horizon, np.int64)
     reward_by_part = dict.fromkeys(PARTS, 0.0)
     for part in PARTS:
         for shard in store.shards(part):
+            facts.add(part, shard)
             shown += np.bincount(shard.items, minlength=n_rows)
             lengths += np.bincount(shard.length, minlength=horizon + 1)
             reward = rewards[shard.behaviours]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mbcal.data.behaviour_rules import Labels, Quantiles
 from mbcal.data.cutting import SessionConfig
-from mbcal.data.item_features import create_item_catalog
+from mbcal.data.item_features import count_item_conflicts, create_item_catalog
 from mbcal.data.scan import ScanResult, collect_malformed_lines, scan
 from mbcal.data.shards import IngestCounts, ShardPlan
 from mbcal.data.sort import BATCH, cut_accepted, memory_factor
@@ -227,5 +227,14 @@ class Ingestion:
                 "ties": counts.ties,
                 "labels": counts.labels.tolist(),
                 "parts": parts,
+                **self._optional_counts(counts),
             },
         )
+
+    def _optional_counts(self, counts: IngestCounts) -> dict[str, int]:
+        """Counts that the manifest names only where there is something to count."""
+        optional = {
+            "older_steps": counts.older_steps,
+            "item_conflicts": count_item_conflicts(self.connection) if self.log.features_sql is not None else 0,
+        }
+        return {name: count for name, count in optional.items() if count}

@@ -13,6 +13,9 @@ from mbcal.errors import InputError
 if TYPE_CHECKING:
     import duckdb
 
+_CONFLICT = sql_identifier("#conflict")
+"""Column of the table `features`: whether an item's rows contradict each other."""
+
 
 def create_item_catalog(log: LogDescription, connection: duckdb.DuckDBPyConnection) -> pa.Table:
     """Return the items of the table `items` in their order, with titles and features as text.
@@ -42,16 +45,30 @@ def create_item_catalog(log: LogDescription, connection: duckdb.DuckDBPyConnecti
     return connection.sql(query).to_arrow_table()
 
 
+def count_item_conflicts(connection: duckdb.DuckDBPyConnection) -> int:
+    """Return how many items of the log have rows in the item table that contradict each other in a single-valued feature.
+
+    Args:
+        connection: Has the tables `items` and `features`.
+    """
+    matched = f"features.{sql_identifier(ITEM_KEY)} = items.name AND features.{_CONFLICT}"
+    return int(connection.execute(f"SELECT count(*) FROM items SEMI JOIN features ON {matched}").fetchall()[0][0])
+
+
 def _create_features(features_sql: str, connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Create the table `features`, one row per item; returns its feature columns, quoted."""
     key = sql_identifier(ITEM_KEY)
     aggregates: dict[str, str] = {}
+    conflicts = ["false"]
     for column, kind, *_ in connection.execute(f"DESCRIBE {features_sql}").fetchall():
         if column != ITEM_KEY:
             value = sql_identifier(column)
             all_values = f"list_sort(list_distinct(list_filter(flatten(list({value})), lambda v: v <> '')))"
             aggregates[sql_identifier(f"feature:{column}")] = all_values if kind.endswith("[]") else f"min({value})"
+            if not kind.endswith("[]"):
+                conflicts.append(f"coalesce(min({value}) <> max({value}), false)")
     selected = ", ".join([key, *(f"{aggregate} AS {name}" for name, aggregate in aggregates.items())])
+    selected += f", {' OR '.join(conflicts)} AS {_CONFLICT}"
     connection.execute(f"CREATE TEMP TABLE features AS SELECT {selected} FROM ({features_sql}) GROUP BY {key}")
     matched = f"SELECT count(*) FROM items SEMI JOIN features ON features.{key} = items.name"
     if connection.execute(matched).fetchall()[0][0] == 0:

@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig, Steps, cut
+from mbcal.data.derived_rows import Block, latest_steps
 from mbcal.data.store_format import PARTS, Part, Shard
 from mbcal.data.store_writer import StoreWriter
 from mbcal.types import Behaviours
-
-Block = dict[str, NDArray[Any]]
-"""All rows of some users, sorted by columns u, time_us, tie, value (and session, propensity, if the log has them)."""
 
 SHARD_STEPS = 1_000_000
 """About how many steps a shard has: it ends with the user who reaches this number, and with its part."""
@@ -95,11 +93,13 @@ class IngestCounts:
     log_hash: int = 0
     """Hash of the rows as a set; see `_hash`."""
     duplicates: int = 0
+    older_steps: int = 0
+    """Steps left out since the user has `max_per_user` later ones."""
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
 
     def add(self, other: IngestCounts) -> None:
         """Add the counts of other users."""
-        for name in ("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates"):
+        for name in ("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates", "older_steps"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.log_hash = (self.log_hash + other.log_hash) % 2**64
         for part, counts in other.parts.items():
@@ -118,6 +118,7 @@ class _CutBlock:
     short_windows: int
     ties: int
     log_hash: int
+    older_steps: int
 
 
 def write_shards(
@@ -173,6 +174,9 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
     if len(repeated):
         duplicates = {column: array[repeated] for column, array in block.items()}
         block = {column: np.delete(array, repeated) for column, array in block.items()}
+    log_hash, n_rows = _hash(block, index), len(block["u"])
+    if config.max_per_user is not None:
+        block = latest_steps(block, config.max_per_user)
     codes = behaviours.level(block["value"]) if behaviours.cuts else block["value"]
     owner = index.user_shard[block["u"] - index.plan.user_bounds[0]]
     edges = np.r_[0, np.flatnonzero(np.diff(owner)) + 1, len(owner)]
@@ -197,7 +201,8 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
         short_windows += windows.dropped
     labels = np.bincount(codes, minlength=len(behaviours))
     ties = (block["time_us"][1:] == block["time_us"][:-1]) & (block["u"][1:] == block["u"][:-1])
-    return _CutBlock(pieces, duplicates, labels, short_windows, int(ties.sum()), _hash(block, index))
+    older_steps = n_rows - len(block["u"])
+    return _CutBlock(pieces, duplicates, labels, short_windows, int(ties.sum()), log_hash, older_steps)
 
 
 def _shards(
@@ -214,6 +219,7 @@ def _shards(
         counts.labels += block.labels
         counts.short_windows += block.short_windows
         counts.ties += block.ties
+        counts.older_steps += block.older_steps
         counts.log_hash = (counts.log_hash + block.log_hash) % 2**64
         if block.duplicates is not None:
             counts.duplicates += len(block.duplicates["u"])

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mbcal.data.cutting import SessionConfig
-from mbcal.data.shards import Block, BlockIndex, IngestCounts, ShardPlan, write_shards
+from mbcal.data.derived_rows import Block
+from mbcal.data.shards import BlockIndex, IngestCounts, ShardPlan, write_shards
 from mbcal.data.store_writer import StoreWriter
 from mbcal.data.user_split import stable_hash
 from mbcal.progress import SILENT, Progress

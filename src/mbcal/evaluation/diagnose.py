@@ -6,8 +6,10 @@ earns above a myopic one from simulated users; and whether the log covers the ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from mbcal.agents import MBCAL, GRU4Rec
 from mbcal.agents.config import AgentConfig
 from mbcal.agents.mbcal import MBCALConfig
+from mbcal.data.log_facts import LogFacts
 from mbcal.data.store import Store
 from mbcal.environments.base import Environment
 from mbcal.environments.simulator import Simulator, SimulatorConfig
@@ -39,6 +42,8 @@ BLOCK = 1024
 """Sessions labelled at a time."""
 ENOUGH_COVERAGE = 0.9
 """Below this share of well-covered steps the verdict comes with a warning."""
+FROZEN_LENGTH = 0.5
+"""Above this share of the reward's variance that session length explains, the diagnosis warns."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,14 @@ class Diagnosis:
     shown_evidence: ShownEvidence
     """How much the mere showing of an item counts as evidence of taste (`training.selection`)."""
     warnings: tuple[str, ...] = ()
-    """Warnings of the far-sighted agent's fit, such as that of a policy that knew more than the log holds."""
+    """Warnings about the log (`data.log_facts`), and of the far-sighted agent's fit, such as that of a policy that knew more
+    than the log holds."""
+    unseen: float = 0.0
+    """Share of test steps whose item never occurs in the train part."""
+    length_share: float = 0.0
+    """Share of the variance of the logged reward per session that the session's length alone explains."""
+    length_by_outcome: tuple[Mapping[str, Any], ...] = ()
+    """For each behaviour that ends sessions of the log: its name, sessions and their mean length."""
 
     @property
     def pays(self) -> bool:
@@ -140,6 +152,7 @@ def diagnose(
     }
     progress.phase("dependence of the future on the item", PERMUTATIONS + 1)
     share, chance_share = dependence(far_sighted, test, seed, progress)
+    facts, share_of_length = LogFacts.of(store), length_share(test)
     times_shown = np.bincount(train.items[train.mask], minlength=train.catalog.n_rows)
     return Diagnosis(
         share=share,
@@ -151,8 +164,27 @@ def diagnose(
         repeats=float(np.median(times_shown[FIRST_ITEM_ROW:])),
         effective=effective_share(test),
         shown_evidence=shown_evidence(far_sighted.nets["environment"], test.tensors(far_sighted.device), seed),
-        warnings=far_sighted.warnings,
+        warnings=(*facts.warnings(store), *_length_warning(share_of_length), *far_sighted.warnings),
+        unseen=float((times_shown[test.items[test.mask]] == 0).mean()),
+        length_share=share_of_length,
+        length_by_outcome=tuple(facts.outcomes()),
     )
+
+
+def length_share(sessions: Sessions) -> float:
+    """Return the squared correlation of length and logged reward over sessions; 0 if either is the same for all."""
+    length, reward = sessions.length.astype(np.float64), sessions.rewards.sum(1, dtype=np.float64)
+    scale = length.std() * reward.std()
+    return float(np.mean((length - length.mean()) * (reward - reward.mean())) / scale) ** 2 if scale > 0 else 0.0
+
+
+def _length_warning(share: float) -> list[str]:
+    if share < FROZEN_LENGTH:
+        return []
+    return [
+        f"The length of a session explains {share:.0%} of the variance of its reward, and a policy cannot change it in "
+        "simulation unless a behaviour that ends sessions is declared: prepare again with --ends."
+    ]
 
 
 def dependence(

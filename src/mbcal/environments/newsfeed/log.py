@@ -88,8 +88,9 @@ def prepare_newsfeed(
         OutputError: If the folder exists or cannot be written.
     """
     newsfeed, config = newsfeed or NewsfeedConfig(), config or SessionConfig()
-    if config.gap is not None or config.min_length > 1:
-        raise OptionError("newsfeed: its sessions are generated, not cut from a log; leave out --gap and --min-length")
+    if config.gap is not None or config.min_length > 1 or config.max_per_user is not None:
+        unused = "--gap, --min-length and --max-per-user"
+        raise OptionError(f"newsfeed: its sessions are generated, not cut from a log; leave out {unused}")
     if 2 * config.horizon > newsfeed.items:
         problem = f"{config.horizon} steps need {2 * config.horizon} candidates, the feed has {newsfeed.items} items"
         raise OptionError(f"horizon: {problem}; choose a shorter horizon or more items")

@@ -1,0 +1,161 @@
+"""What a store tells about its log over time and by user: dates, heavy users, new items, session length by outcome.
+
+One pass over the shards, one in memory at a time; beside it, arrays of the size of the catalogue.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.data.store import Store
+from mbcal.data.store_format import PARTS, Part, Shard
+from mbcal.types import FIRST_ITEM_ROW, Behaviours
+
+DAY = 86_400_000_000
+"""Microseconds in a day."""
+DAYS = 47_482
+"""Days from 1970 to 2099: times outside are rejected by ingestion."""
+PLAUSIBLE = 788_918_400_000_000
+"""1995-01-01 in microseconds. A log that begins before was probably read in the wrong unit of time."""
+HEAVY_SHARE = 0.05
+"""A user with a larger share of the sessions of a part is warned about, unless the part has few users."""
+TOP_USERS = 3
+"""Users listed for each part."""
+
+
+class LogFacts:
+    """Facts about a log, collected shard by shard.
+
+    Args:
+        n_rows: Rows of the catalogue, R.
+        behaviours: Behaviours of the log.
+    """
+
+    def __init__(self, n_rows: int, behaviours: Behaviours) -> None:
+        self.behaviours = behaviours
+        self.first, self.last = np.iinfo(np.int64).max, -1
+        self.first_seen = np.full(n_rows, np.iinfo(np.int64).max)
+        """(R,) time of the first step with each row; the largest int64 for rows without a step."""
+        self.first_day_steps = np.zeros(n_rows, np.int64)
+        """(R,) steps with each row on the day on which it was first seen."""
+        self.steps_by_day = np.zeros(DAYS, np.int64)
+        self.ends = np.zeros(len(behaviours), np.int64)
+        """(A,) sessions whose last behaviour is each."""
+        self.end_lengths = np.zeros(len(behaviours), np.int64)
+        """(A,) steps of those sessions."""
+        self.top_users: dict[Part, list[tuple[int, int, int]]] = {part: [] for part in PARTS}
+        """Part -> (sessions, steps, user) of the heaviest users, heaviest first."""
+
+    @classmethod
+    def of(cls, store: Store) -> LogFacts:
+        """Collect the facts of a store."""
+        facts = cls(store.catalog.n_rows, store.behaviours)
+        for part in PARTS:
+            for shard in store.shards(part):
+                facts.add(part, shard)
+        return facts
+
+    def add(self, part: Part, shard: Shard) -> None:
+        """Add the steps and sessions of some users. All sessions of a user must be in one shard."""
+        if shard.timestamps is not None and len(shard.timestamps):
+            self._add_times(shard.items, shard.timestamps)
+        if not len(shard.start):
+            return
+        last = shard.behaviours[shard.start + shard.length - 1]
+        self.ends += np.bincount(last, minlength=len(self.ends))
+        self.end_lengths += np.bincount(last, shard.length, len(self.ends)).astype(np.int64)
+        users, place = np.unique(shard.user, return_inverse=True)
+        sessions, steps = np.bincount(place), np.bincount(place, shard.length).astype(np.int64)
+        heaviest = np.lexsort((users, -steps, -sessions))[:TOP_USERS]
+        listed = zip(sessions[heaviest].tolist(), steps[heaviest].tolist(), users[heaviest].tolist(), strict=True)
+        heavy = sorted([*self.top_users[part], *listed], key=lambda entry: (-entry[0], -entry[1], entry[2]))
+        self.top_users[part] = heavy[:TOP_USERS]
+
+    def _add_times(self, items: NDArray[np.int32], times: NDArray[np.int64]) -> None:
+        self.first, self.last = min(self.first, int(times.min())), max(self.last, int(times.max()))
+        day = times // DAY
+        self.steps_by_day += np.bincount(day, minlength=DAYS)
+        first_here = np.full_like(self.first_seen, np.iinfo(np.int64).max)
+        np.minimum.at(first_here, items, times)
+        on_first_day = np.bincount(items[day == first_here[items] // DAY], minlength=len(first_here))
+        earlier, same = (compare(first_here // DAY, self.first_seen // DAY) for compare in (np.less, np.equal))
+        self.first_day_steps = np.where(earlier, on_first_day, self.first_day_steps + np.where(same, on_first_day, 0))
+        self.first_seen = np.minimum(self.first_seen, first_here)
+
+    def times(self) -> dict[str, str] | None:
+        """Return the first and last time as ISO text; None if the store has no times."""
+        return None if self.last < 0 else {"first": _iso(self.first), "last": _iso(self.last)}
+
+    def new_items(self) -> list[dict[str, Any]]:
+        """Return for each day with steps: its date, steps, items first seen on it, and the share of its steps on these."""
+        seen = np.flatnonzero(self.first_seen[FIRST_ITEM_ROW:] < np.iinfo(np.int64).max) + FIRST_ITEM_ROW
+        day = self.first_seen[seen] // DAY
+        new = np.bincount(day, minlength=DAYS)
+        new_steps = np.bincount(day, self.first_day_steps[seen], DAYS)
+        return [
+            {
+                "day": _iso(int(number) * DAY)[:10],
+                "steps": int(self.steps_by_day[number]),
+                "new_items": int(new[number]),
+                "share": float(new_steps[number] / self.steps_by_day[number]),
+            }
+            for number in np.flatnonzero(self.steps_by_day)
+        ]
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """Return for each behaviour that ends sessions: its name, how many end with it, and their mean length."""
+        return [
+            {"behaviour": name, "sessions": sessions, "mean_length": steps / sessions}
+            for name, sessions, steps in zip(
+                self.behaviours.names, self.ends.tolist(), self.end_lengths.tolist(), strict=True
+            )
+            if sessions
+        ]
+
+    def heaviest_users(self, store: Store) -> dict[str, list[dict[str, Any]]]:
+        """Return for each part with sessions its heaviest users: name, sessions, steps, and share of its sessions."""
+        names = store.table("users.parquet")["user"]
+        return {
+            part: [
+                {
+                    "user": names[user].as_py(),
+                    "sessions": sessions,
+                    "steps": steps,
+                    "share": sessions / store.n_sessions(part),
+                }
+                for sessions, steps, user in users
+            ]
+            for part, users in self.top_users.items()
+            if users
+        }
+
+    def warnings(self, store: Store) -> list[str]:
+        """Return what is probably wrong with the log or how it was read, one sentence each."""
+        found = []
+        if 0 <= self.last and self.first < PLAUSIBLE:
+            found.append(
+                f"The first step is of {_iso(self.first)[:10]}, before 1995: times were probably read in the wrong unit; "
+                "prepare again with --time-unit or --time-format."
+            )
+        for part, users in self.heaviest_users(store).items():
+            n_users = max(int(store.manifest["counts"]["parts"][part].get("users", 1)), 1)
+            if n_users > 1 and users[0]["share"] > max(HEAVY_SHARE, 2 / n_users):
+                found.append(
+                    f"User {users[0]['user']!r} has {users[0]['share']:.0%} of the sessions of part {part}; "
+                    "prepare again with --max-per-user, or leave out rows of machines."
+                )
+        if conflicts := store.manifest["counts"].get("item_conflicts", 0):
+            found.append(
+                f"{conflicts:,} items have several rows in the item table that contradict each other; the smallest value "
+                "was taken: keep one row per item."
+            )
+        return found
+
+
+def _iso(time: int) -> str:
+    """Return microseconds since 1970 as ISO text, in whole seconds."""
+    return datetime.fromtimestamp(time // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
