@@ -67,6 +67,11 @@ def test_text_with_bad_rows_and_repeats(tmp_path: Path) -> None:
     same_store(table(text_log(tmp_path)), tmp_path, SessionConfig(horizon=5, gap=30.0, seed=3))
 
 
+def test_a_split_by_time(tmp_path: Path) -> None:
+    source = table(text_log(tmp_path), session="session")
+    same_store(source, tmp_path, SessionConfig(horizon=4, split_by_time=True, alive=0.01, max_per_user=20))
+
+
 def test_named_sessions_propensities_and_features(tmp_path: Path) -> None:
     features = write_csv(
         tmp_path / "items.tsv", [(f"i{k}", f"c{k % 3}", "x|y") for k in range(40)], ("item", "kind", "tags")

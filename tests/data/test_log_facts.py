@@ -92,7 +92,15 @@ def test_the_latest_steps_of_each_user_are_kept(tmp_path: Path) -> None:
 
 def test_item_rows_that_contradict_each_other_are_counted(tmp_path: Path) -> None:
     write_rows(tmp_path / "log.csv", [Row("u", name, NOON + k, "click") for k, name in enumerate("abcd")])
-    items = [("a", "x", "1|2"), ("a", "y", "1|2"), ("b", "x", "1"), ("b", "x", "2"), ("c", "x", ""), ("z", "x", ""), ("z", "y", "")]
+    items = [
+        ("a", "x", "1|2"),
+        ("a", "y", "1|2"),
+        ("b", "x", "1"),
+        ("b", "x", "2"),
+        ("c", "x", ""),
+        ("z", "x", ""),
+        ("z", "y", ""),
+    ]
     write_csv(tmp_path / "items.csv", items, ("item", "kind", "tags"))
     log = TableLog(
         tmp_path / "log.csv",

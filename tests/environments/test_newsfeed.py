@@ -294,8 +294,8 @@ def test_seven_features_tell_what_they_should() -> None:
         ({"sessions": 0}, SessionConfig(), "sessions: must be at least 1"),
         ({"items": 10}, SessionConfig(horizon=2), "items: must be at least 100"),
         ({"items": 150}, SessionConfig(horizon=80), "need 160 candidates, the feed has 150"),
-        ({}, SessionConfig(gap=5), "leave out --gap, --min-length and --max-per-user"),
-        ({}, SessionConfig(min_length=2), "leave out --gap, --min-length and --max-per-user"),
+        ({}, SessionConfig(gap=5), "leave out --gap, --min-length, --max-per-user"),
+        ({}, SessionConfig(min_length=2), "leave out --gap, --min-length, --max-per-user"),
     ],
 )
 def test_impossible_feeds_are_refused(tmp_path: Path, log: dict[str, int], how: SessionConfig, message: str) -> None:

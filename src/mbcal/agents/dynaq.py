@@ -36,7 +36,7 @@ class DynaQ(DQN):
 
     def learn(self, context: FitContext) -> None:
         context.fit_behaviours("environment")
-        real_and_imagined = SessionTensors.concat([context.data.tensors, self.imagine(context)])
+        real_and_imagined = SessionTensors.concat([context.data.tensors.without("timestamps"), self.imagine(context)])
         self.learn_values(context, DeviceSessions(real_and_imagined, self.device, candidates=True), copies=2)
 
     def imagine(self, context: FitContext) -> SessionTensors:

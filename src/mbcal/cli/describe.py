@@ -163,7 +163,9 @@ def _features(statistics: dict[str, Any]) -> Table | None:
         return None
     table = _table("Item features", "name", "kind", "values", "per item", "items without")
     for name, entry in statistics["features"].items():
-        table.add_row(name, entry["kind"], f"{entry['values']:,}", "many" if entry["multi"] else "one", f"{entry['items_without']:,}")
+        table.add_row(
+            name, entry["kind"], f"{entry['values']:,}", "many" if entry["multi"] else "one", f"{entry['items_without']:,}"
+        )
     return table
 
 

@@ -84,7 +84,9 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         table.add_row(name, value, meaning)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(table)
-    outcomes = ", ".join(f"{entry['mean_length']:.1f} steps if {entry['behaviour']}" for entry in diagnosis.length_by_outcome)
+    outcomes = ", ".join(
+        f"{entry['mean_length']:.1f} steps if {entry['behaviour']}" for entry in diagnosis.length_by_outcome
+    )
     console.print(f"Logged sessions by their last behaviour: {outcomes}")
     console.print(f"\n{diagnosis.verdict}")
     for warning in diagnosis.warnings:

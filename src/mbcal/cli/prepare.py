@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 
 _DEFAULT = SessionConfig()
+BY_TIME = "time:"
+"""What `--split` begins with if it is by time as well as by user."""
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Folder, zip or files as published.", show_default=False)]
 
@@ -69,7 +71,13 @@ def _job(
         int, typer.Option(help="Drop shorter sessions; their steps remain in histories.")
     ] = _DEFAULT.min_length,
     gap: Annotated[float | None, typer.Option(help="Minutes without a step that end a session.", show_default=False)] = None,
-    split: Annotated[str, typer.Option(help="Shares of users in the parts simulator, train and test.")] = "0.4,0.4,0.2",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Shares of users in the parts simulator, train and test; 'time:0.4,0.4,0.2' also cuts the log by time, in "
+            "this order (docs/time.md)."
+        ),
+    ] = "0.4,0.4,0.2",
     seed: Annotated[
         int, typer.Option(help="Decides the part of each user and the order of steps at the same time.")
     ] = _DEFAULT.seed,
@@ -78,6 +86,13 @@ def _job(
         int | None,
         typer.Option(
             help="Keep only the latest N steps of each user: one machine may otherwise be most of the log.",
+            show_default=False,
+        ),
+    ] = None,
+    alive: Annotated[
+        float | None,
+        typer.Option(
+            help="Days after its first step during which an item may be a sampled candidate (docs/time.md).",
             show_default=False,
         ),
     ] = None,
@@ -91,9 +106,21 @@ def _job(
 ) -> Job:
     if out is None:
         raise OptionError("out: missing; name the folder to write with --out DIR")
-    shares: Any = parse_numbers("split", split)  # SessionConfig checks that there are three
+    by_time = split.strip().startswith(BY_TIME)
+    shares: Any = parse_numbers("split", split.strip().removeprefix(BY_TIME))  # SessionConfig checks that there are three
     require_ray(engine, workers)
-    config = SessionConfig(horizon, history, min_length, gap, shares, seed, max_rejected, max_per_user)
+    config = SessionConfig(
+        horizon,
+        history,
+        min_length,
+        gap,
+        shares,
+        seed,
+        max_rejected,
+        max_per_user=max_per_user,
+        split_by_time=by_time,
+        alive=alive,
+    )
     return Job(out, config, memory_limit, overwrite, engine, workers, address)
 
 

@@ -45,6 +45,14 @@ class SessionConfig:
     """Ingestion fails if a larger share of rows is rejected."""
     max_per_user: int | None = field(default=None, metadata=_IF_SET)
     """Only the latest so many steps of each user are kept; None keeps all."""
+    split_by_time: bool = field(default=False, metadata=_IF_SET)
+    """Whether parts are cut by time as well as by user (`data.time_split`)."""
+    time_cuts: tuple[int, int] | None = field(default=None, metadata=_IF_SET)
+    """Where parts are cut by time, in microseconds since 1970: the simulator part ends at the first, the train part ends and
+    the test part begins at the second. None finds them by the shares in `split`."""
+    alive: float | None = field(default=None, metadata=_IF_SET)
+    """Days after its first step during which an item is a candidate; None for any time after it. Needed only where
+    candidates are sampled."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.horizon <= LONGEST:
@@ -63,6 +71,15 @@ class SessionConfig:
             raise OptionError(f"max-rejected: must be a share from 0 to 1, got {self.max_rejected}")
         if self.max_per_user is not None and self.max_per_user < 1:
             raise OptionError(f"max-per-user: must be at least 1 step, got {self.max_per_user}")
+        if self.time_cuts is not None and not (self.split_by_time and 0 <= self.time_cuts[0] <= self.time_cuts[1]):
+            raise OptionError(f"time_cuts: must be two rising times, with split_by_time, got {self.time_cuts}")
+        if self.alive is not None and not 0 < self.alive < float("inf"):
+            raise OptionError(f"alive: must be a positive number of days, got {self.alive}")
+
+    @property
+    def needs_item_times(self) -> bool:
+        """Whether the store keeps when each item was first seen."""
+        return self.split_by_time or self.alive is not None
 
     def record(self) -> dict[str, Any]:
         """Return the options as they are written to the manifest, without optional ones that were not given."""
@@ -107,8 +124,13 @@ class Windows:
     """(N, H) positions in `order` of the steps of each history, padded with -1."""
 
 
-def cut(steps: Steps, config: SessionConfig) -> Windows:
+def cut(steps: Steps, config: SessionConfig, opens: int | None = None) -> Windows:
     """Cut steps into sessions.
+
+    Args:
+        steps: The steps of some users.
+        config: How to cut.
+        opens: Sessions begin at this time or later, in microseconds; earlier steps are history only. None for no limit.
 
     ::
 
@@ -117,17 +139,12 @@ def cut(steps: Steps, config: SessionConfig) -> Windows:
         start    0        3     5
         history  0        3     0           length of the history: earlier steps of the user, at most `config.history`
     """
-    count = len(steps.user)
-    user, time = steps.user, steps.time
+    count, user = len(steps.user), steps.user
     first_of_user = np.r_[True, user[1:] != user[:-1]][:count]
-    breaks, order = first_of_user, None
-    if steps.session is not None:
-        group = _groups(first_of_user, steps.session)
-        order = np.argsort(group, kind="stable")  # users stay in place: groups are numbered by their first step
-        breaks = np.r_[True, np.diff(group[order]) != 0][:count]
-        time = time[order]
-    if config.gap is not None:
-        breaks = breaks | np.r_[True, np.diff(time) > config.gap * MINUTE][:count]
+    order, breaks = session_breaks(steps, config)
+    time = steps.time if order is None else steps.time[order]
+    if opens is not None:
+        breaks = breaks | np.r_[True, (time[1:] >= opens) & (time[:-1] < opens)][:count]
     begin = np.flatnonzero(breaks)
     size = np.diff(begin, append=count)
     windows = -(-size // config.horizon)  # between two breaks, rounded up
@@ -135,12 +152,39 @@ def cut(steps: Steps, config: SessionConfig) -> Windows:
     start = np.repeat(begin, windows) + within * config.horizon
     length = np.minimum(np.repeat(begin + size, windows) - start, config.horizon)
     kept = length >= config.min_length
+    dropped = int(np.sum(~kept))
+    if opens is not None:
+        dropped = int(np.sum(~kept & (time[start] >= opens)))
+        kept &= time[start] >= opens
     earliest = np.repeat(_last(first_of_user[begin], begin), windows)[kept]  # first step of the session's user
-    start, length, dropped = start[kept], length[kept], int(np.sum(~kept))
+    start, length = start[kept], length[kept]
     time_position = start if order is None else order[start]  # of the first step, in time order
     before = np.minimum(time_position - earliest, config.history).astype(np.int32)
     history = None if order is None else _history(order, time_position, before, config.history)
     return Windows(user[start].astype(np.int32), start, length.astype(np.int32), before, dropped, order, history)
+
+
+def session_breaks(steps: Steps, config: SessionConfig) -> tuple[NDArray[np.int64] | None, NDArray[np.bool_]]:
+    """Find where sessions begin, before they are cut at the horizon.
+
+    Args:
+        steps: The steps of some users.
+        config: Has the gap.
+
+    Returns:
+        (S,) the steps session by session, None if they are so already; and (S,) whether a session begins at each, in that
+        order.
+    """
+    count, user, time = len(steps.user), steps.user, steps.time
+    breaks, order = np.r_[True, user[1:] != user[:-1]][:count], None
+    if steps.session is not None:
+        group = _groups(breaks, steps.session)
+        order = np.argsort(group, kind="stable")  # users stay in place: groups are numbered by their first step
+        breaks = np.r_[True, np.diff(group[order]) != 0][:count]
+        time = time[order]
+    if config.gap is not None:
+        breaks = breaks | np.r_[True, np.diff(time) > config.gap * MINUTE][:count]
+    return order, breaks
 
 
 def _history(

@@ -6,6 +6,7 @@ engine (`ingest_distributed.py`). The other steps are the same for both, and so 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,13 +17,14 @@ from numpy.typing import NDArray
 from mbcal.data.behaviour_rules import Labels, Quantiles
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.item_features import count_item_conflicts, create_item_catalog
-from mbcal.data.scan import ScanResult, collect_malformed_lines, scan
+from mbcal.data.scan import ScanResult, collect_malformed_lines, create_value_counts, scan
 from mbcal.data.shards import IngestCounts, ShardPlan
 from mbcal.data.sort import BATCH, cut_accepted, memory_factor
 from mbcal.data.source import LogDescription
 from mbcal.data.sql import parquet_sql, sql_identifier
-from mbcal.data.store_format import PARTS
+from mbcal.data.store_format import FIRST_SEEN, PARTS
 from mbcal.data.store_writer import StoreWriter
+from mbcal.data.time_split import era_sql, find_time_cuts, until_sql
 from mbcal.data.user_split import part_thresholds, stable_hash_sql
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError
@@ -117,6 +119,8 @@ class Ingestion:
         if self.rows_read == 0:
             raise InputError("the log holds no rows; check that this is the right file")
         self._require_few_rejected()
+        if self.config.split_by_time:
+            self._cut_time()
         self._number_users_and_items()
         behaviours = self._behaviours()
         part, rows = self._write_users()
@@ -144,24 +148,38 @@ class Ingestion:
         query = f"SELECT min({sql_identifier(column)}) FROM rejected WHERE reason = ?"
         return f", for instance {self.connection.execute(query, [reason]).fetchall()[0][0]!r}"
 
+    def _cut_time(self) -> None:
+        """Find the cuts of a split by time, unless they are given, and count values before the first."""
+        if self.config.time_cuts is None:
+            self.config = replace(self.config, time_cuts=find_time_cuts(self.connection, self.config.split))
+        if isinstance(self.log.rule, Quantiles):
+            create_value_counts(self.config, self.connection)
+
     def _number_users_and_items(self) -> None:
         """Create the tables `users` and `items`.
 
         Users are ordered by part and hash, so that parts are contiguous and any prefix of a part is a random sample of its
-        users. Items are ordered by name. Steps at the same time follow `tie`, a seeded shuffle of the items.
+        users. Items are ordered by name. Steps at the same time follow `tie`, a seeded shuffle of the items. In a split by
+        time, users without a step in the time of their part are left out, and items are ordered by the part of the log in
+        which they were first seen, then by name.
         """
         self.progress.phase("numbering users and items")
         first, second = part_thresholds(self.config.split)
         tie_key = stable_hash_sql("item", self.config.seed, "tie")
+        cuts = self.config.time_cuts
+        until, is_used = ("", "") if cuts is None else (f", {until_sql(cuts)} AS until_us", "WHERE first_us < until_us")
+        order = "length(name), name" if cuts is None else f"{era_sql(cuts)}, length(name), name"
+        first_us = ", first_us" if self.config.needs_item_times else ""
         self.connection.execute(f"""
             CREATE TABLE users AS
             SELECT *, (row_number() OVER (ORDER BY part, key, name) - 1)::UINTEGER AS u, md5_number_lower(name) AS digest
-            FROM (SELECT *, "user"::VARCHAR AS name, (key >= {first})::UTINYINT + (key >= {second})::UTINYINT AS part
-                  FROM user_counts);
+            FROM (SELECT * {until} FROM
+                  (SELECT *, "user"::VARCHAR AS name, (key >= {first})::UTINYINT + (key >= {second})::UTINYINT AS part
+                   FROM user_counts)) {is_used};
             CREATE TABLE items AS
-            SELECT *, (row_number() OVER (ORDER BY length(name), name) - 1)::UINTEGER AS i,
+            SELECT *, (row_number() OVER (ORDER BY {order}) - 1)::UINTEGER AS i,
                    (row_number() OVER (ORDER BY key, name) - 1)::UINTEGER AS tie, md5_number_lower(name) AS digest
-            FROM (SELECT item, item::VARCHAR AS name, {tie_key} AS key FROM item_names);
+            FROM (SELECT item, item::VARCHAR AS name, {tie_key} AS key {first_us} FROM item_names);
         """)
 
     def _behaviours(self) -> Behaviours:
@@ -182,6 +200,9 @@ class Ingestion:
         """Write every item of the log with its title and features; returns how many there are."""
         self.progress.phase("describing items")
         catalog = create_item_catalog(self.log, self.connection)
+        if self.config.needs_item_times:
+            times = self.connection.sql("SELECT first_us FROM items ORDER BY i").to_arrow_table()
+            catalog = catalog.append_column(FIRST_SEEN, times["first_us"])
         self.writer.table("items.parquet", catalog)
         return int(catalog.num_rows)
 
@@ -233,7 +254,10 @@ class Ingestion:
 
     def _optional_counts(self, counts: IngestCounts) -> dict[str, int]:
         """Counts that the manifest names only where there is something to count."""
+        n_used = counts.rows + counts.older_steps + counts.duplicates
+        n_rejected = sum(count for reason, count in self.rejected.items() if reason not in (DUPLICATE, MALFORMED_ITEM))
         optional = {
+            "outside_parts": self.rows_read - n_rejected - n_used,
             "older_steps": counts.older_steps,
             "item_conflicts": count_item_conflicts(self.connection) if self.log.features_sql is not None else 0,
         }

@@ -126,7 +126,9 @@ def scan_chunk(task: LogChunk) -> ScanResult:
         folder = worker_dir / "scanned"
         folder.mkdir()
         tables = ["user_counts", "item_names", "rejected"]
-        if isinstance(task.log.rule, Quantiles):
+        if task.config.split_by_time:
+            tables.append("time_counts")
+        elif isinstance(task.log.rule, Quantiles):
             tables.append("value_counts")
         for table in tables:
             _copy(connection, f"FROM {table}", folder / f"{table}.parquet")
@@ -193,11 +195,19 @@ class DistributedIngest:
         for _, scanned in self.engine.map_unordered(scan_chunk, tasks):
             results.append(scanned)
             progress.advance(1)
-        self._create_view("user_counts", '"user", key, sum(n)::BIGINT AS n', 'GROUP BY "user", key')
-        self._create_view("item_names", "DISTINCT item")
-        self._create_view("rejected", "*")
-        if isinstance(log.rule, Quantiles):
+        first = ", min(first_us) AS first_us"
+        of_users = first if config.split_by_time else ""
+        self._create_view("user_counts", f'"user", key, sum(n)::BIGINT AS n {of_users}', 'GROUP BY "user", key')
+        if config.needs_item_times:
+            self._create_view("item_names", f"item {first}", "GROUP BY item")
+        else:
+            self._create_view("item_names", "DISTINCT item")
+        if config.split_by_time:
+            self._create_view("time_counts", "minute, sum(n)::BIGINT AS n", "GROUP BY minute")
+            self._create_view("accepted", "* EXCLUDE (key)", table="rows")
+        elif isinstance(log.rule, Quantiles):
             self._create_view("value_counts", "value, sum(n)::BIGINT AS n", "GROUP BY value")
+        self._create_view("rejected", "*")
         rejected = sum((Counter(scanned.rejected) for scanned in results), Counter[str]())
         return ScanResult(sum(scanned.rows for scanned in results), dict(rejected), results[0].columns)
 
@@ -205,7 +215,8 @@ class DistributedIngest:
         self, plan: ShardPlan, behaviours: Behaviours, config: SessionConfig, writer: StoreWriter, progress: Progress
     ) -> tuple[IngestCounts, list[Path]]:
         """Cut a few shards per task; see `IngestBackend`."""
-        _copy(self.connection, 'SELECT "user", u, key, digest FROM users ORDER BY u', self.shared.users)
+        until = "" if config.time_cuts is None else ", until_us"
+        _copy(self.connection, f'SELECT "user", u, key, digest {until} FROM users ORDER BY u', self.shared.users)
         _copy(self.connection, "SELECT item, i, tie, digest FROM items", self.shared.items)
         runs = [plan[run] for run in _runs(plan.rows.tolist(), self._task_size(plan.rows.sum(), MAX_TASK_ROWS))]
         tasks = [ShardTask(self.shared, number, self.chunks, run, behaviours, config) for number, run in enumerate(runs)]
@@ -243,10 +254,10 @@ class DistributedIngest:
         """Bytes or rows for one task."""
         return min(total / (TASKS_PER_WORKER * self.engine.workers), largest)
 
-    def _create_view(self, table: str, columns: str, group_by: str = "") -> None:
-        """Create a view of one table of all chunks."""
-        paths = [self.shared.chunk_dir(number) / f"{table}.parquet" for number in range(self.chunks)]
-        self.connection.execute(f"CREATE TEMP VIEW {table} AS SELECT {columns} FROM {parquet_sql(*paths)} {group_by}")
+    def _create_view(self, view: str, columns: str, group_by: str = "", table: str | None = None) -> None:
+        """Create a view of one table of all chunks, by default of the same name."""
+        paths = [self.shared.chunk_dir(number) / f"{table or view}.parquet" for number in range(self.chunks)]
+        self.connection.execute(f"CREATE TEMP VIEW {view} AS SELECT {columns} FROM {parquet_sql(*paths)} {group_by}")
 
 
 def _copy(connection: duckdb.DuckDBPyConnection, query: str, path: Path) -> None:

@@ -136,7 +136,7 @@ class LogFacts:
     def warnings(self, store: Store) -> list[str]:
         """Return what is probably wrong with the log or how it was read, one sentence each."""
         found = []
-        if 0 <= self.last and self.first < PLAUSIBLE:
+        if self.last >= 0 and self.first < PLAUSIBLE:
             found.append(
                 f"The first step is of {_iso(self.first)[:10]}, before 1995: times were probably read in the wrong unit; "
                 "prepare again with --time-unit or --time-format."

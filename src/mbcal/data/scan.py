@@ -6,9 +6,11 @@ The steps of an ingestion communicate through DuckDB tables and views:
 
     accepted      user, item, time_us, value (, session, propensity)
     rejected      user, item, time, behaviour, reason: all text
-    user_counts   user, key, n: a row per user, with the hash that decides the part
-    item_names    item
-    value_counts  value, n: of users outside the test part; only if behaviours are quantiles
+    user_counts   user, key, n (, first_us): a row per user, with the hash that decides the part
+    item_names    item (, first_us)
+    value_counts  value, n: of users outside the test part; only if behaviours are quantiles; in a split by time, created
+                  once the cuts are known
+    time_counts   minute, n; only for a split by time, as is first_us of users, the time of the first row
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import pyarrow as pa
 from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.source import LogDescription, parsed_rows_sql
+from mbcal.data.time_split import create_time_counts
 from mbcal.data.user_split import part_thresholds, stable_hash_sql
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 MALFORMED = "line has the wrong shape"
 """Reason for lines of text with too few or too many columns."""
+_ITEM_TIMES = "SELECT item, min(time_us) AS first_us FROM accepted GROUP BY item"
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,29 @@ def scan(log: LogDescription, config: SessionConfig, connection: duckdb.DuckDBPy
         UNION ALL
         SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM log_malformed;
         CREATE TEMP TABLE user_counts AS
-        SELECT "user", {stable_hash_sql('"user"', config.seed, "part")} AS key, count(*) AS n FROM accepted GROUP BY "user";
-        CREATE TEMP TABLE item_names AS SELECT DISTINCT item FROM accepted;
+        SELECT "user", {stable_hash_sql('"user"', config.seed, "part")} AS key, count(*) AS n
+               {", min(time_us) AS first_us" if config.split_by_time else ""}
+        FROM accepted GROUP BY "user";
+        CREATE TEMP TABLE item_names AS
+        {_ITEM_TIMES if config.needs_item_times else "SELECT DISTINCT item FROM accepted"};
     """)
-    if isinstance(log.rule, Quantiles):
-        connection.execute(f"""
-            CREATE TEMP TABLE value_counts AS
-            SELECT value, count(*) AS n FROM accepted JOIN user_counts USING ("user")
-            WHERE key < {part_thresholds(config.split)[1]} GROUP BY value""")
+    if config.split_by_time:
+        create_time_counts(connection)
+    elif isinstance(log.rule, Quantiles):
+        create_value_counts(config, connection)
     columns = tuple(row[0] for row in connection.execute("DESCRIBE accepted").fetchall())
     return ScanResult(sum(counts.values()) + n_malformed, rejected, columns)
+
+
+def create_value_counts(config: SessionConfig, connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the table `value_counts`: users outside the test part; in a split by time, rows before its first cut."""
+    before = ""
+    if config.time_cuts is not None:
+        before = f"AND time_us < {config.time_cuts[0 if config.split[0] > 0 else 1]}"
+    connection.execute(f"""
+        CREATE TEMP TABLE value_counts AS
+        SELECT value, count(*) AS n FROM accepted JOIN user_counts USING ("user")
+        WHERE key < {part_thresholds(config.split)[1]} {before} GROUP BY value""")
 
 
 def collect_malformed_lines(rejects: str, connection: duckdb.DuckDBPyConnection) -> int:

@@ -183,7 +183,9 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
     pieces, short_windows = [], 0
     for begin, end in pairwise(edges.tolist()):
         piece = {column: array[begin:end] for column, array in block.items()}
-        windows = cut(Steps(piece["u"], piece["time_us"], piece.get("session")), config)
+        is_test = index.plan.locations[int(owner[begin])][0] == "test"
+        opens = config.time_cuts[1] if config.time_cuts is not None and is_test else None
+        windows = cut(Steps(piece["u"], piece["time_us"], piece.get("session")), config, opens)
         order = slice(None) if windows.order is None else windows.order
         propensity = piece.get("propensity")
         shard = Shard(

@@ -92,7 +92,8 @@ def _sorted(connection: duckdb.DuckDBPyConnection, rows: int, config: SessionCon
     present = [row[0] for row in connection.execute("DESCRIBE accepted").fetchall()]
     columns = ["u", "time_us", "tie", "value", *(column for column in ("session", "propensity") if column in present)]
     listed = ", ".join(columns)
-    query = f'SELECT {listed} FROM accepted JOIN users USING ("user") JOIN items USING (item) ORDER BY {listed}'
+    in_part = "" if config.time_cuts is None else "WHERE time_us < until_us"
+    query = f'SELECT {listed} FROM accepted JOIN users USING ("user") JOIN items USING (item) {in_part} ORDER BY {listed}'
     unfinished: list[Block] = []
     for number, batch in enumerate(connection.sql(query).to_arrow_reader(max(BATCH // memory_factor(present, config), 1))):
         if number == 0:

@@ -3,7 +3,7 @@
 ::
 
     DIR/manifest.json               schema, options, counts, behaviours, source hashes, sha256 of every file, content hash
-    DIR/items.parquet               item (, title), and one column per feature, in catalogue order
+    DIR/items.parquet               item (, title), one column per feature (, first_seen), in catalogue order
     DIR/users.parquet               user, part, in index order; the users of a part are contiguous
     DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time, (propensity)
     DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates, history): a session is the steps
@@ -27,10 +27,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mbcal.data.store_format import PARTS, STORE_KIND, Part, Shard
+from mbcal.data.store_format import FIRST_SEEN, PARTS, STORE_KIND, Part, Shard
 from mbcal.errors import OptionError, StoreError, nearest
 from mbcal.storage.catalog_io import parquet_table, table_catalog
-from mbcal.types import Behaviours, Catalog, Sessions
+from mbcal.types import FIRST_ITEM_ROW, Behaviours, Catalog, Sessions
+from mbcal.types.item_life import NEVER, ItemLife
 
 AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
 """Layout -> features that agents use by default. In other layouts agents use ids alone, as in the paper."""
@@ -101,8 +102,14 @@ class Store:
 
     @cached_property
     def catalog(self) -> Catalog:
-        """The items and their features."""
-        return table_catalog(self.table("items.parquet"))
+        """The items and their features, and when they can be shown, if the store keeps that."""
+        table = self.table("items.parquet")
+        catalog = table_catalog(table)
+        if FIRST_SEEN not in table.column_names:
+            return catalog
+        first_seen = np.full(catalog.n_rows, NEVER)
+        first_seen[FIRST_ITEM_ROW:] = table[FIRST_SEEN].to_numpy()
+        return replace(catalog, life=ItemLife(first_seen, self.manifest["options"].get("alive")))
 
     @cached_property
     def users(self) -> tuple[str, ...]:

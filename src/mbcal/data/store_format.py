@@ -24,6 +24,9 @@ Part = Literal["simulator", "train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 """All parts, in the order of users. No user is in two of them."""
 
+FIRST_SEEN = "first_seen"
+"""Column of items.parquet with the time of an item's first step in the log, in stores that need it."""
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -6,13 +6,14 @@ log, one set per step, (B, T, C), as the service was asked to rank them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mbcal.distributed.group import SINGLE_WORKER
+from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.distributed.worker_slice import WorkerSlice, all_reduce_count, distributed_gather
 from mbcal.training.random import derive_seed, random_integers
 from mbcal.types import MASK_ROW, Sessions, SessionTensors
@@ -54,18 +55,18 @@ def sample_candidates(
 
     Returns:
         (N, 2T) distinct catalogue rows in rising order, padded with `MASK_ROW` at the end. The order does not reveal which
-        items were the session's own.
+        items were the session's own. If the catalogue says when items can be shown and the sessions have times, the others
+        are items alive when the session began, all equally likely: how often they occur is known only later.
     """
     if isinstance(sessions, Sessions):
         others = None if sample_from is None else sample_from.tensors()
         return sample_candidates(sessions.tensors(), seed, others, worker_slice).numpy()
-    source = sessions if sample_from is None else sample_from
-    pool, mask = source.items[source.mask], sessions.mask
+    mask = sessions.mask
     first_session, group = (worker_slice.begin, worker_slice.group) if worker_slice else (0, SINGLE_WORKER)
-    pool_size = all_reduce_count(len(pool), group)
+    sample = _sampler(sessions, sessions if sample_from is None else sample_from, group)
     sample_seed = derive_seed(seed, "candidates")
-    positions = torch.arange(mask.numel(), device=mask.device) + first_session * mask.shape[1]
-    sampled = distributed_gather(pool, random_integers(sample_seed, positions, pool_size), group).view(mask.shape)
+    positions = torch.arange(mask.numel(), device=mask.device)
+    sampled = sample(sample_seed, positions, first_session * mask.shape[1], mask.shape[1]).view(mask.shape)
     candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, sampled)], 1)
     for attempt in range(SAMPLING_ROUNDS):
         candidates = _sort_rows(candidates)
@@ -74,13 +75,39 @@ def sample_candidates(
         positions = repeated.flatten().nonzero().squeeze(1)
         if not all_reduce_count(len(positions), group):
             break
-        indices = random_integers(
-            derive_seed(sample_seed, attempt), positions + first_session * candidates.shape[1], pool_size
+        is_last, width = attempt == SAMPLING_ROUNDS - 1, candidates.shape[1]
+        attempt_seed = derive_seed(sample_seed, attempt)
+        candidates.view(-1)[positions] = (
+            PADDING if is_last else sample(attempt_seed, positions, first_session * width, width)
         )
-        is_last = attempt == SAMPLING_ROUNDS - 1
-        candidates.view(-1)[positions] = PADDING if is_last else distributed_gather(pool, indices, group)
     candidates = _sort_rows(candidates)
     return torch.where(candidates == PADDING, MASK_ROW, candidates)
+
+
+def _sampler(sessions: SessionTensors, source: SessionTensors, group: Group) -> Callable[[int, Tensor, int, int], Tensor]:
+    """Return a function that samples items.
+
+    It takes a seed, positions (P,) in an array with a row per session, the position of its first entry among those of all
+    workers, and its width; and returns items (P,), `PADDING` where there are none.
+    """
+    life = sessions.catalog.life
+    if life is not None and sessions.timestamps is not None:
+        rows, first, end = life.tensors(sessions.timestamps[:, 0])
+
+        def sample_alive(seed: int, positions: Tensor, before: int, width: int) -> Tensor:
+            session = positions // width
+            count = (end - first)[session]
+            chosen = first[session] + random_integers(seed, positions + before, count.clamp(min=1))
+            return torch.where(count > 0, rows[chosen.clamp(max=len(rows) - 1)], PADDING)
+
+        return sample_alive
+    pool = source.items[source.mask]
+    pool_size = all_reduce_count(len(pool), group)
+
+    def sample_shown(seed: int, positions: Tensor, before: int, width: int) -> Tensor:  # noqa: ARG001 - as above
+        return distributed_gather(pool, random_integers(seed, positions + before, pool_size), group)
+
+    return sample_shown
 
 
 def available_candidates(batch: SessionTensors) -> Tensor:

@@ -23,13 +23,15 @@ class DeviceSessions:
     Args:
         sessions: Arrays, or tensors on any device.
         device: Where batches are wanted.
-        candidates: Whether batches carry candidates. Propensities and timestamps are always dropped.
+        candidates: Whether batches carry candidates. Propensities are always dropped, and timestamps unless candidates that
+            are alive at their time may have to be sampled.
     """
 
     def __init__(self, sessions: Sessions | SessionTensors, device: torch.device, candidates: bool = False) -> None:
         self.device = device
         tensors = sessions.tensors() if isinstance(sessions, Sessions) else sessions
-        tensors = tensors.without("propensities", "timestamps", *(() if candidates else ("candidates",)))
+        times = () if tensors.catalog.life is not None else ("timestamps",)
+        tensors = tensors.without("propensities", *times, *(() if candidates else ("candidates",)))
         self.tensors = tensors.to(device) if _fits(tensors, device) else tensors
 
     @property

@@ -69,8 +69,8 @@ class Noise:
         return _fractions(self.seed, indices).view(*shape)
 
 
-def random_integers(seed: int | Tensor, indices: Tensor, below: int) -> Tensor:
-    """Integers in 0 … below - 1, int64: those at the given indices (…) int64 of the seed's sequence."""
+def random_integers(seed: int | Tensor, indices: Tensor, below: int | Tensor) -> Tensor:
+    """Integers in 0 … below - 1, int64: those at the given indices (…) int64 of the seed's sequence; `below` may be (…)."""
     return (_random_bits(seed, indices) & 0x3FFFFFFFFFFFFFFF).remainder_(below)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, OptionError, nearest
+from mbcal.types.item_life import ItemLife
 from mbcal.types.names import Name, to_name
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ class Catalog:
     """Features by name."""
     titles: tuple[str | None, ...] = ()
     """Readable titles of the items; empty if there are none."""
+    life: ItemLife | None = field(default=None, compare=False)
+    """When items can be shown, in stores split by time or prepared with --alive; None if at any time."""
 
     def __post_init__(self) -> None:
         for name, feature in self.features.items():

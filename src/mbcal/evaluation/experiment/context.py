@@ -40,7 +40,8 @@ class ExperimentContext:
     @cached_property
     def train_tensors(self) -> SessionTensors:
         """The train sessions on the device, where rounds are sampled from them."""
-        return self.train.tensors(resolve_device(self.device), without=("propensities", "timestamps"))
+        times = () if self.train.catalog.life is not None else ("timestamps",)  # needed to sample candidates of that time
+        return self.train.tensors(resolve_device(self.device), without=("propensities", *times))
 
     @cached_property
     def test_tensors(self) -> SessionTensors:
