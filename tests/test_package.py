@@ -13,12 +13,13 @@ def test_public_names_are_exactly_these() -> None:
             "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "DDPG", "DDPGConfig",
             "DDQN", "DQN", "DQNConfig", "DynaQ", "ExperimentConfig", "Feature", "FittedModel", "GRU4Rec", "GRU4RecEpsilon",
             "GateConfig", "GymnasiumWorld", "ItemTable", "KuaiRand", "Labels", "Levels", "LinUCB", "LinUCBConfig", "MBCAL",
-            "MBCALConfig", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError", "MovieLens", "NetConfig", "Netflix",
-            "Newsfeed", "NewsfeedConfig", "Oracle", "Popular", "Random", "RankedItem", "Recommendations", "Registry",
-            "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig", "Store", "TableLog",
-            "TrainingConfig", "UpdateConfig", "ValueConfig", "__version__", "collect", "diagnose", "estimate_value",
-            "evaluate", "evaluate_in_world", "evaluate_models", "fit", "fit_simulator", "load", "load_experiment_config",
-            "loop", "prepare", "prepare_newsfeed", "rollout", "run_experiment", "update",
+            "MBCALConfig", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError", "Mind", "MovieLens", "NetConfig",
+            "Netflix", "Newsfeed", "NewsfeedConfig", "Oracle", "Popular", "Random", "RankedItem", "RecBole",
+            "Recommendations", "Registry", "RetailRocket", "SessionConfig", "SessionTensors", "Sessions", "Simulator",
+            "SimulatorConfig", "Store", "TableLog", "TrainingConfig", "UpdateConfig", "ValueConfig", "Yoochoose",
+            "__version__", "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models",
+            "fit", "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
+            "run_experiment", "update",
         ]
     )  # fmt: skip
 

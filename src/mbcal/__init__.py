@@ -5,7 +5,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mbcal.data import ItemTable, KuaiRand, Labels, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog, prepare
+from mbcal.data import (
+    ItemTable,
+    KuaiRand,
+    Labels,
+    Levels,
+    Mind,
+    MovieLens,
+    Netflix,
+    RecBole,
+    RetailRocket,
+    SessionConfig,
+    Store,
+    TableLog,
+    Yoochoose,
+    prepare,
+)
 from mbcal.errors import MbcalError
 from mbcal.types import Behaviours, Catalog, Feature, Sessions, SessionTensors
 from mbcal.version import __version__
@@ -90,6 +105,7 @@ __all__ = [
     "MBCALConfig",
     "MBCALWithoutVarianceReduction",
     "MbcalError",
+    "Mind",
     "MovieLens",
     "NetConfig",
     "Netflix",
@@ -99,8 +115,10 @@ __all__ = [
     "Popular",
     "Random",
     "RankedItem",
+    "RecBole",
     "Recommendations",
     "Registry",
+    "RetailRocket",
     "SessionConfig",
     "SessionTensors",
     "Sessions",
@@ -111,6 +129,7 @@ __all__ = [
     "TrainingConfig",
     "UpdateConfig",
     "ValueConfig",
+    "Yoochoose",
     "__version__",
     "collect",
     "diagnose",

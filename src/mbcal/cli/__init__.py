@@ -21,6 +21,7 @@ from mbcal.cli import (
     fit,
     log,
     prepare,
+    prepare_layouts,
     rank,
     registry,
     report,
@@ -41,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+prepare_layouts.add_layouts(prepare.app)
 app.add_typer(prepare.app, name="prepare")
 app.command("collect")(collect.collect_command)
 app.command("describe")(describe.describe_store)

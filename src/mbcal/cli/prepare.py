@@ -124,7 +124,7 @@ def _job(
     return Job(out, config, memory_limit, overwrite, engine, workers, address)
 
 
-def _with_job(command: Callable[..., None]) -> Callable[..., None]:
+def with_job(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `_job` to those of a command, and pass it a function `job` that builds the Job from them."""
     common = inspect.signature(_job, eval_str=True).parameters
     signature = inspect.signature(command, eval_str=True)
@@ -152,7 +152,7 @@ def summarise(store: Store) -> None:
     typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
 
 
-def _require_paths(paths: list[Path] | None, where: str) -> list[Path]:
+def require_paths(paths: list[Path] | None, where: str) -> list[Path]:
     """Return the paths; without any, print where the log can be downloaded, and exit."""
     if not paths:
         typer.echo(where)
@@ -161,7 +161,7 @@ def _require_paths(paths: list[Path] | None, where: str) -> list[Path]:
 
 
 @app.command("movielens")
-@_with_job
+@with_job
 def prepare_movielens(
     job: Callable[[], Job],
     paths: Paths = None,
@@ -170,28 +170,28 @@ def prepare_movielens(
     ] = None,
 ) -> None:
     """MovieLens 1m, 10m (.dat) or 20m, 25m, latest (.csv), with genres and tags. Without PATHS: where to download it."""
-    source = MovieLens(_require_paths(paths, movielens.WHERE), tags or ())
+    source = MovieLens(require_paths(paths, movielens.WHERE), tags or ())
     job().run(source)
 
 
 @app.command("netflix")
-@_with_job
+@with_job
 def prepare_netflix(job: Callable[[], Job], paths: Paths = None) -> None:
     """Netflix Prize: combined_data_*.txt, mv_*.txt or Parquet. Without PATHS: where to download it."""
-    source = Netflix(_require_paths(paths, netflix.WHERE))
+    source = Netflix(require_paths(paths, netflix.WHERE))
     job().run(source)
 
 
 @app.command("kuairand")
-@_with_job
+@with_job
 def prepare_kuairand(job: Callable[[], Job], paths: Paths = None) -> None:
     """KuaiRand Pure, 1K or 27K: dwell time in twelve levels, video features. Without PATHS: where to download it."""
-    source = KuaiRand(_require_paths(paths, kuairand.WHERE))
+    source = KuaiRand(require_paths(paths, kuairand.WHERE))
     job().run(source)
 
 
 @app.command("table")
-@_with_job
+@with_job
 def prepare_table(
     job: Callable[[], Job],
     paths: Annotated[list[Path], typer.Argument(help="The log: Parquet or CSV files, folders or zips of them.")],
@@ -246,7 +246,7 @@ def prepare_table(
         item=item,
         time=time,
         behaviour=behaviour,
-        rule=_rule(rewards, levels),
+        rule=parse_rule(rewards, levels),
         session=session,
         propensity=propensity,
         items=_items(items, features, items_key, separator, title),
@@ -256,7 +256,8 @@ def prepare_table(
     job().run(source)
 
 
-def _rule(rewards: str | None, levels: str | None) -> Labels | Levels:
+def parse_rule(rewards: str | None, levels: str | None) -> Labels | Levels:
+    """Return the rule that `--rewards` and `--levels` describe."""
     if levels is not None:
         numbers = None if rewards is None else parse_numbers("rewards", rewards)
         return behaviour_rule(numbers, parse_numbers("levels", levels))
@@ -276,7 +277,7 @@ def _items(
 
 
 @app.command("newsfeed")
-@_with_job
+@with_job
 def prepare_feed(
     job: Callable[[], Job],
     sessions: Annotated[int, typer.Option(help="Number of sessions; each user has four.")] = 20_000,

@@ -6,9 +6,13 @@ from mbcal.data.behaviour_rules import Labels, Levels
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.preparation import prepare
 from mbcal.data.readers.kuairand import KuaiRand
+from mbcal.data.readers.mind import Mind
 from mbcal.data.readers.movielens import MovieLens
 from mbcal.data.readers.netflix import Netflix
+from mbcal.data.readers.recbole import RecBole
+from mbcal.data.readers.retailrocket import RetailRocket
 from mbcal.data.readers.table import ItemTable, TableLog
+from mbcal.data.readers.yoochoose import Yoochoose
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part
 
@@ -18,11 +22,15 @@ __all__ = [
     "KuaiRand",
     "Labels",
     "Levels",
+    "Mind",
     "MovieLens",
     "Netflix",
     "Part",
+    "RecBole",
+    "RetailRocket",
     "SessionConfig",
     "Store",
     "TableLog",
+    "Yoochoose",
     "prepare",
 ]

@@ -39,7 +39,7 @@ MALFORMED_ITEM = "line of an item table has the wrong shape"
 
 @runtime_checkable
 class LogReader(Protocol):
-    """Reader of one layout: `TableLog`, `MovieLens`, `Netflix`, `KuaiRand` or one of your own."""
+    """Reader of one layout: `TableLog`, `MovieLens`, `Netflix`, `KuaiRand`, … or one of your own."""
 
     def read(self, work: Workspace) -> LogDescription:
         """Find the files of the log and describe them for ingestion."""

@@ -6,15 +6,14 @@ users outside the test part, and are stored in the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.files import Paths
+from mbcal.data.readers.csv_files import csv_file_sql
 from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
-from mbcal.data.sql import csv_sql, sql_identifier
+from mbcal.data.sql import sql_identifier
 from mbcal.data.workspace import Workspace
 
 WHERE = """\
@@ -61,24 +60,16 @@ class KuaiRand:
         found = files.find_files(paths, PATTERNS, work.scratch)
         columns_sql = 'user_id AS "user", video_id AS item, time_ms AS "time", play_time_ms AS behaviour'
         logs = files.require_files(found, "log", paths, PATTERNS)
-        videos = [_csv(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
+        videos = [csv_file_sql(path, ["video_id", *VIDEO_COLUMNS], work, "item") for path in found["videos"]]
         feature_columns = ", ".join(f"{sql} AS {sql_identifier(feature)}" for feature, sql in FEATURES.items())
         features = " UNION ALL ".join(
             f"SELECT video_id AS {sql_identifier(ITEM_KEY)}, {feature_columns} FROM ({video_sql})" for video_sql in videos
         )
         return LogDescription(
             layout="kuairand",
-            files=tuple(LogFile(path, columns_sql, f"({_csv(path, COLUMNS, work, 'log')})") for path in logs),
+            files=tuple(LogFile(path, columns_sql, f"({csv_file_sql(path, COLUMNS, work, 'log')})") for path in logs),
             rule=Quantiles(LEVELS),
             features_sql=features or None,
             time_unit="ms",
             options={"features": list(FEATURES) if features else []},
         )
-
-
-def _csv(path: Path, columns: Sequence[str], work: Workspace, rejects: str) -> str:
-    """Return a SELECT of some columns of a CSV file; raises InputError if one is missing."""
-    text = files.inspect_text(path, work.scratch)
-    header = text.header(",")
-    files.require_columns(path, header, columns)
-    return csv_sql(text, header, columns, rejects=rejects)
