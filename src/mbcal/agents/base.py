@@ -28,6 +28,7 @@ from mbcal.agents.config import AgentConfig
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.fitting import fit_agent
+from mbcal.agents.growth import extend_catalog
 from mbcal.agents.persistence import load_agent, save_agent
 from mbcal.agents.ranking import RankedItem, Recommendations, rank, recommend
 from mbcal.config import with_settings
@@ -144,7 +145,7 @@ class Agent(ABC):
         """Learn from sessions. Fitting again goes on from the old weights, or a share of them (`TrainingConfig.shrink`).
 
         Args:
-            data: A store, whose `train` part is used, or sessions.
+            data: A store, whose `train` part is used, or sessions. New items are added to the agent's (`extend_catalog`).
             training: Replaces the config's training settings for this fit.
             progress: Notified of epochs and sessions.
             checkpoints: Where the state is saved, and resumed from if it is there.
@@ -156,7 +157,7 @@ class Agent(ABC):
 
         Raises:
             InputError: If there are no sessions.
-            ModelError: If the sessions are over other items or behaviours than an earlier fit.
+            ModelError: If the sessions have other behaviours than an earlier fit, or none of its items.
             TrainingError: If a loss becomes NaN. The agent is then as it was before.
         """
         fit_agent(self, data, training or self.config.training, progress, checkpoints, group)
@@ -196,15 +197,15 @@ class Agent(ABC):
     def _not_fitted(self) -> ModelError:
         return ModelError(f"this {self.name} agent has not been fitted; call fit(store) first")
 
-    def share_catalog(self, catalog: Catalog) -> None:
-        """Use an equal catalogue object in place of its own, so that later comparisons are by identity.
+    def extend_catalog(self, catalog: Catalog) -> None:
+        """Take new items, with features (`Catalog.extended`). Scores of known items do not change; see `agents.growth`."""
+        extend_catalog(self, catalog)
 
-        Raises:
-            ModelError: If the catalogues differ.
-        """
-        if catalog.items != self.domain.catalog.items:
-            raise ModelError(f"this {self.name} agent knows other items than the data has; fit one on this data")
+    def set_catalog(self, catalog: Catalog) -> None:
+        """Use a catalogue that the networks fit: one with the same items, or the one they have just grown to."""
         self._domain = replace(self.domain, catalog=catalog)
+        if self._scorer is not None:
+            self.refresh_scorer()
 
     def seen(self) -> NDArray[np.bool_]:
         """Return which catalogue rows occurred in its training sessions, (rows,) bool.

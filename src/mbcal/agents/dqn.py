@@ -37,7 +37,7 @@ from mbcal.training.labels import bounded_targets
 from mbcal.training.loop import Objective
 from mbcal.training.losses import huber
 from mbcal.training.random import Noise
-from mbcal.types import SessionTensors
+from mbcal.types import Catalog, SessionTensors
 
 CPU_BLOCK = 512
 """Steps scored at a time on a CPU: few enough for its cache."""
@@ -80,6 +80,10 @@ class QNetwork(TargetCopy):
 
     def set_extra_state(self, state: Tensor) -> None:
         super().set_extra_state(state)
+        self._target_term = None
+
+    def grow(self, _: Catalog) -> None:
+        """Both networks grow; the tables of Q' are made again when they are needed."""
         self._target_term = None
 
 

@@ -31,6 +31,7 @@ from mbcal.storage.atomic import AtomicFolder
 from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.config import TrainingConfig
 from mbcal.training.record import TrainingRecord
+from mbcal.types import FeatureKind
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 """Least time between two messages about progress."""
@@ -145,6 +146,8 @@ class FittedModel:
     """By setting: what was chosen from data, and the evidence; see `Agent.choices`."""
     warnings: tuple[str, ...] = ()
     """What a user should know about the log, in words."""
+    features: Mapping[str, FeatureKind] = field(default_factory=dict)
+    """Item features it reads, with their kinds."""
 
 
 def fit(
@@ -210,9 +213,16 @@ def fit(
     if job.checkpoints.is_dir():
         on_resume()
     records = run_fit_job(engine or LocalEngine(), job, resources, progress)
-    manifest = Artifact.open(out, MODEL_KIND).manifest
+    artifact = Artifact.open(out, MODEL_KIND)
+    manifest, features = artifact.manifest, artifact.catalog.features
     return FittedModel(
-        out, agent, store.n_sessions("train"), records, choices=manifest["choices"], warnings=tuple(manifest["warnings"])
+        out,
+        agent,
+        store.n_sessions("train"),
+        records,
+        choices=manifest["choices"],
+        warnings=tuple(manifest["warnings"]),
+        features={name: features[name].kind for name in manifest["config"]["net"]["features"] or ()},
     )
 
 

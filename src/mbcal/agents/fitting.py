@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
+from mbcal.agents.growth import with_agent_items
 from mbcal.data.store import Store
 from mbcal.distributed.group import Group
 from mbcal.distributed.worker_slice import WorkerSlice, all_reduce_count, require_equal_weights
@@ -56,6 +57,7 @@ def fit_agent(
     if not agent.is_started:
         agent.config = replace(agent.config, net=agent.config.net.sized(n_steps))
         agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1))
+    sessions = with_agent_items(agent, sessions)
     agent.domain.require_compatible(sessions, "this agent")
     is_first_fit, config, choices = agent.n_fits == 0, agent.config, dict(agent.choices)
     backup = {} if is_first_fit else {name: _state(agent, name) for name in agent.nets}

@@ -28,7 +28,7 @@ from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.errors import OptionError
 from mbcal.scoring.scorers import N_CONTEXT, LinUCBScorer
-from mbcal.types import FIRST_ITEM_ROW, Catalog, SessionTensors
+from mbcal.types import FIRST_ITEM_ROW, Catalog, Feature, SessionTensors
 
 BLOCK = 4096
 """Sessions whose inputs x are in memory at a time."""
@@ -118,7 +118,7 @@ def _contexts(scorer: LinUCBScorer, batch: SessionTensors) -> Tensor:
 
 
 def item_vectors(catalog: Catalog, features: tuple[str, ...], size: int) -> NDArray[np.float64]:
-    """Hash the id and the feature values of every item into a vector of length 1.
+    """Hash the id and the categories of every item into a vector of length 1. Numbers and vectors are left out.
 
     Each value is added at a position, and with a sign, given by its hash.
 
@@ -131,9 +131,10 @@ def item_vectors(catalog: Catalog, features: tuple[str, ...], size: int) -> NDAr
         (rows, size); zero for the masking and the unknown item.
     """
     vectors = np.zeros((catalog.n_rows, size))
+    categories = {name: feature for name in features if isinstance(feature := catalog.features[name], Feature)}
     for row in range(FIRST_ITEM_ROW, catalog.n_rows):
         words = [f"id={catalog.name_of(row)}"]
-        words += [f"{name}={value}" for name in features for value in catalog.features[name].values(row)]
+        words += [f"{name}={value}" for name, feature in categories.items() for value in feature.values(row)]
         for word in words:
             digest = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
             vectors[row, (digest >> 1) % size] += 1 - 2 * (digest & 1)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from mbcal.agents.base import Agent
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
+from mbcal.nn.growth import padded_rows
 from mbcal.scoring.scorers import ItemScorer
-from mbcal.types import FIRST_ITEM_ROW
+from mbcal.types import FIRST_ITEM_ROW, Catalog
 
 
 class _Counts(nn.Module):
@@ -20,6 +21,10 @@ class _Counts(nn.Module):
     def __init__(self, n_rows: int) -> None:
         super().__init__()
         self.register_buffer("steps", torch.zeros(n_rows))
+
+    def grow(self, catalog: Catalog) -> None:
+        """New items were never shown."""
+        self.steps = padded_rows(self.steps, catalog.n_rows)
 
 
 class Popular(Agent):

@@ -161,12 +161,18 @@ def _popularity(statistics: dict[str, Any]) -> Table:
 def _features(statistics: dict[str, Any]) -> Table | None:
     if not statistics["features"]:
         return None
-    table = _table("Item features", "name", "kind", "values", "per item", "items without")
+    table = _table("Item features", "name", "kind", "values", "items without")
     for name, entry in statistics["features"].items():
-        table.add_row(
-            name, entry["kind"], f"{entry['values']:,}", "many" if entry["multi"] else "one", f"{entry['items_without']:,}"
-        )
+        table.add_row(name, entry["kind"], _feature_values(entry), f"{entry['items_without']:,}")
     return table
+
+
+def _feature_values(entry: dict[str, Any]) -> str:
+    if entry["kind"] == "vector":
+        return f"{entry['length']:,} numbers each"
+    if entry["kind"] == "number":
+        return f"{entry['lowest']:g} to {entry['highest']:g}" if "lowest" in entry else "none"
+    return f"{entry['values']:,}, {'several' if entry['multi'] else 'one'} per item"
 
 
 def _rejected(statistics: dict[str, Any]) -> Table | None:

@@ -51,7 +51,10 @@ def fit_agent(
     learning_rate: RateOption = None,
     features: Annotated[
         str | None,
-        typer.Option(help="Item features seen beside the id: 'category,type', or 'none'.", show_default="by kind of store"),
+        typer.Option(
+            help="Item features seen beside the id: 'category,type', or 'none'.",
+            show_default="those named at prepare; a few for newsfeed and kuairand, none for ratings",
+        ),
     ] = None,
     user: Annotated[
         str | None, typer.Option(help="How users are encoded: history, id or none.", show_default="history")
@@ -137,6 +140,7 @@ def fit_agent(
 def _show(model: FittedModel, data: Path) -> None:
     typer.echo(f"{model.path}: {model.agent}, fitted on {model.n_sessions:,} sessions")
     print_records(model.records)
+    typer.echo(f"  item features: {', '.join(f'{name} ({kind})' for name, kind in model.features.items()) or 'none'}")
     if "gamma" in model.choices:
         typer.echo(f"  {_describe_gamma(model.choices['gamma'])}")
     for warning in model.warnings:

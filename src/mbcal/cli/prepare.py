@@ -44,6 +44,7 @@ class Job:
     config: SessionConfig
     memory_limit: str
     overwrite: bool
+    like: Path | None
     engine: EngineName
     workers: int | None
     address: str | None
@@ -58,6 +59,7 @@ class Job:
                 engine=None if self.engine == "local" else engine,
                 memory_limit=self.memory_limit,
                 overwrite=self.overwrite,
+                like=self.like,
                 progress=listener,
             )
         summarise(store)
@@ -100,6 +102,14 @@ def _job(
         str, typer.Option(help="Memory to use, shared by all workers; the rest is spilled to disk beside --out.")
     ] = "1.5GB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="A store that this log continues: its items, categories and behaviours keep their numbers and new ones are "
+            "appended, so that 'mbcal fit --from' can go on from a model of it. Give the same --horizon and --history.",
+            show_default=False,
+        ),
+    ] = None,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -121,7 +131,7 @@ def _job(
         split_by_time=by_time,
         alive=alive,
     )
-    return Job(out, config, memory_limit, overwrite, engine, workers, address)
+    return Job(out, config, memory_limit, overwrite, like, engine, workers, address)
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
@@ -149,6 +159,12 @@ def summarise(store: Store) -> None:
         f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
         + (f"; {rejected:,} rejected rows in rejected.parquet" if rejected else "")
     )
+    if features := store.catalog.features:
+        kinds = ", ".join(f"{name} ({feature.kind})" for name, feature in features.items())
+        typer.echo(f"Item features: {kinds}")
+    if conflicts := counts.get("item_conflicts"):
+        problem = f"rows of the item table contradict each other about {conflicts:,} items"
+        typer.echo(f"Warning: {problem}; each has the smallest of its values", err=True)
     typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
 
 
@@ -221,7 +237,12 @@ def prepare_table(
     ] = None,
     items: Annotated[list[Path] | None, typer.Option(help="Table of items, Parquet or CSV.", show_default=False)] = None,
     features: Annotated[
-        str | None, typer.Option(help="Columns of the item table that become features, 'category,tags'.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Columns of the item table that become features, 'category,words,embedding'. The kind of each (category, "
+            "number, vector) is inferred from its values, or declared: 'category,words:number,embedding:vector'.",
+            show_default=False,
+        ),
     ] = None,
     items_key: Annotated[
         str | None, typer.Option(help="Item column of the item table, if not called as in the log.", show_default=False)
@@ -285,7 +306,7 @@ def prepare_feed(
 ) -> None:
     """A generated newsfeed with known truth; nothing to download.
 
-    --seed decides everything. --memory-limit and --max-rejected have no effect.
+    --seed decides everything. --memory-limit and --max-rejected have no effect, and it continues no store (--like).
     """
     from mbcal.environments.newsfeed.log import (  # imports torch, which takes a second
         NewsfeedConfig,
@@ -295,6 +316,8 @@ def prepare_feed(
     options = job()
     if options.engine != "local":
         raise OptionError("engine: the newsfeed is generated on this machine; leave the option out")
+    if options.like is not None:
+        raise OptionError("like: the newsfeed is generated anew and continues no store; leave the option out")
     with progress() as listener:
         log = NewsfeedConfig(sessions, items)
         store = prepare_newsfeed(options.out, log, options.config, overwrite=options.overwrite, progress=listener)

@@ -68,15 +68,7 @@ def describe(store: Store) -> dict[str, Any]:
         "heaviest_users": facts.heaviest_users(store),
         "new_items": facts.new_items(),
         "popularity": _popularity(totals.shown[FIRST_ITEM_ROW:], catalog),
-        "features": {
-            name: {
-                "kind": "category",
-                "values": len(feature.vocabulary),
-                "multi": feature.offsets is not None,
-                "items_without": sum(not feature.values(row) for row in range(FIRST_ITEM_ROW, catalog.n_rows)),
-            }
-            for name, feature in catalog.features.items()
-        },
+        "features": {name: feature.summary() for name, feature in catalog.features.items()},
         "item_conflicts": counts.get("item_conflicts", 0),
         "warnings": facts.warnings(store),
         "rejected": store.manifest["rejected"],

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mbcal.data.behaviour_rules import Labels, Quantiles
+from mbcal.data.continuation import continued_catalog, continued_log, first_seen_sql, known_items
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.item_features import count_item_conflicts, create_item_catalog
 from mbcal.data.scan import ScanResult, collect_malformed_lines, create_value_counts, scan
@@ -22,6 +23,7 @@ from mbcal.data.shards import IngestCounts, ShardPlan
 from mbcal.data.sort import BATCH, cut_accepted, memory_factor
 from mbcal.data.source import LogDescription
 from mbcal.data.sql import parquet_sql, sql_identifier
+from mbcal.data.store import Store
 from mbcal.data.store_format import FIRST_SEEN, PARTS
 from mbcal.data.store_writer import StoreWriter
 from mbcal.data.time_split import era_sql, find_time_cuts, until_sql
@@ -100,12 +102,20 @@ class Ingestion:
         work: Where the store is built.
         backend: Scans and cuts.
         progress: Receives the phases.
+        like: A store that the log continues: its items, vocabularies and behaviours come first.
     """
 
     def __init__(
-        self, log: LogDescription, config: SessionConfig, work: Workspace, backend: IngestBackend, progress: Progress
+        self,
+        log: LogDescription,
+        config: SessionConfig,
+        work: Workspace,
+        backend: IngestBackend,
+        progress: Progress,
+        like: Store | None = None,
     ) -> None:
-        self.log, self.config, self.backend, self.progress = log, config, backend, progress
+        self.log, self.like = log if like is None else continued_log(log, like), like
+        self.config, self.backend, self.progress = config, backend, progress
         self.connection, self.writer = work.connection, StoreWriter(work.build)
 
     def run(self) -> None:
@@ -159,17 +169,18 @@ class Ingestion:
         """Create the tables `users` and `items`.
 
         Users are ordered by part and hash, so that parts are contiguous and any prefix of a part is a random sample of its
-        users. Items are ordered by name. Steps at the same time follow `tie`, a seeded shuffle of the items. In a split by
-        time, users without a step in the time of their part are left out, and items are ordered by the part of the log in
-        which they were first seen, then by name.
+        users. Items are ordered by name, after those of the store that the log continues, if it does. Steps at the same time
+        follow `tie`, a seeded shuffle of the items. In a split by time, users without a step in the time of their part are
+        left out, and items are ordered by the part of the log in which they were first seen, then by name.
         """
         self.progress.phase("numbering users and items")
         first, second = part_thresholds(self.config.split)
         tie_key = stable_hash_sql("item", self.config.seed, "tie")
         cuts = self.config.time_cuts
         until, is_used = ("", "") if cuts is None else (f", {until_sql(cuts)} AS until_us", "WHERE first_us < until_us")
-        order = "length(name), name" if cuts is None else f"{era_sql(cuts)}, length(name), name"
-        first_us = ", first_us" if self.config.needs_item_times else ""
+        order = "position NULLS LAST, " + ("" if cuts is None else f"{era_sql(cuts)}, ") + "length(name), name"
+        first_us = f", {first_seen_sql()} AS first_us" if self.config.needs_item_times else ""
+        self.connection.register("known_items", known_items(self.like))
         self.connection.execute(f"""
             CREATE TABLE users AS
             SELECT *, (row_number() OVER (ORDER BY part, key, name) - 1)::UINTEGER AS u, md5_number_lower(name) AS digest
@@ -179,7 +190,8 @@ class Ingestion:
             CREATE TABLE items AS
             SELECT *, (row_number() OVER (ORDER BY {order}) - 1)::UINTEGER AS i,
                    (row_number() OVER (ORDER BY key, name) - 1)::UINTEGER AS tie, md5_number_lower(name) AS digest
-            FROM (SELECT item, item::VARCHAR AS name, {tie_key} AS key {first_us} FROM item_names);
+            FROM (SELECT item, coalesce(item::VARCHAR, name) AS name, position, {tie_key} AS key {first_us}
+                  FROM item_names FULL JOIN known_items ON item::VARCHAR = name);
         """)
 
     def _behaviours(self) -> Behaviours:
@@ -200,6 +212,8 @@ class Ingestion:
         """Write every item of the log with its title and features; returns how many there are."""
         self.progress.phase("describing items")
         catalog = create_item_catalog(self.log, self.connection)
+        if self.like is not None:
+            catalog = continued_catalog(catalog, self.like)
         if self.config.needs_item_times:
             times = self.connection.sql("SELECT first_us FROM items ORDER BY i").to_arrow_table()
             catalog = catalog.append_column(FIRST_SEEN, times["first_us"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbcal.data.behaviour_rules import behaviour_rule
+from mbcal.data.continuation import known_kinds
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame, is_frame
@@ -39,6 +41,7 @@ def prepare(
     items: ItemTable | None = None,
     time_unit: TimeUnit = "auto",
     time_format: str | None = None,
+    like: Store | str | Path | None = None,
     engine: Engine | None = None,
     memory_limit: str = "1.5GB",
     overwrite: bool = False,
@@ -71,6 +74,8 @@ def prepare(
         items: Table of item features and titles.
         time_unit: Unit of epoch numbers; `auto` decides for each value by its size.
         time_format: strptime format of the time, if it is text in another form than ISO 8601.
+        like: A store that this log continues. Its items keep their rows and features their kinds and codes; new items and
+            values are appended, so that a model of that store can be fitted further on this one.
         engine: Its workers read and cut the log, to the same store. The log and `out` must be on storage that all of them
             share. None works on this machine alone.
         memory_limit: Memory to stay within, such as `1.5GB`. Workers share it.
@@ -95,11 +100,14 @@ def prepare(
     else:
         unit = None if time_unit == "auto" else time_unit
         reader = _require_reader(source, {**columns, **optional, "rewards": rewards, "levels": levels, "time_unit": unit})
+    like = Store.open(like) if isinstance(like, str | Path) else like
+    if like is not None and isinstance(reader, TableLog) and reader.items is not None:
+        reader = replace(reader, items=replace(reader.items, default_kinds=known_kinds(like)))
     with Workspace(Path(out), memory_limit, overwrite) as work:
         progress.phase("finding and unpacking files")
         log = reader.read(work)
         backend = LocalIngest(work) if engine is None else DistributedIngest(work, engine)
-        Ingestion(log, config or SessionConfig(), work, backend, progress).run()
+        Ingestion(log, config or SessionConfig(), work, backend, progress, like).run()
         work.publish()
     return Store.open(out)
 

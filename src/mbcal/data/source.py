@@ -52,7 +52,8 @@ class LogDescription:
     rule: BehaviourRule
     """How the behaviour column becomes behaviours."""
     features_sql: str | None = None
-    """SELECT of ITEM_KEY and one column per feature: text, or a list of text if multi-valued."""
+    """SELECT of ITEM_KEY and a column per feature: text or a list of text for a category, FLOAT for a number, FLOAT[] for a
+    vector."""
     titles_sql: str | None = None
     """SELECT of ITEM_KEY and title."""
     time_unit: TimeUnit = "auto"

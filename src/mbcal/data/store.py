@@ -33,10 +33,15 @@ from mbcal.storage.catalog_io import parquet_table, table_catalog
 from mbcal.types import FIRST_ITEM_ROW, Behaviours, Catalog, Sessions
 from mbcal.types.item_life import NEVER, ItemLife
 
-AGENT_FEATURES = {"newsfeed": ("category", "type", "source"), "kuairand": ("tag", "video_type", "upload_type")}
-"""Layout -> features that agents use by default. In other layouts agents use ids alone, as in the paper."""
-WORLD_SOURCE = "gymnasium"
-"""Layout of logs collected in a Gymnasium environment. Agents use all features of its items."""
+AGENT_FEATURES: Mapping[str, tuple[str, ...]] = {
+    "newsfeed": ("category", "type", "source"),
+    "kuairand": ("tag", "video_type", "upload_type"),
+    "movielens": (),
+    "netflix": (),
+    "sessions": (),
+}
+"""Layout -> features that agents use by default: none for ratings, as in the paper. Of other layouts they use all features,
+since those were named at `prepare`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,9 +85,12 @@ class Store:
     def agent_features(self) -> tuple[str, ...]:
         """Features that agents use by default, fewer than simulators do on purpose."""
         features = self.catalog.features
-        if self.manifest["source"] == WORLD_SOURCE:
-            return tuple(features)
-        return tuple(name for name in AGENT_FEATURES.get(self.manifest["source"], ()) if name in features)
+        return tuple(name for name in AGENT_FEATURES.get(self.manifest["source"], tuple(features)) if name in features)
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of everything in the store."""
+        return str(self.manifest["content_hash"])
 
     @property
     def horizon(self) -> int:

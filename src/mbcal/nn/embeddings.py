@@ -7,12 +7,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mbcal.distributed.group import SINGLE_WORKER, Group
-from mbcal.errors import OptionError, nearest
+from mbcal.errors import ModelError, OptionError, nearest
 from mbcal.nn.config import NetConfig
-from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, Feature, SessionTensors
+from mbcal.nn.growth import grow_rows, padded_rows
+from mbcal.types import (
+    FIRST_ITEM_ROW,
+    MASK_ROW,
+    UNKNOWN_ROW,
+    AnyFeature,
+    Catalog,
+    Feature,
+    NumberFeature,
+    SessionTensors,
+    VectorFeature,
+)
+
+MAX_DEVIATIONS = 10.0
+"""Standardised numbers are clipped to this many standard deviations, so that one strange value cannot dominate."""
+MIN_DEVIATION = 1e-8
+"""A standard deviation up to this counts as 1."""
 
 
 class Embedding(nn.Embedding):
@@ -59,7 +76,9 @@ class EmbeddingLookup(torch.autograd.Function):
 
 
 class ItemEmbedding(nn.Module):
-    """Emb(a): embeddings of an item's id and of its features, concatenated; several values of one feature are averaged.
+    """Emb(a): embeddings of an item's id and of its features, concatenated.
+
+    Categories are embedded, several values of one item averaged; numbers and vectors are standardised and projected.
 
     An id that occurred in no training session has learned nothing. It is read as the unknown item, whose embedding is the
     mean over the seen items.
@@ -82,8 +101,8 @@ class ItemEmbedding(nn.Module):
         features = config.features or ()
         require_features(catalog, features)
         self.id = Embedding(catalog.n_rows, config.embedding, config.embedding_scale)
-        self.features = nn.ModuleList(_FeatureEmbedding(catalog.features[name], config) for name in features)
-        self.size = config.embedding * (1 + len(features))
+        self.features = nn.ModuleList(_feature_module(catalog.features[name], config) for name in features)
+        self.names, self.size = tuple(features), config.embedding * (1 + len(features))
         self.register_buffer("table", None, persistent=False)
         self.register_buffer("seen", torch.ones(catalog.n_rows, dtype=torch.bool))
 
@@ -98,6 +117,9 @@ class ItemEmbedding(nn.Module):
         """
         if first:
             self.seen.copy_(occurs)
+            for feature in self.features:
+                if isinstance(feature, DenseFeature):
+                    feature.standardise(occurs)
         else:
             new = occurs & ~self.seen
             self.id.weight[new] = self.id.weight[UNKNOWN_ROW].clone()
@@ -111,6 +133,20 @@ class ItemEmbedding(nn.Module):
         seen_items[:FIRST_ITEM_ROW] = False
         if not self.seen[UNKNOWN_ROW] and bool(seen_items.any()):
             self.id.weight[UNKNOWN_ROW] = self.id.weight[seen_items].mean(0)
+
+    @torch.no_grad()
+    def grow(self, catalog: Catalog) -> None:
+        """Append rows for new items: ids as the unknown item's, features as the extended catalogue has them."""
+        grow_rows(self.id.weight, catalog.n_rows, self.id.weight[UNKNOWN_ROW])
+        self.id.num_embeddings = catalog.n_rows
+        seen_before = self.seen
+        self.seen = padded_rows(self.seen, catalog.n_rows)
+        for name, feature in zip(self.names, self.features, strict=True):
+            if isinstance(feature, CategoryFeature | DenseFeature):
+                feature.describe(catalog.features[name], seen_before)
+        if self.table is not None:
+            self.table = None
+            self.cache_table()
 
     def cache_table(self) -> None:
         """Compute all embeddings once and look them up from now on. For networks that are not trained any more."""
@@ -132,7 +168,71 @@ def require_features(catalog: Catalog, names: Sequence[str]) -> None:
             raise OptionError(f"features: no {name!r}; the catalogue has {known}.{nearest(name, catalog.features)}")
 
 
-class _FeatureEmbedding(nn.Module):
+def _feature_module(feature: AnyFeature, config: NetConfig) -> CategoryFeature | DenseFeature:
+    return CategoryFeature(feature, config) if isinstance(feature, Feature) else DenseFeature(feature, config)
+
+
+class DenseFeature(nn.Module):
+    """A number or a vector of every item, standardised and projected to the width of an embedding.
+
+    ::
+
+        z = clip((v - mean) / deviation)      by dimension, over the items seen in the first fit; 0 where v is missing
+        W [z, missing] + bias                 missing is 1 for an item without a value, else 0
+
+    Args:
+        feature: The numbers or vectors.
+        config: Embedding width and scale.
+    """
+
+    numbers: Tensor
+    """(rows, D) NaN where missing."""
+    mean: Tensor
+    """(D,)."""
+    deviation: Tensor
+    """(D,)."""
+
+    def __init__(self, feature: NumberFeature | VectorFeature, config: NetConfig) -> None:
+        super().__init__()
+        size = feature.dense.shape[1]
+        # not persistent: derived from the catalogue, which is saved with the model
+        self.register_buffer("numbers", torch.from_numpy(feature.dense), persistent=False)
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("deviation", torch.ones(size))
+        self.projection = nn.Linear(size + 1, config.embedding)
+        with torch.no_grad():  # so that projections are initially as large as embeddings
+            nn.init.normal_(self.projection.weight[:, :size], std=config.embedding_scale / size**0.5)
+            nn.init.normal_(self.projection.weight[:, size:], std=config.embedding_scale)
+            self.projection.bias.zero_()
+
+    def describe(self, feature: AnyFeature, _: Tensor) -> None:
+        """Take the numbers or vectors of a grown catalogue."""
+        if isinstance(feature, Feature) or feature.dense.shape[1] != len(self.mean):
+            raise ModelError(f"feature {feature.name!r}: the model knows it otherwise; fit one on this data")
+        self.numbers = torch.from_numpy(feature.dense).to(self.numbers.device)
+
+    @torch.no_grad()
+    def standardise(self, occurs: Tensor) -> None:
+        """Fit mean and deviation to the rows that occur, (rows,) bool, and are not missing.
+
+        Warm starts keep both, because the weights depend on them.
+        """
+        numbers = self.numbers[occurs.to(self.numbers.device) & ~self.numbers[:, 0].isnan()].double()
+        if len(numbers):
+            deviation = numbers.std(0, correction=0)
+            self.mean.copy_(numbers.mean(0))
+            self.deviation.copy_(torch.where(deviation > MIN_DEVIATION, deviation, 1.0))
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Catalogue rows (…) -> (…, embedding)."""
+        numbers = nn.functional.embedding(items, self.numbers)
+        missing = numbers[..., :1].isnan()
+        scaled = ((numbers - self.mean) / self.deviation).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+        projected: Tensor = self.projection(torch.cat([torch.where(missing, 0, scaled), missing.to(scaled.dtype)], -1))
+        return projected
+
+
+class CategoryFeature(nn.Module):
     """The mean embedding of an item's values of one feature; zero for an item without any."""
 
     codes: Tensor
@@ -144,10 +244,41 @@ class _FeatureEmbedding(nn.Module):
         super().__init__()
         self.embedding = Embedding(feature.cardinality, config.embedding, config.embedding_scale)
         self.single = feature.offsets is None
-        offsets = np.arange(feature.n_rows + 1) if feature.offsets is None else feature.offsets
         # not persistent: derived from the catalogue, which is saved with the model
         self.register_buffer("codes", torch.from_numpy(feature.codes), persistent=False)
-        self.register_buffer("offsets", torch.from_numpy(offsets.astype(np.int32)), persistent=False)
+        self.register_buffer("offsets", torch.from_numpy(_offsets(feature)), persistent=False)
+
+    @torch.no_grad()
+    def describe(self, feature: AnyFeature, seen: Tensor) -> None:
+        """Take the values of a grown catalogue; new values begin as an unknown one.
+
+        Args:
+            feature: The same feature, its vocabulary extended.
+            seen: (rows before,) bool, the rows that occurred in training.
+        """
+        if not isinstance(feature, Feature):
+            raise ModelError(f"feature {feature.name!r}: the model knows it as a category; fit one on this data")
+        grow_rows(self.embedding.weight, feature.cardinality, self.unknown_value(seen))
+        self.embedding.num_embeddings = feature.cardinality
+        self.codes = torch.from_numpy(feature.codes).to(self.codes.device)
+        self.offsets = torch.from_numpy(_offsets(feature)).to(self.codes.device)
+
+    @torch.no_grad()
+    def unknown_value(self, seen: Tensor) -> Tensor:
+        """Return the embedding of a value that the network has not met, (embedding,).
+
+        It is that of the unknown value, or the mean over those it was trained on if no value was unknown in training.
+
+        Args:
+            seen: (rows,) bool, the rows that occurred in training.
+        """
+        seen = seen.clone()
+        seen[MASK_ROW] = False
+        sizes = (self.offsets[1:] - self.offsets[:-1]).long()
+        codes = torch.from_numpy(np.unique(self.codes[torch.repeat_interleave(seen, sizes)].cpu())).long()
+        if UNKNOWN_ROW in codes or not len(codes):
+            return self.embedding.weight[UNKNOWN_ROW]
+        return self.embedding.weight[codes].mean(0)
 
     def forward(self, items: Tensor) -> Tensor:
         """Catalogue rows (…) -> (…, embedding)."""
@@ -160,6 +291,11 @@ class _FeatureEmbedding(nn.Module):
             self.codes, self.embedding.weight, self.offsets, mode="mean", include_last_offset=True
         )
         return nn.functional.embedding(items, means)
+
+
+def _offsets(feature: Feature) -> NDArray[np.int32]:
+    offsets = np.arange(feature.n_rows + 1) if feature.offsets is None else feature.offsets
+    return offsets.astype(np.int32)
 
 
 def mark_seen_items(net: nn.Module, sessions: SessionTensors, first: bool, group: Group = SINGLE_WORKER) -> None:

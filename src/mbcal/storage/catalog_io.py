@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from mbcal.types import FIRST_ITEM_ROW, Catalog, Feature
+from mbcal.types import FIRST_ITEM_ROW, AnyFeature, Catalog, Feature, NumberFeature, VectorFeature
+
+PREFIX = "feature:"
+"""Before the name of a feature, in the names of columns."""
+_VOCABULARY = b"vocabulary"
+"""Key of a column's metadata."""
 
 
 def parquet_table(data: bytes) -> pa.Table:
@@ -17,26 +25,69 @@ def parquet_table(data: bytes) -> pa.Table:
 
 
 def catalog_table(catalog: Catalog) -> pa.Table:
-    """Return a catalogue as a table: item, title (if any) and `feature:NAME` as text or lists of text, in row order."""
-    rows = range(FIRST_ITEM_ROW, catalog.n_rows)
-    columns: dict[str, Any] = {"item": pa.array(catalog.items, pa.string())}
+    """Return a catalogue as a table in row order: item, title (if any), and `feature:NAME`.
+
+    The type of a feature's column says its kind: text, or lists of text, for categories, float for numbers, lists of a fixed
+    size for vectors. A vocabulary that has grown is not in the default order and is kept in the column's metadata.
+    """
+    columns: dict[str, pa.Array] = {"item": pa.array(catalog.items, pa.string())}
     if catalog.titles:
         columns["title"] = pa.array(catalog.titles, pa.string())
+    columns |= {f"{PREFIX}{name}": _feature_column(feature) for name, feature in catalog.features.items()}
+    table = pa.table(columns)
     for name, feature in catalog.features.items():
-        if feature.offsets is None:
-            columns[f"feature:{name}"] = pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
-        else:
-            columns[f"feature:{name}"] = pa.array([list(feature.values(row)) for row in rows], pa.list_(pa.string()))
-    return pa.table(columns)
+        if isinstance(feature, Feature) and not feature.has_default_vocabulary:
+            index = table.schema.get_field_index(f"{PREFIX}{name}")
+            field = table.schema.field(index).with_metadata({_VOCABULARY: json.dumps(feature.vocabulary)})
+            table = table.cast(table.schema.set(index, field))
+    return table
 
 
 def table_catalog(table: pa.Table, features: bool = True) -> Catalog:
     """Return the catalogue of a table that `catalog_table` made, with or without its features."""
-    loaded = {}
+    loaded: dict[str, AnyFeature] = {}
     for column in table.column_names if features else ():
-        if column.startswith("feature:"):
-            name, values = column.removeprefix("feature:"), table[column].to_pylist()
-            is_multi = pa.types.is_list(table.schema.field(column).type)
-            loaded[name] = Feature.multi(name, [row or () for row in values]) if is_multi else Feature.single(name, values)
+        if column.startswith(PREFIX):
+            name = column.removeprefix(PREFIX)
+            loaded[name] = _feature(name, table.schema.field(column), table[column])
     titles = table["title"].to_pylist() if "title" in table.column_names else ()
     return Catalog(tuple(table["item"].to_pylist()), loaded, tuple(titles))
+
+
+def vector_column(vectors: NDArray[np.float32]) -> pa.Array:
+    """Return vectors (N, D) as lists of a fixed size; null where a row is NaN."""
+    missing = pa.array(np.isnan(vectors[:, 0]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.nan_to_num(vectors).ravel()), vectors.shape[1], mask=missing)
+
+
+def _feature_column(feature: AnyFeature) -> pa.Array:
+    rows = range(FIRST_ITEM_ROW, feature.n_rows)
+    if isinstance(feature, NumberFeature):
+        return pa.array(feature.numbers[FIRST_ITEM_ROW:], pa.float32(), from_pandas=True)  # NaN becomes null
+    if isinstance(feature, VectorFeature):
+        return vector_column(feature.vectors[FIRST_ITEM_ROW:])
+    if feature.offsets is None:
+        return pa.array([(*feature.values(row), None)[0] for row in rows], pa.string())
+    return pa.array([list(feature.values(row)) for row in rows], pa.list_(pa.string()))
+
+
+def _feature(name: str, field: pa.Field, column: pa.ChunkedArray) -> AnyFeature:
+    if pa.types.is_floating(field.type):
+        return NumberFeature(name, _with_special_rows(column.to_numpy()[:, None])[:, 0])
+    if pa.types.is_fixed_size_list(field.type):
+        lists = column.combine_chunks()
+        vectors = lists.values.to_numpy(zero_copy_only=False).reshape(len(lists), field.type.list_size)
+        present = lists.is_valid().to_numpy(zero_copy_only=False)
+        return VectorFeature(name, _with_special_rows(np.where(present[:, None], vectors, np.nan)))
+    metadata = field.metadata or {}
+    vocabulary = json.loads(metadata[_VOCABULARY]) if _VOCABULARY in metadata else None
+    values = column.to_pylist()
+    if pa.types.is_list(field.type):
+        return Feature.multi(name, [row or () for row in values], vocabulary)
+    return Feature.single(name, values, vocabulary)
+
+
+def _with_special_rows(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Numbers (items, D) as (rows, D): the special rows have none."""
+    special = np.full((FIRST_ITEM_ROW, numbers.shape[1]), np.nan)
+    return np.concatenate([special, numbers]).astype(np.float32)

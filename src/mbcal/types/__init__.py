@@ -4,7 +4,17 @@ Arrays are numpy here, so that reading logs and serving never import torch; `Ses
 torch tensors. Padding is at the end of a row and holds zeros. Lengths say where it begins, and no result may depend on it.
 """
 
-from mbcal.types.catalog import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Behaviours, Catalog, Feature
+from mbcal.types.catalog import Behaviours, Catalog
+from mbcal.types.features import (
+    FIRST_ITEM_ROW,
+    MASK_ROW,
+    UNKNOWN_ROW,
+    AnyFeature,
+    Feature,
+    FeatureKind,
+    NumberFeature,
+    VectorFeature,
+)
 from mbcal.types.names import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.sessions import LOG_ORIGIN, History, Index, Sessions, SessionTensors
 
@@ -13,15 +23,19 @@ __all__ = [
     "LOG_ORIGIN",
     "MASK_ROW",
     "UNKNOWN_ROW",
+    "AnyFeature",
     "Behaviours",
     "Catalog",
     "Feature",
+    "FeatureKind",
     "History",
     "Index",
     "Name",
+    "NumberFeature",
     "SessionTensors",
     "Sessions",
     "Steps",
+    "VectorFeature",
     "to_name",
     "to_names",
     "to_steps",

@@ -1,4 +1,4 @@
-"""Items with their features (Catalog, Feature), and what users can do with them (Behaviours)."""
+"""Items (Catalog), and what users can do with them (Behaviours)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, OptionError, nearest
-from mbcal.types.item_life import ItemLife
+from mbcal.types.features import FIRST_ITEM_ROW, UNKNOWN_ROW, AnyFeature, extended_features
+from mbcal.types.item_life import ItemLife, extended_life
 from mbcal.types.names import Name, to_name
 
 if TYPE_CHECKING:
     import torch
-
-MASK_ROW = 0
-"""Row of the masking item a_M (and, in every feature, of its masking value). Padding holds it too."""
-UNKNOWN_ROW = 1
-"""Row of the out-of-vocabulary item (and, in every feature, of an unknown or missing value)."""
-FIRST_ITEM_ROW = 2
-"""Row of the first real item. Special rows come before it, so that a growing catalogue never moves them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,77 +109,6 @@ def _reward_table(rewards: tuple[float, ...], device: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class Feature:
-    """One property of every item, as codes into a vocabulary: 0 is masked, 1 unknown, 2 the first value.
-
-    Single-valued: `codes[row]`. Multi-valued: `codes[offsets[row] : offsets[row + 1]]`, possibly empty::
-
-        row       0 (mask)  1 (unknown)  2 "Heat"  3 "Alien"
-        codes    [0,        1,           4, 7,     2, 4, 9]
-        offsets  [0,        1,           2,        4,        7]
-
-    Raises:
-        InputError: If codes are outside the vocabulary, or the offsets do not end where the codes do.
-    """
-
-    name: str
-    vocabulary: tuple[str, ...]
-    """Distinct values; the code of the k-th is k + 2."""
-    codes: NDArray[np.int32]
-    """(rows,), or (values of all rows,) where multi-valued."""
-    offsets: NDArray[np.int64] | None = None
-    """(rows + 1,) where each row's codes begin; None if single-valued."""
-
-    @classmethod
-    def single(cls, name: str, values: Iterable[str | None]) -> Self:
-        """Create a feature from one value per item; None is unknown."""
-        listed = list(values)
-        vocabulary, code_of = _vocabulary(value for value in listed if value is not None)
-        codes = [MASK_ROW, UNKNOWN_ROW, *(UNKNOWN_ROW if value is None else code_of[value] for value in listed)]
-        return cls(name, vocabulary, np.asarray(codes, np.int32))
-
-    @classmethod
-    def multi(cls, name: str, values: Iterable[Sequence[str]]) -> Self:
-        """Create a feature from any number of values per item."""
-        listed = list(values)
-        vocabulary, code_of = _vocabulary(value for row in listed for value in row)
-        codes = [MASK_ROW, UNKNOWN_ROW, *(code_of[value] for row in listed for value in row)]
-        sizes = [0, 1, 1, *(len(row) for row in listed)]
-        return cls(name, vocabulary, np.asarray(codes, np.int32), np.cumsum(sizes, dtype=np.int64))
-
-    def __post_init__(self) -> None:
-        if self.codes.size and not 0 <= int(self.codes.min()) <= int(self.codes.max()) < self.cardinality:
-            raise InputError(f"feature {self.name!r}: codes must lie in 0..{self.cardinality - 1}")
-        if self.offsets is not None and int(self.offsets[-1]) != len(self.codes):
-            raise InputError(f"feature {self.name!r}: offsets end at {int(self.offsets[-1])}, not at {len(self.codes)}")
-
-    def __repr__(self) -> str:
-        kind = "single-valued" if self.offsets is None else "multi-valued"
-        return f"<Feature {self.name!r}: {kind}, {len(self.vocabulary):,} values>"
-
-    @property
-    def cardinality(self) -> int:
-        """Rows that an embedding table of this feature needs."""
-        return len(self.vocabulary) + FIRST_ITEM_ROW
-
-    @property
-    def n_rows(self) -> int:
-        """Catalogue rows it describes, including the special ones."""
-        return len(self.codes) if self.offsets is None else len(self.offsets) - 1
-
-    def values(self, row: int) -> tuple[str, ...]:
-        """Return the known values of a catalogue row."""
-        codes = self.codes[row : row + 1] if self.offsets is None else self.codes[slice(*self.offsets[row : row + 2])]
-        return tuple(self.vocabulary[code - FIRST_ITEM_ROW] for code in codes if code >= FIRST_ITEM_ROW)
-
-
-def _vocabulary(values: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the distinct values, shortest first (so that whole numbers are in order), and the code of each."""
-    vocabulary = tuple(sorted(set(values), key=lambda value: (len(value), value)))
-    return vocabulary, {value: code for code, value in enumerate(vocabulary, FIRST_ITEM_ROW)}
-
-
-@dataclass(frozen=True, repr=False)
 class Catalog:
     """All items. Row 0 is the masking item, row 1 the out-of-vocabulary item, row k + 2 the k-th real item.
 
@@ -195,7 +118,7 @@ class Catalog:
 
     items: tuple[str, ...]
     """Names of the items, as in the log."""
-    features: Mapping[str, Feature] = field(default_factory=dict)
+    features: Mapping[str, AnyFeature] = field(default_factory=dict)
     """Features by name."""
     titles: tuple[str | None, ...] = ()
     """Readable titles of the items; empty if there are none."""
@@ -240,6 +163,38 @@ class Catalog:
         # most names are text in the catalogue; only the others are converted
         rows = [row_of[name] if name in row_of else row_of.get(to_name(name), UNKNOWN_ROW) for name in names]  # type: ignore[index]
         return np.asarray(rows, np.int32)
+
+    def extended(self, other: Catalog) -> Catalog:
+        """Return a catalogue that has also the items of another: rows are appended, never moved.
+
+        Args:
+            other: Items to add; new ones are appended in their order. Features and titles it gives to known items replace
+                theirs; what it does not give stays.
+
+        Returns:
+            The grown catalogue; this one if nothing is new.
+
+        Raises:
+            InputError: If a feature is of two kinds, or its vectors of two lengths.
+        """
+        new = [name for name in other.items if name not in self._row_of]
+        if other is self or (not new and not other.features and not other.titles):
+            return self
+        items = (*self.items, *new)
+        sources = np.asarray([-1, -1, *(other._row_of.get(name, -1) for name in items)], np.int64)
+        titles: tuple[str | None, ...] = ()
+        if self.titles or other.titles:
+            own = (*(self.titles or (None,) * len(self)), *(None,) * len(new))
+            given = (
+                other.titles[row - FIRST_ITEM_ROW] if other.titles and row >= 0 else None for row in sources[2:].tolist()
+            )
+            titles = tuple(newer or older for newer, older in zip(given, own, strict=True))
+        features = extended_features(self.features, other.features, sources)
+        return Catalog(items, features, titles, extended_life(self.life, other.life, sources))
+
+    def extends(self, other: Catalog) -> bool:
+        """Whether the rows of `other` mean the same items here: this catalogue is that one, or has grown from it."""
+        return self is other or self.items[: len(other.items)] == other.items
 
     def name_of(self, row: int) -> str:
         """Return the name of a row; `<mask>` and `<unknown>` for the special rows."""

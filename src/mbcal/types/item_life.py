@@ -61,3 +61,23 @@ class ItemLife:
         arrays = (self.rows, *self.alive(times.cpu().numpy()))
         rows, first, end = (torch.from_numpy(array).to(times.device) for array in arrays)
         return rows, first, end
+
+
+def extended_life(own: ItemLife | None, other: ItemLife | None, sources: NDArray[np.int64]) -> ItemLife | None:
+    """Return when the items of a grown catalogue can be shown: the earlier of two first times, the newer number of days.
+
+    Args:
+        own: Of the catalogue that grows.
+        other: Of the items that are added.
+        sources: (R,) the row among the other items that describes each row of the result, -1 if none does.
+    """
+    if own is None and other is None:
+        return None
+    first_seen = np.full(len(sources), NEVER)
+    if own is not None:
+        first_seen[: len(own.first_seen)] = own.first_seen
+    if other is not None:
+        known = sources >= 0
+        first_seen[known] = np.minimum(first_seen[known], other.first_seen[sources[known]])
+    newer = own if other is None else other
+    return ItemLife(first_seen, None if newer is None else newer.days)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, ModelError
-from mbcal.types.catalog import MASK_ROW, UNKNOWN_ROW, Behaviours, Catalog
+from mbcal.types.catalog import Behaviours, Catalog
+from mbcal.types.features import MASK_ROW, UNKNOWN_ROW
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ class _SessionsBase:
         return f"<{type(self).__name__}: {steps}, {len(self.catalog):,} items, {len(self.behaviour_set)} behaviours>"
 
     def require_compatible(self, catalog: Catalog, behaviours: Behaviours, owner: str) -> None:
-        """Raise ModelError if the items or behaviours of these sessions are not those of a model.
+        """Raise ModelError if a model does not have the behaviours of these sessions, or their items in the same rows.
 
         Args:
             catalog: The model's items.
@@ -60,7 +61,7 @@ class _SessionsBase:
             names, data_names = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
             problem = f"{owner} knows the behaviours {names}, the data has {data_names} (or other rewards)"
             raise ModelError(f"{problem}; fit one on this data")
-        if self.catalog is not catalog and self.catalog.items != catalog.items:
+        if not catalog.extends(self.catalog):
             problem = f"{owner} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
             raise ModelError(f"{problem}; fit one on this data")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mbcal.data.behaviour_rules import Labels, Levels
+from mbcal.data.feature_kinds import FRACTIONS, KindFinder, is_list, split_kinds
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame
 from mbcal.data.readers.table_files import OpenTable, column_kinds, open_tables
@@ -15,6 +16,7 @@ from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import TimeUnit, entity_name_sql, plain_text_sql, sql_identifier, sql_string
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
+from mbcal.types import FeatureKind
 
 TITLE = "#title"
 """Name of the title column in DuckDB: not a name a feature would have."""
@@ -24,26 +26,40 @@ TITLE = "#title"
 class ItemTable:
     """A table of item features and titles.
 
-    A list column (Parquet, frames) is multi-valued, and so is a text column in which any value holds the separator.
+    A feature is a category, a number or a vector, which is inferred from its values (`data.feature_kinds`) unless it is
+    declared: `"words:number"`. Categories in a list column (Parquet, frames) are multi-valued, and so are those in a text
+    column in which any value holds the separator.
 
     Raises:
-        OptionError: If a feature is empty, reserved or named twice.
+        OptionError: If a feature is empty, reserved or named twice, or its kind is unknown.
     """
 
     source: Paths | Frame
     """Files, folders or zips; or a data frame."""
     features: Sequence[str]
-    """Columns that become features."""
+    """Columns that become features, each with its kind if that is not to be inferred: `["category", "words:number"]`."""
     key: str | None = None
     """Column that names the item; None if it is called as in the log."""
     separator: str = "|"
     """Separates the values of a multi-valued text column; empty if there is none."""
     title: str | None = None
     """Column with a title for display."""
+    default_kinds: Mapping[str, FeatureKind] = field(default_factory=dict)
+    """Kinds of columns that are neither declared nor inferred, such as those of a store that this log continues."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that become features, without kinds."""
+        return split_kinds(self.features)[0]
+
+    @property
+    def kinds(self) -> dict[str, FeatureKind]:
+        """Column -> kind, where it is not inferred."""
+        return {**self.default_kinds, **split_kinds(self.features)[1]}
 
     def __post_init__(self) -> None:
-        lowered = [feature.lower() for feature in self.features]  # DuckDB ignores case in names
-        for feature in self.features:
+        lowered = [feature.lower() for feature in self.columns]  # DuckDB ignores case in names
+        for feature in self.columns:
             if feature in ("", ITEM_KEY, TITLE) or lowered.count(feature.lower()) > 1:
                 raise OptionError(f"features: {feature!r} is empty, reserved or named twice; write each column once")
 
@@ -118,8 +134,8 @@ class TableLog:
         log_files = _log_files(self.source, columns, work)
         features_sql = titles_sql = None
         if self.items is not None:
-            _create_item_table(self.items, self.item, work)
-            features_sql = _features_sql(self.items, work) if self.items.features else None
+            times = _create_item_table(self.items, self.item, work)
+            features_sql = _features_sql(self.items, times, work) if self.items.features else None
             if self.items.title:
                 titles_sql = f"SELECT {sql_identifier(ITEM_KEY)}, {sql_identifier(TITLE)} AS title FROM item_table"
         return LogDescription(
@@ -132,7 +148,7 @@ class TableLog:
             time_format=self.time_format,
             options={
                 "columns": columns,
-                "features": [] if self.items is None else list(self.items.features),
+                "features": [] if self.items is None else list(self.items.columns),
                 "time_unit": self.time_unit,
                 "time_format": self.time_format,
             },
@@ -181,42 +197,37 @@ def _log_files(source: Paths | Frame, columns: Mapping[str, str], work: Workspac
     )
 
 
-def _create_item_table(items: ItemTable, item_column: str, work: Workspace) -> None:
-    """Create `item_table`: ITEM_KEY, the features as text or lists of text, and TITLE."""
+def _create_item_table(items: ItemTable, item_column: str, work: Workspace) -> set[str]:
+    """Create `item_table`: ITEM_KEY, the features as text, lists of text or of fractions, and TITLE; returns its times."""
     key = items.key or item_column
-    columns = list(dict.fromkeys([key, *items.features, *([items.title] if items.title else [])]))
+    columns = list(dict.fromkeys([key, *items.columns, *([items.title] if items.title else [])]))
     if len({column.lower() for column in columns}) < len(columns):
         raise OptionError(f"items: of the columns {', '.join(columns)} two differ only in case; rename one")
     tables = open_tables(items.source, "item", columns, work)
+    types = {feature: {table.kinds[feature] for table in tables} for feature in items.columns}
     # a column that is a list in one file becomes one in all
-    lists = [feature for feature in items.features if any(table.kinds[feature].endswith("[]") for table in tables)]
+    lists = [feature for feature in items.columns if any(map(is_list, types[feature]))]
+    fractions = [feature for feature in lists if types[feature] <= set(FRACTIONS) and len(types[feature]) == 1]
 
     def selected(kinds: Mapping[str, str]) -> str:
         values = {column: f"({plain_text_sql(sql_identifier(column), kinds[column])})::VARCHAR" for column in columns}
         for feature in lists:
             split = f"string_split({values[feature]}, {sql_string(items.separator)})"
-            values[feature] = f"{sql_identifier(feature)}::VARCHAR[]" if kinds[feature].endswith("[]") else split
-        features = [f"{values[feature]} AS {sql_identifier(feature)}" for feature in items.features]
+            values[feature] = f"{sql_identifier(feature)}::VARCHAR[]" if is_list(kinds[feature]) else split
+        values |= {feature: sql_identifier(feature) for feature in fractions}
+        features = [f"{values[feature]} AS {sql_identifier(feature)}" for feature in items.columns]
         title = values[items.title] if items.title else "NULL::VARCHAR"
         name = f"({entity_name_sql(sql_identifier(key), kinds[key])})::VARCHAR"
         return ", ".join([f"{name} AS {sql_identifier(ITEM_KEY)}", *features, f"{title} AS {sql_identifier(TITLE)}"])
 
     rows = " UNION ALL ".join(f"SELECT {selected(table.kinds)} FROM {table.from_sql}" for table in tables)
     work.connection.execute(f"CREATE TEMP TABLE item_table AS {rows}")
+    return {feature for feature, found in types.items() if all(kind.startswith(("TIMESTAMP", "DATE")) for kind in found)}
 
 
-def _features_sql(items: ItemTable, work: Workspace) -> str:
-    """Return a SELECT of ITEM_KEY and the features, text with separators split into lists."""
-    kinds, columns = column_kinds(items.features, "item_table", work), [sql_identifier(ITEM_KEY)]
-    for feature in items.features:
-        column, separator = sql_identifier(feature), sql_string(items.separator)
-        if not kinds[feature].endswith("[]") and items.separator and _contains(column, separator, work):
-            columns.append(f"list_transform(string_split({column}, {separator}), lambda v: trim(v)) AS {column}")
-        else:
-            columns.append(column)
-    return f"SELECT {', '.join(columns)} FROM item_table"
-
-
-def _contains(column: str, separator: str, work: Workspace) -> bool:
-    query = f"SELECT count(*) FROM item_table WHERE contains({column}, {separator})"
-    return bool(work.connection.execute(query).fetchall()[0][0])
+def _features_sql(items: ItemTable, times: set[str], work: Workspace) -> str:
+    """Return a SELECT of ITEM_KEY and the features, each of a type that says its kind."""
+    types = column_kinds(items.columns, "item_table", work)
+    finder = KindFinder(work.connection, "item_table", types, times, items.separator)
+    columns = [finder.select_sql(feature, items.kinds.get(feature)) for feature in items.columns]
+    return f"SELECT {', '.join([sql_identifier(ITEM_KEY), *columns])} FROM item_table"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.shards import ShardPlan
-from mbcal.data.store import WORLD_SOURCE, Store
+from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Shard
 from mbcal.data.store_writer import StoreWriter
 from mbcal.data.user_split import order_users
@@ -95,7 +95,7 @@ def write_log(
 
         writer.finish(
             world.behaviours,
-            source=WORLD_SOURCE,
+            source="gymnasium",
             options=options,
             counts=_write_shards(writer, world, part, play),
             source_hashes={"items": writer.digest("items.parquet")},

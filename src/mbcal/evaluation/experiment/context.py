@@ -19,7 +19,7 @@ from mbcal.evaluation.experiment.config import ExperimentConfig
 from mbcal.evaluation.experiment.overrides import apply_overrides
 from mbcal.metrics import Mean, coverage, gini
 from mbcal.training.device import resolve_device
-from mbcal.types import FIRST_ITEM_ROW, Sessions, SessionTensors
+from mbcal.types import FIRST_ITEM_ROW, Feature, Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def _variety(served: Sessions) -> dict[str, float]:
     diversity: distinct values in a session, as a share of its steps. repetition: share of steps with the value of the step
     before.
     """
-    feature = next((feature for feature in served.catalog.features.values() if feature.offsets is None), None)
+    categories = (feature for feature in served.catalog.features.values() if isinstance(feature, Feature))
+    feature = next((feature for feature in categories if feature.offsets is None), None)
     values = served.items if feature is None else feature.codes[served.items]
     mask = served.mask
     is_repeated = (values[:, 1:] == values[:, :-1]) & mask[:, 1:]

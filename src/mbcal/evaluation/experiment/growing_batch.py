@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mbcal.agents import Agent
+from mbcal.agents.growth import share_catalog
 from mbcal.agents.persistence import read_agent
 from mbcal.environments.rollout import Policy
 from mbcal.errors import ModelError
@@ -126,7 +127,7 @@ def _resume(
             agent = read_agent(artifact, type(fresh), context.device)
         except ModelError:  # incomplete, because the machine died; the checkpoint before it is complete
             continue
-        agent.share_catalog(context.train.catalog)
+        share_catalog(agent, context.train.catalog)
         memory: list[SessionTensors] = []
         if context.settings.replay != 1:
             number = path.name.removeprefix("agent-")

@@ -1,0 +1,126 @@
+"""`prepare --like`: rows, codes and behaviours of a store are kept, what is new is appended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from mbcal import ItemTable, KuaiRand, Labels, Levels, SessionConfig, Store, TableLog, load, prepare
+from mbcal.agents.fit_job import fit
+from mbcal.cli import app
+from mbcal.errors import OptionError
+from tests.support.layouts import kuairand
+from tests.support.logs import ONE_PART, write_csv
+
+HEADER = ("who", "what", "when", "did")
+RULE = Labels({"no": 0, "yes": 1})
+
+
+def table(path: Path, items: ItemTable | None = None, rule: Labels | Levels = RULE) -> TableLog:
+    return TableLog(path, user="who", item="what", time="when", behaviour="did", rule=rule, items=items)
+
+
+def log(folder: Path, name: str, items: list[str], start: int = 0) -> Path:
+    rows = [(f"u{k % 9}", items[(k * 7) % len(items)], start + k, ("no", "yes")[k % 2]) for k in range(200)]
+    return write_csv(folder / f"{name}.csv", rows, HEADER)
+
+
+def item_table(folder: Path, name: str, values: dict[str, tuple[Any, ...]]) -> ItemTable:
+    header = ("what", "kind", "words", "vector")
+    lines = [";".join(map(str, row)) for row in (header, *((item, *row) for item, row in values.items()))]
+    (folder / f"{name}.csv").write_text("\n".join(lines))
+    return ItemTable(folder / f"{name}.csv", ["kind", "words:number", "vector"])
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[Store, Store]:
+    first = item_table(tmp_path, "first", {"b": ("x", 1, "[1, 0]"), "a": ("y", 2, "[0, 1]"), "zz": ("y", 3, "[1, 1]")})
+    old = prepare(table(log(tmp_path, "old", ["b", "a", "zz"]), first), tmp_path / "old", ONE_PART)
+    # without a declared kind 'words' would be a category here, and 'kind' a new value
+    second = item_table(tmp_path, "second", {"c": ("a", 7, "[1, 2]"), "aa": ("x", 8, ""), "b": ("x", 1, "[1, 0]")})
+    second = ItemTable(second.source, ["kind", "words", "vector"])
+    new = prepare(table(log(tmp_path, "new", ["aa", "b", "c"], 500), second), tmp_path / "new", ONE_PART, like=old)
+    return old, new
+
+
+def test_rows_and_codes_are_appended(stores: tuple[Store, Store]) -> None:
+    old, new = stores
+    assert old.catalog.items == ("a", "b", "zz")
+    assert new.catalog.items == ("a", "b", "zz", "c", "aa")
+    assert new.catalog.features["kind"].vocabulary == ("x", "y", "a")
+    assert {name: feature.kind for name, feature in new.catalog.features.items()} == {
+        "kind": "category",
+        "words": "number",
+        "vector": "vector",
+    }
+    rows = new.catalog.rows_of(["zz", "c", "aa"])
+    assert [new.catalog.features["words"].values(row) for row in rows] == [("3",), ("7",), ("8",)]
+    assert [new.catalog.features["vector"].values(row) for row in rows] == [("1", "1"), ("1", "2"), ()]
+    assert new.behaviours == old.behaviours
+    assert new.manifest["counts"]["items"] == 5
+    assert new.manifest["options"]["like"] == old.manifest["content_hash"]
+    assert "like" not in old.manifest["options"]
+    shown = {new.catalog.name_of(row) for row in np.unique(new.sessions("train").items) if row}
+    assert shown == {"aa", "b", "c"}
+
+
+def test_a_model_goes_on_from_the_old_store_to_the_new(stores: tuple[Store, Store], tmp_path: Path) -> None:
+    old, new = stores
+    small = {"epochs": 1, "hidden": 8, "embedding": 4, "device": "cpu"}
+    fit(old, tmp_path / "model", "gru4rec", **small)
+    result = CliRunner().invoke(
+        app,
+        [
+            "fit",
+            str(new.path),
+            "--agent",
+            "gru4rec",
+            "--from",
+            str(tmp_path / "model"),
+            "--out",
+            str(tmp_path / "next"),
+            "--epochs",
+            "1",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert "item features: kind (category), words (number), vector (vector)" in result.output
+    agent = load(tmp_path / "next", "cpu")
+    assert agent.domain.catalog.items == new.catalog.items
+    assert agent.seen()[agent.domain.catalog.rows_of(["aa", "c"])].all()
+    assert {entry.item: entry.known for entry in agent.rank([("c", "yes")], ["aa", "b", "q"])} == {
+        "aa": True,
+        "b": True,
+        "q": False,
+    }
+
+
+def test_levels_of_a_store_are_kept(tmp_path: Path) -> None:
+    old = prepare(KuaiRand(kuairand(tmp_path)), tmp_path / "old")
+    again = prepare(KuaiRand(kuairand(tmp_path)), tmp_path / "again", SessionConfig(seed=5), like=old)
+    assert again.behaviours == old.behaviours
+    assert again.catalog.items == old.catalog.items
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Labels({"no": 0, "yes": 2}), "the reward of 'yes' is 1 in that store, here 2; give the same"),
+        (Levels((1.0,)), "behaviours of that store are labels"),
+    ],
+)
+def test_behaviours_that_contradict_are_refused(
+    stores: tuple[Store, Store], tmp_path: Path, rule: Labels | Levels, message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        prepare(table(tmp_path / "new.csv", rule=rule), tmp_path / "third", ONE_PART, like=stores[0])
+
+
+def test_new_labels_are_appended(stores: tuple[Store, Store], tmp_path: Path) -> None:
+    rule = Labels({"buy": 5, "no": 0, "yes": 1})
+    third = prepare(table(tmp_path / "new.csv", rule=rule), tmp_path / "third", ONE_PART, like=stores[0])
+    assert third.behaviours.names == ("no", "yes", "buy")
