@@ -77,6 +77,7 @@ def test_a_session_by_hand() -> None:
         "unknown_behaviours": {},
         "unknown_history": 0,
         "lost": [],
+        "new_items": 0,
     }
 
 

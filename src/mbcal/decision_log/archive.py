@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import io
+import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -47,6 +48,7 @@ _DECISION_SCHEMA = pa.schema(
         ("parts", pa.map_(pa.string(), _NUMBERS)),
         ("seen", pa.list_(pa.bool_())),
         ("repeats", pa.bool_()),
+        ("features", pa.string()),  # JSON; null if there are none
     ]
 )
 _FEEDBACK_SCHEMA = pa.schema(
@@ -90,6 +92,7 @@ def _decision_row(number: int, record: Decision) -> dict[str, Any]:
     for name in ("history", "shown"):
         steps = row.pop(name)
         row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
+    row["features"] = json.dumps(row["features"], ensure_ascii=False) if row["features"] else None
     return {"number": number, **row}
 
 
@@ -97,6 +100,7 @@ def _to_decision(row: dict[str, Any]) -> Decision:
     for name in ("history", "shown"):
         row[name] = list(zip(row.pop(f"{name}_items"), row.pop(f"{name}_behaviours"), strict=True))
     row["parts"] = dict(row["parts"])
+    row["features"] = json.loads(row.get("features") or "{}")
     return Decision(**row)
 
 

@@ -56,6 +56,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     repeats: bool = False
     """Whether items that were shown in the session could be chosen again. If not, the choice was among the other
     candidates, or among all if all had been shown."""
+    features: dict[str, dict[str, Any]] = {}
+    """Features that the request gave to items the version does not know, by item (`types.feature_values.ItemValues`)."""
 
     def __post_init__(self) -> None:
         if len(self.propensities) != len(self.items):

@@ -30,6 +30,7 @@ from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nn.base import SessionNet
 from mbcal.nn.config import NetConfig
 from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
+from mbcal.nn.growth import grow_network
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
@@ -167,6 +168,13 @@ class Simulator:
     @property
     def behaviours(self) -> Behaviours:
         return self.environment.behaviours
+
+    def extend_catalog(self, catalog: Catalog) -> None:
+        """Take new items, which its users meet as the unknown item with their features; see `Agent.extend_catalog`."""
+        grown = self.catalog.extended(catalog)
+        if grown is not self.catalog:
+            grow_network(self.environment.net, None, grown)
+            self._environment = ModelEnvironment(self.environment.net, grown, self.behaviours)
 
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> ModelState:
         """See `Environment`."""

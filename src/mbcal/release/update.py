@@ -25,10 +25,12 @@ import numpy as np
 
 from mbcal.agents import load
 from mbcal.agents.base import Agent
+from mbcal.agents.domain import Domain
 from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict, with_settings
 from mbcal.data.store_writer import write_sessions
 from mbcal.decision_log.join import Joined, join_sessions
+from mbcal.decision_log.new_items import extend_by_log
 from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
@@ -49,7 +51,7 @@ from mbcal.release.gate import (
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
-from mbcal.types import Sessions
+from mbcal.types import Catalog, Sessions
 
 LogFolders = str | Path | Sequence[str | Path]
 """One decision log, or those of several servers."""
@@ -116,7 +118,10 @@ def update(
     if (canary := registry.canary()) is not None:
         raise ConflictError(f"{registry.path}: {canary} is the canary; wait until it is promoted or withdrawn")
     live = load(registry.open(live_name).path, device)
-    joined = _join_versions(registry, live_name, live, log, config.replay)
+    is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
+    catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
+    joined = _join_versions(registry, live_name, live.domain, catalog, log, config.replay)
+    live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
     judging = np.intersect1d(judging, joined.decided_by(live_name))
@@ -129,6 +134,7 @@ def update(
     if candidate is None:
         candidate = _learn(registry, live_name, sessions[teaching], config, device, engine, resources, progress)
     else:
+        candidate.extend_catalog(sessions.catalog)
         candidate.domain.require_compatible(sessions, "the candidate")
     judged, epsilon = sessions[judging], joined.epsilons[judging]
     check, difference = compare_by_log(candidate, live, judged, gate, epsilon=epsilon, progress=progress)
@@ -138,6 +144,7 @@ def update(
     )
     if simulator is not None:
         users = Simulator.load(simulator, device)
+        users.extend_catalog(sessions.catalog)
         verdict.checks.append(
             compare_by_simulator(candidate, live, users, judged, gate, seed=config.seed, progress=progress)
         )
@@ -221,19 +228,26 @@ def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
     return page
 
 
-def _join_versions(registry: Registry, live_name: str, live: Agent, log: LogFolders, replay: int) -> Joined:
-    """Sessions that the live version and the `replay` - 1 versions before it decided."""
+def _join_versions(
+    registry: Registry, live_name: str, domain: Domain, catalog: Catalog, log: LogFolders, replay: int
+) -> Joined:
+    """Sessions that the live version and the `replay` - 1 versions before it decided.
+
+    Their catalogue is the given one, grown by the items that are new to it and that users met.
+    """
     earlier = registry.previous_versions()[-(replay - 1) :] if replay > 1 else []
-    versions, domain = {*earlier, live_name}, live.domain
+    versions = {*earlier, live_name}
     lost: list[Loss] = []
 
-    def records() -> Iterator[Record]:
+    def records(lost: list[Loss]) -> Iterator[Record]:
         for folder in [log] if isinstance(log, str | Path) else log:
             for record in read_log(folder, lost):
                 if isinstance(record, Feedback) or record.version in versions:
                     yield record
 
-    joined = join_sessions(records(), domain.catalog, domain.behaviours, horizon=domain.horizon, history=domain.history)
+    grown = extend_by_log(catalog, records([]))
+    joined = join_sessions(records(lost), grown, domain.behaviours, horizon=domain.horizon, history=domain.history)
+    joined.counts.new_items = len(grown) - len(catalog)
     joined.counts.lost = [str(loss) for loss in lost]
     return joined
 
