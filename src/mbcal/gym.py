@@ -39,6 +39,7 @@ from mbcal.environments.newsfeed.log import generate_sessions
 from mbcal.environments.newsfeed.world import Newsfeed
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import InputError, OptionError
+from mbcal.scoring.fields import FieldReader
 from mbcal.types import MASK_ROW, Sessions
 
 try:
@@ -112,7 +113,8 @@ class _ParallelSessions:
         self.row[mask], self.step[mask] = rows, 0
         self._items[mask], self._behaviours[mask] = MASK_ROW, self._no_behaviour
         self.available[mask] = self.candidates[rows] != MASK_ROW
-        begun = self.environment.begin(*self.sessions[self.row].tensors(self.environment.device).history)
+        self._reader = FieldReader(self.environment, self.sessions[self.row].tensors(self.environment.device))
+        begun = self._reader.begin()
         self.state = begun if self.state is None else self.environment.merge(self._tensor(mask), begun, self.state)
 
     def show(self, action: NDArray[Any], active: NDArray[np.bool_], uniform: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,7 +140,7 @@ class _ParallelSessions:
         shown = active & self.available[every, action]
         item = self.candidates[self.row, action]
         response, next_state = self.environment.respond(
-            self.state, self._tensor(item), self._tensor(uniform).to(torch.float32)
+            self._reader.at(self.state, self._tensor(self.step)), self._tensor(item), self._tensor(uniform).to(torch.float32)
         )
         self.state = self.environment.merge(self._tensor(shown), next_state, self.state)
         behaviour = response.cpu().numpy()

@@ -4,6 +4,7 @@ A method is one module with a config and a class that defines three hooks: which
 learn (`learn`), and what it ranks by (`build_scorer`). Everything else is shared::
 
     fitting.py      fit: held-out users, warm starts, a failed fit undone      calls build_networks, learn, build_scorer
+    policy.py       begin, score and observe, for B sessions at a time
     ranking.py      rank and recommend: names to rows, scores to ranked items
     persistence.py  save and load
 
@@ -30,11 +31,12 @@ from mbcal.agents.fit_context import FitContext
 from mbcal.agents.fitting import fit_agent
 from mbcal.agents.growth import extend_catalog
 from mbcal.agents.persistence import load_agent, save_agent
+from mbcal.agents.policy import ScorerPolicy
 from mbcal.agents.ranking import RankedItem, Recommendations, rank, recommend
 from mbcal.config import with_settings
 from mbcal.data.store import Store
 from mbcal.distributed.group import SINGLE_WORKER, Group
-from mbcal.errors import InputError, ModelError, OptionError
+from mbcal.errors import ModelError, OptionError
 from mbcal.nn.embeddings import ItemEmbedding
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.scorers import Scorer
@@ -44,9 +46,10 @@ from mbcal.training.device import resolve_device
 from mbcal.training.random import seeded_weights
 from mbcal.training.record import TrainingRecord
 from mbcal.types import Catalog, Name, Sessions, SessionTensors, Steps
+from mbcal.types.fields import Values
 
 
-class Agent(ABC):
+class Agent(ScorerPolicy, ABC):
     """A ranking method; subclasses define the three hooks `build_networks`, `learn` and `build_scorer`.
 
     Args:
@@ -218,48 +221,18 @@ class Agent(ABC):
                     return np.asarray(module.seen.cpu().numpy())
         return np.ones(self.domain.catalog.n_rows, bool)
 
-    # ---- as a policy, for B sessions at a time
-
-    def begin(self, user: Any, history_items: Any, history_behaviours: Any, history_length: Any) -> Any:
-        """Return the state before the first step of B sessions.
-
-        Args:
-            user: User numbers, (B,); `scoring.scorers.UNKNOWN_USER` for users without one.
-            history_items: Catalogue rows of the steps before the session, oldest first, (B, H).
-            history_behaviours: Their behaviour numbers, (B, H).
-            history_length: Steps that count, (B,).
-
-        Returns:
-            An opaque, immutable state. All arguments may be tensors or numpy arrays.
-        """
-        arguments = (user, history_items, history_behaviours, history_length)
-        return self.fitted_scorer.begin(*(self._tensor("begin", argument) for argument in arguments))
-
-    def score(self, state: Any, candidates: Any) -> Any:
-        """Score candidates (B, C), given as catalogue rows.
-
-        Returns:
-            Scores (B, C): a tensor, or a numpy array if the candidates were one.
-        """
-        scores = self.fitted_scorer.score(state, self._tensor("score", candidates))
-        return scores.cpu().numpy() if isinstance(candidates, np.ndarray) else scores
-
-    def observe(self, state: Any, item: Any, behaviour: Any) -> Any:
-        """Return the state after item (B,) was shown and behaviour (B,) was observed."""
-        return self.fitted_scorer.observe(state, self._tensor("observe", item), self._tensor("observe", behaviour))
-
-    def _tensor(self, verb: str, values: Any) -> torch.Tensor:
-        if isinstance(values, torch.Tensor):
-            return values
-        try:
-            return torch.as_tensor(values, device=self.device)
-        except (TypeError, ValueError, RuntimeError):
-            kind = type(values).__name__
-            raise InputError(f"{verb}: takes tensors or arrays of numbers, got {kind}; rank() takes names") from None
-
     # ---- by name
 
-    def rank(self, history: Steps, candidates: Sequence[Name], shown: Steps = ()) -> list[RankedItem]:
+    def rank(
+        self,
+        history: Steps,
+        candidates: Sequence[Name],
+        shown: Steps = (),
+        *,
+        context: Values | None = None,
+        user_features: Values | None = None,
+        shown_context: Sequence[Values] = (),
+    ) -> list[RankedItem]:
         """Rank candidates for one user.
 
         Args:
@@ -267,16 +240,19 @@ class Agent(ABC):
             candidates: Items to rank, each once. Items that are not in the catalogue, or did not occur in training, are
                 scored as the average item.
             shown: What was shown in the session so far: (item, behaviour) pairs, oldest first. No candidate may be among it.
+            context: Raw values of the fields of the present step, such as `{"device": "tv"}`; what is left out is missing.
+            user_features: Raw values of the fields of the user, likewise.
+            shown_context: The context of each step in `shown`; by default all of it is missing.
 
         Returns:
             All candidates, best first, with their scores and the parts of every score.
 
         Raises:
-            InputError: If a behaviour is unknown, the history is longer than the model's, a candidate repeats, or one was
-                shown.
+            InputError: If a behaviour or a field is unknown, the history is longer than the model's, a candidate repeats, or
+                one was shown.
             ModelError: If the agent has not been fitted.
         """
-        return rank(self, history, candidates, shown)
+        return rank(self, history, candidates, shown, context, user_features, shown_context)
 
     def recommend(
         self,

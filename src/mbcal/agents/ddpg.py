@@ -11,7 +11,8 @@ Q' and p' are copies of Q and p, renewed every few updates as in DQN; the actor'
 
 Deviations: (1) copies instead of moving averages, as in DQN; (2) the actor's network is like all others, with the masking
 item in place of the candidate; (3) v(a) is learned by the critic's loss alone; (4) the critic encodes the history or
-nothing, never the user's id; (5) targets are bounded and large errors count linearly, as in DQN.
+nothing, never the user's id, and reads neither user features nor context, which the actor does; (5) targets are bounded and
+large errors count linearly, as in DQN.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _ActorCritic(nn.Module):
 
     def __init__(self, domain: Domain, config: DDPGConfig) -> None:
         super().__init__()
-        self.actor = RecurrentNet(domain.catalog, domain.behaviours, config.net, config.action, domain.n_users)
+        shape = (domain.catalog, domain.behaviours, config.net, config.action, domain.n_users)
+        self.actor = RecurrentNet(*shape, domain.fields)
         self.items = ItemEmbedding(domain.catalog, config.net)
         self.point = nn.Linear(self.items.size, config.action)
         self.behaviours = Embedding(domain.behaviours.start + 1, config.net.embedding, config.net.embedding_scale)
@@ -164,4 +166,5 @@ class DDPG(Agent):
     def build_scorer(self) -> NearestScorer:
         net: _ActorCritic = self.nets["value"].online
         rows = torch.arange(self.domain.catalog.n_rows, device=self.device)
-        return NearestScorer(net.actor.scoring_tables(), net.points(rows), self.domain.behaviours.start)
+        start, fields = self.domain.behaviours.start, self.domain.fields
+        return NearestScorer(net.actor.scoring_tables(), net.points(rows), start, fields)

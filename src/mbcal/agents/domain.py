@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from mbcal.environments.base import require_sessions
-from mbcal.types import Behaviours, Catalog, Sessions, SessionTensors
+from mbcal.types import NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions, SessionTensors
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,23 @@ class Domain:
     """Most steps before a session."""
     n_users: int
     """Users with a number below this have a row of their own in an id encoder; all others share one."""
+    fields: SessionFields = NO_FIELDS
+    """Fields of users and steps that its networks read."""
 
     @classmethod
-    def from_sessions(cls, sessions: Sessions | SessionTensors, n_users: int | None = None) -> Self:
+    def from_sessions(
+        cls, sessions: Sessions | SessionTensors, n_users: int | None = None, fields: SessionFields | None = None
+    ) -> Self:
         """Create the domain of sessions.
 
         Args:
             sessions: At least one session.
             n_users: Highest user number + 1; by default that of `sessions`. Give it if other workers hold sessions, too.
+            fields: Fields that networks read; by default those of `sessions`.
         """
         n_users = n_users or int(sessions.user.max()) + 1
-        return cls(sessions.catalog, sessions.behaviour_set, sessions.horizon, sessions.history_items.shape[1], n_users)
+        sizes = (sessions.horizon, sessions.history_items.shape[1], n_users)
+        return cls(sessions.catalog, sessions.behaviour_set, *sizes, sessions.fields if fields is None else fields)
 
     def require_compatible(self, sessions: Sessions | SessionTensors, owner: str) -> None:
         """Raise unless `sessions` are over the same items and behaviours.

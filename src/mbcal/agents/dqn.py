@@ -63,7 +63,7 @@ class QNetwork(TargetCopy):
     target: ValueNet
 
     def __init__(self, domain: Domain, config: DQNConfig) -> None:
-        shape = (domain.catalog, domain.behaviours, config.net, domain.n_users, domain.horizon)
+        shape = (domain.catalog, domain.behaviours, config.net, domain.n_users, domain.horizon, domain.fields)
         super().__init__(ValueNet(*shape), ValueNet(*shape), config.copy_every)
         self._target_term: ScoreTerm | None = None
 
@@ -151,7 +151,8 @@ class DQN(Agent):
         return self.label(batch), self.nets["value"].online.values(batch)
 
     def build_scorer(self) -> NetScorer:
-        return NetScorer({"value": value_term(self.nets["value"].online)}, self.domain.behaviours.start)
+        terms = {"value": value_term(self.nets["value"].online)}
+        return NetScorer(terms, self.domain.behaviours.start, self.domain.fields)
 
 
 class DDQN(DQN):
@@ -181,10 +182,12 @@ def candidate_values(net: ValueNet, term: ScoreTerm, batch: SessionTensors) -> T
         candidates = candidates.unsqueeze(1).expand(-1, horizon, -1)
     per_step = candidates.flatten(0, 1)  # (B·T, C)
     block = CPU_BLOCK if states.device.type == "cpu" else len(states)
-    values = [
-        term.score(states[begin : begin + block], previous[begin : begin + block], per_step[begin : begin + block])
-        for begin in range(0, len(states), block)
-    ]
+    context = batch.encoded_by(net.fields).context
+    gates = None if context is None else term.tables.context_gates(context.flatten(0, 1))
+    values = []
+    for begin in range(0, len(states), block):
+        part = slice(begin, begin + block)
+        values.append(term.score(states[part], previous[part], per_step[part], None if gates is None else gates[part]))
     # tables contain the mean shift of all steps; add the difference of each step's shift to it
     step_shift = net.label_scaler.denormalize(torch.zeros(1, horizon, device=states.device)) - net.label_scaler.shift.mean()
     return torch.cat(values).view(size, horizon, -1) + step_shift.unsqueeze(2)

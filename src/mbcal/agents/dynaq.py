@@ -32,7 +32,7 @@ class DynaQ(DQN):
 
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         shape = (domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users)
-        return {"environment": RecurrentNet(*shape), **super().build_networks(domain)}
+        return {"environment": RecurrentNet(*shape, domain.fields), **super().build_networks(domain)}
 
     def learn(self, context: FitContext) -> None:
         context.fit_behaviours("environment")

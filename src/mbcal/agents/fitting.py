@@ -19,6 +19,7 @@ from mbcal.distributed.worker_slice import WorkerSlice, all_reduce_count, requir
 from mbcal.environments.candidates import session_candidates
 from mbcal.errors import InputError
 from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
+from mbcal.nn.fields import centre_fields
 from mbcal.progress import Progress
 from mbcal.scoring.scorers import UNKNOWN_USER
 from mbcal.storage.checkpoints import Checkpoints
@@ -56,9 +57,12 @@ def fit_agent(
     n_steps = all_reduce_count(int(sessions.length.sum()), group)
     if not agent.is_started:
         agent.config = replace(agent.config, net=agent.config.net.sized(n_steps))
-        agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1))
+        net = agent.config.net
+        fields = sessions.fields.select(net.user_features, net.context)
+        agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1, fields))
     sessions = with_agent_items(agent, sessions)
     agent.domain.require_compatible(sessions, "this agent")
+    sessions = sessions.encoded_by(agent.domain.fields)
     is_first_fit, config, choices = agent.n_fits == 0, agent.config, dict(agent.choices)
     backup = {} if is_first_fit else {name: _state(agent, name) for name in agent.nets}
     try:
@@ -78,6 +82,7 @@ def fit_agent(
         raise
     for net in agent.nets.values():
         fill_unknown_items(net)
+        centre_fields(net, context.data.tensors, group)
     agent.records, agent.n_fits = context.records, agent.n_fits + 1
     agent.warnings = tuple(context.warnings)
     if sessions.origin and sessions.origin not in agent.origins:

@@ -35,6 +35,7 @@ from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import rollout
 from mbcal.metrics import Floats, mean_interval
 from mbcal.nn.embeddings import fill_unknown_items
+from mbcal.nn.fields import centre_fields
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.progress import Progress
 from mbcal.scoring.scorers import UNKNOWN_USER, NetScorer, ScoreTerm
@@ -229,8 +230,8 @@ class _Planner(Agent):
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         shape = (domain.catalog, domain.behaviours, self.config.net)
         return {
-            "environment": RecurrentNet(*shape, len(domain.behaviours), domain.n_users),
-            "advantage": ValueNet(*shape, domain.n_users, domain.horizon),
+            "environment": RecurrentNet(*shape, len(domain.behaviours), domain.n_users, domain.fields),
+            "advantage": ValueNet(*shape, domain.n_users, domain.horizon, domain.fields),
         }
 
     def learn(self, context: FitContext) -> None:
@@ -244,13 +245,15 @@ class _Planner(Agent):
             fit = replace(context, nets={"advantage": net}, optimisers={"advantage": self.create_optimiser(net)})
             fit.fit_values("advantage", labels[:, column])
             fill_unknown_items(net)
+            centre_fields(net, context.data.tensors, context.worker_slice.group)
             self.values[gamma] = value_term(net)
 
     def build_scorer(self) -> NetScorer:
         behaviours = self.domain.behaviours
         instant = reward_term(self.nets["environment"], behaviours)
         for gamma, value in self.values.items():
-            self.policies[gamma] = NetScorer({"instant": instant, "future": value}, behaviours.start)
+            terms = {"instant": instant, "future": value}
+            self.policies[gamma] = NetScorer(terms, behaviours.start, self.domain.fields)
         return self.policies[GAMMAS[0]]
 
 

@@ -28,15 +28,15 @@ class GRU4Rec(Agent):
     explores = False
 
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
-        net = RecurrentNet(domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours), domain.n_users)
-        return {"behaviour": net}
+        shape = (domain.catalog, domain.behaviours, self.config.net, len(domain.behaviours))
+        return {"behaviour": RecurrentNet(*shape, domain.n_users, domain.fields)}
 
     def learn(self, context: FitContext) -> None:
         context.fit_behaviours("behaviour")
 
     def build_scorer(self) -> NetScorer:
         terms = {"instant": reward_term(self.nets["behaviour"], self.domain.behaviours)}
-        return NetScorer(terms, self.domain.behaviours.start)
+        return NetScorer(terms, self.domain.behaviours.start, self.domain.fields)
 
 
 class GRU4RecEpsilon(GRU4Rec):

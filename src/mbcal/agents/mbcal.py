@@ -105,12 +105,12 @@ class MBCAL(Agent):
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
         shape = (domain.catalog, domain.behaviours, self.config.net)
         nets: dict[str, nn.Module] = {
-            "environment": RecurrentNet(*shape, len(domain.behaviours), domain.n_users),
-            "advantage": ValueNet(*shape, domain.n_users, domain.horizon),
+            "environment": RecurrentNet(*shape, len(domain.behaviours), domain.n_users, domain.fields),
+            "advantage": ValueNet(*shape, domain.n_users, domain.horizon, domain.fields),
         }
         if self.config.mix:
-            nets["baseline"] = ValueNet(*shape, domain.n_users, domain.horizon)
-            nets["residual"] = ValueNet(*shape, domain.n_users, domain.horizon)
+            nets["baseline"] = ValueNet(*shape, domain.n_users, domain.horizon, domain.fields)
+            nets["residual"] = ValueNet(*shape, domain.n_users, domain.horizon, domain.fields)
             nets["mix"] = Mix(0.0 if self.config.mix == "auto" else self.config.mix)
         return nets
 
@@ -201,7 +201,7 @@ class MBCAL(Agent):
         }
         if mix:
             terms["residual"] = value_term(self.nets["residual"], mix)
-        return NetScorer(terms, self.domain.behaviours.start)
+        return NetScorer(terms, self.domain.behaviours.start, self.domain.fields)
 
     def environment(self) -> ModelEnvironment:
         """Return the environment model as an environment, for imagined sessions."""

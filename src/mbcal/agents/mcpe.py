@@ -31,7 +31,8 @@ class MCPE(Agent):
     config: ValueConfig
 
     def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
-        return {"value": ValueNet(domain.catalog, domain.behaviours, self.config.net, domain.n_users, domain.horizon)}
+        shape = (domain.catalog, domain.behaviours, self.config.net, domain.n_users, domain.horizon)
+        return {"value": ValueNet(*shape, domain.fields)}
 
     def learn(self, context: FitContext) -> None:
         context.fit_values("value", session_returns(context.data, self.config.gamma))
@@ -45,4 +46,5 @@ class MCPE(Agent):
         return self.label(batch), self.nets["value"].values(batch)
 
     def build_scorer(self) -> NetScorer:
-        return NetScorer({"value": value_term(self.nets["value"])}, self.domain.behaviours.start)
+        terms = {"value": value_term(self.nets["value"])}
+        return NetScorer(terms, self.domain.behaviours.start, self.domain.fields)

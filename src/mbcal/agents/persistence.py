@@ -15,6 +15,7 @@ from mbcal.errors import ModelError, OptionError
 from mbcal.storage.artifacts import MODEL_KIND, Artifact, write_artifact
 from mbcal.training.record import TrainingRecord
 from mbcal.training.state import load_state_arrays, state_to_arrays
+from mbcal.types import SessionFields
 
 if TYPE_CHECKING:
     from mbcal.agents.base import Agent
@@ -45,6 +46,8 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "origins": list(agent.origins),
         "provenance": dict(provenance),
     }
+    if domain.fields:
+        manifest["fields"] = domain.fields.record()
     files = {"weights": weights, "optimiser": optimiser_state}
     return write_artifact(path, MODEL_KIND, manifest, files, domain.catalog, overwrite)
 
@@ -95,7 +98,8 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
     try:
         agent = kind(from_dict(kind.Config, manifest["config"]), device)
         sizes = (manifest["horizon"], manifest["history"], manifest["users"])
-        agent.reset(Domain(artifact.catalog, artifact.behaviours, *sizes))
+        fields = SessionFields.from_record(manifest.get("fields"))
+        agent.reset(Domain(artifact.catalog, artifact.behaviours, *sizes, fields))
         arrays_by_prefix = {"weight": artifact.arrays("weights"), "adam": artifact.arrays("optimiser")}
         for name, net in agent.nets.items():
             state = {

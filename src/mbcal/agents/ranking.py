@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.retrieval import top_k
 from mbcal.scoring.scorers import UNKNOWN_USER
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, History, Name, Sessions, Steps, to_names, to_steps
+from mbcal.types.fields import Values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,14 +86,30 @@ class Recommendations(Sequence[list[str]]):
         return f"<Recommendations: {self.rows.shape[1]} items for each of {len(self):,} users>"
 
 
-def rank(agent: Agent, history: Steps, candidates: Sequence[Name], shown: Steps = ()) -> list[RankedItem]:
+def rank(
+    agent: Agent,
+    history: Steps,
+    candidates: Sequence[Name],
+    shown: Steps,
+    context: Values | None,
+    user_features: Values | None,
+    shown_context: Sequence[Values],
+) -> list[RankedItem]:
     """Rank candidates for one user; see `Agent.rank`."""
     domain, scorer = agent.domain, agent.fitted_scorer
     names, shown_steps = to_names(candidates), to_steps(shown, "shown")
     _require_rankable(names, {item for item, _ in shown_steps})
+    contexts = [*(shown_context or [None] * len(shown_steps)), context]
+    if len(contexts) != len(shown_steps) + 1:
+        raise InputError(f"shown_context: {len(shown_context)} for {len(shown_steps)} steps shown; give one each, or none")
     state = scorer.begin(*_to_tensors(_encode_histories(domain, [history]), agent.device))
-    for item, behaviour in zip(*_encode_steps(domain, shown_steps), strict=True):
+    if user_features:
+        encoded = agent.fields.user.encode(user_features, "user_features")
+        state = agent.with_user(state, encoded[None])
+    for number, (item, behaviour) in enumerate(zip(*_encode_steps(domain, shown_steps), strict=True)):
+        state = _in_context(agent, state, contexts[number])
         state = scorer.observe(state, *(torch.from_numpy(value.reshape(1)).to(agent.device) for value in (item, behaviour)))
+    state = _in_context(agent, state, contexts[-1])
     rows = domain.catalog.rows_of(names)
     parts_by_name = scorer.score_parts(state, torch.from_numpy(rows).to(agent.device).unsqueeze(0))
     parts = {name: part[0].tolist() for name, part in parts_by_name.items()}
@@ -111,6 +128,11 @@ def rank(agent: Agent, history: Steps, candidates: Sequence[Name], shown: Steps 
     ]
 
 
+def _in_context(agent: Agent, state: Any, context: Values | None) -> Any:
+    """The state of one session with the context of its next step, if there is any."""
+    return agent.with_context(state, agent.fields.context.encode(context, "context")[None]) if context else state
+
+
 def recommend(
     agent: Agent,
     histories: Sequence[Steps] | Sessions,
@@ -123,9 +145,10 @@ def recommend(
     if not isinstance(k, int) or k < 1:
         raise InputError(f"k: must be a whole number of at least 1, got {k!r}")
     domain = agent.domain
+    user_features = None
     if isinstance(histories, Sessions):
         domain.require_compatible(histories, "this agent")
-        encoded = histories.history
+        encoded, user_features = histories.history, histories.encoded_by(agent.fields).user_features
     else:
         encoded = _encode_histories(domain, histories)
     rows = _candidate_rows(agent, candidates, len(encoded.user))
@@ -133,10 +156,13 @@ def recommend(
     excluded = excluded if filter_history else excluded[:, :0]
     if agent.device.type == "cpu":
         scorer = to_numpy(agent.fitted_scorer)  # on numpy arrays the C kernel does the scoring
-        best, scores = top_k(scorer, scorer.begin(*encoded), rows, excluded, k, exact=exact)
+        state = scorer.begin(*encoded)
+        state = state if user_features is None else scorer.with_user(state, user_features)
+        best, scores = top_k(scorer, state, rows, excluded, k, exact=exact)
     else:
         scorer = agent.fitted_scorer
         state = scorer.begin(*_to_tensors(encoded, agent.device))
+        state = state if user_features is None else agent.with_user(state, user_features)
         best, scores = top_k(
             scorer, state, rows, excluded, k, exact=exact, as_rows=lambda r: torch.from_numpy(r).to(agent.device)
         )

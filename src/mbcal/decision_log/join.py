@@ -278,7 +278,7 @@ class _SessionBuilder:
         """Return all windows as padded arrays."""
         size = len(self.windows)
         width = max((len(step.candidates) for window in self.windows for step in window.steps), default=0)
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, Any] = {
             "items": np.zeros((size, horizon), np.int32),
             "behaviours": np.zeros((size, horizon), np.uint8),
             "length": np.asarray([len(window.steps) for window in self.windows], np.int32),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -22,9 +22,12 @@ class ModelState:
     hidden: State
     previous: Tensor
     """(B,) the last behaviour."""
+    context: Tensor | None = None
+    """(B, K) the context of the next step, if it is known."""
 
     def __getitem__(self, rows: Tensor) -> Self:
-        return type(self)(tuple(part[rows] for part in self.hidden), self.previous[rows])
+        context = None if self.context is None else self.context[rows]
+        return type(self)(tuple(part[rows] for part in self.hidden), self.previous[rows], context)
 
     def __repr__(self) -> str:
         return f"<ModelState: {len(self.previous)} sessions>"
@@ -41,7 +44,7 @@ class ModelEnvironment:
 
     def __init__(self, net: SessionNet, catalog: Catalog, behaviours: Behaviours) -> None:
         self.catalog, self.behaviours = catalog, behaviours
-        self.net = net.frozen_copy()
+        self.net, self.fields = net.frozen_copy(), net.fields
         self.device = net.behaviours.weight.device
         self.rewards = behaviours.reward_table(self.device)
         # on a GPU, tables allow one kernel per step
@@ -59,11 +62,20 @@ class ModelEnvironment:
         return ModelState(self.net.begin(*history), previous)
 
     @torch.no_grad()
+    def with_user(self, state: ModelState, user_features: Tensor) -> ModelState:
+        """The state before the first step of users with these features (B, U); see `scoring.fields.FieldReader`."""
+        return replace(state, hidden=self.net.with_user(state.hidden, user_features))
+
+    def with_context(self, state: ModelState, context: Tensor) -> ModelState:
+        """The state with the context (B, K) of the next step; see `scoring.fields.FieldReader`."""
+        return replace(state, context=context)
+
+    @torch.no_grad()
     def probabilities(self, state: ModelState, items: Tensor) -> Tensor:
         """P(behaviour | state, item): (B, C, behaviours) for items (B, C)."""
         size, count = items.shape
         repeated = state[torch.arange(size, device=items.device).repeat_interleave(count)]
-        logits, _ = self.net.forward_step(repeated.hidden, items.flatten(), repeated.previous)
+        logits, _ = self.net.forward_step(repeated.hidden, items.flatten(), repeated.previous, repeated.context)
         return torch.softmax(logits, -1).view(size, count, -1)
 
     def expected_reward(self, state: ModelState, items: Tensor) -> Tensor:
@@ -74,11 +86,13 @@ class ModelEnvironment:
     def respond(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
         """See `Environment`."""
         if self._tables is not None:
-            fast = triton.respond(self._tables, state.hidden, item, state.previous, uniform)
+            gates = None if state.context is None else self._tables.context_gates(state.context)
+            cell, previous = self._tables.cell.in_context(state.previous, gates)
+            fast = triton.respond(replace(self._tables, cell=cell), state.hidden, item, previous, uniform)
             if fast is not None:
                 behaviour, hidden = fast
                 return behaviour, ModelState(hidden, behaviour.to(state.previous.dtype))
-        logits, hidden = self.net.forward_step(state.hidden, item, state.previous)
+        logits, hidden = self.net.forward_step(state.hidden, item, state.previous, state.context)
         cumulative = torch.softmax(logits, -1).cumsum(1)
         # the first behaviour whose cumulative probability exceeds the uniform number
         behaviour = (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
@@ -87,7 +101,7 @@ class ModelEnvironment:
     @torch.no_grad()
     def observe(self, state: ModelState, item: Tensor, behaviour: Tensor) -> ModelState:
         """See `Environment`."""
-        _, hidden = self.net.forward_step(state.hidden, item, state.previous)
+        _, hidden = self.net.forward_step(state.hidden, item, state.previous, state.context)
         return ModelState(hidden, behaviour.to(state.previous.dtype))
 
     def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:

@@ -24,6 +24,7 @@ from mbcal.environments.candidates import SessionsT, session_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.choice import candidates_at, epsilon_greedy, softmax
+from mbcal.scoring.fields import FieldReader
 from mbcal.training.random import derive_seed, uniform
 from mbcal.types import MASK_ROW, Sessions, SessionTensors
 
@@ -146,10 +147,12 @@ def _serve(
     keep_until: Tensor | None,
 ) -> SessionTensors:
     """Serve one block of B sessions, by noise (B, T, 3)."""
-    policy_state, user_state = policy.begin(*batch.history), environment.begin(*batch.history)
+    policy_reader, user_reader = FieldReader(policy, batch), FieldReader(environment, batch)
+    policy_state, user_state = policy_reader.begin(), user_reader.begin()
     availability = _Availability(batch.require_candidates())
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(batch.items.shape[1]):
+        policy_state, user_state = policy_reader.at(policy_state, step), user_reader.at(user_state, step)
         candidates, available = availability.at(step)
         chosen, propensity = exploration.choose(policy.score(policy_state, candidates), available, noise[:, step, :2])
         item = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)

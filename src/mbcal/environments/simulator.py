@@ -30,10 +30,12 @@ from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nn.base import SessionNet
 from mbcal.nn.config import NetConfig
 from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
+from mbcal.nn.fields import centre_fields
 from mbcal.nn.growth import grow_network
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
+from mbcal.scoring.fields import FieldReader
 from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact, write_artifact
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.calibration import calibrate
@@ -46,7 +48,7 @@ from mbcal.training.losses import base_nll, behaviour_nll
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.record import TrainingRecord
 from mbcal.training.state import load_state_arrays, state_to_arrays
-from mbcal.types import Behaviours, Catalog, Sessions
+from mbcal.types import NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 Family = Literal["lstm", "transformer"]
 """The networks a simulator can have."""
@@ -64,6 +66,10 @@ class SimulatorConfig:
     embedding: int = 32
     features: tuple[str, ...] | None = None
     """Item features it sees; all features of the catalogue if None."""
+    context: tuple[str, ...] | None = None
+    """Fields of steps it sees; all that the sessions have if None."""
+    user_features: tuple[str, ...] | None = None
+    """Fields of users it sees; all that the sessions have if None."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     seed: int = 0
 
@@ -128,7 +134,9 @@ class Simulator:
         if not isinstance(data, Store | Sessions):
             raise InputError(f"fit: a simulator takes a store or sessions, got {type(data).__name__}")
         sessions = data.sessions("simulator") if isinstance(data, Store) else data
-        net = _build_network(self.config, sessions.catalog, sessions.behaviour_set).to(self.device)
+        fields = sessions.fields.select(self.config.user_features, self.config.context)
+        sessions = sessions.encoded_by(fields)
+        net = _build_network(self.config, sessions.catalog, sessions.behaviour_set, fields).to(self.device)
         mark_seen_items(net, sessions.tensors(), first=True)
         training, device_sessions = self.config.training, DeviceSessions(sessions, self.device)
         train_rows, held_out_rows = split_held_out_users(sessions.user, training.validation, self.config.seed)
@@ -147,6 +155,7 @@ class Simulator:
         seed = derive_seed(self.config.seed, "simulator")
         self.record = train(job, training, seed=seed, progress=progress, checkpoints=checkpoints)
         fill_unknown_items(net)
+        centre_fields(net, device_sessions.tensors)
         self.temperature = calibrate(net, device_sessions, held_out_rows)
         self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
         self.fitted_users, self.origin, self.card = np.unique(sessions.user), sessions.origin, None
@@ -179,6 +188,19 @@ class Simulator:
     def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> ModelState:
         """See `Environment`."""
         return self.environment.begin(user, history_items, history_behaviours, history_length)
+
+    @property
+    def fields(self) -> SessionFields:
+        """Fields of users and steps that it reads."""
+        return self.environment.fields
+
+    def with_user(self, state: ModelState, user_features: Tensor) -> ModelState:
+        """See `ModelEnvironment`."""
+        return self.environment.with_user(state, user_features)
+
+    def with_context(self, state: ModelState, context: Tensor) -> ModelState:
+        """See `ModelEnvironment`."""
+        return self.environment.with_context(state, context)
 
     def respond(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
         """See `Environment`."""
@@ -251,10 +273,10 @@ class Simulator:
     def _replay(self, sessions: Sessions, noise: Tensor) -> NDArray[np.float32]:
         """Rewards (B, T) when the logged items are shown but every behaviour is the simulator's own, by noise (B, T)."""
         batch = sessions.tensors(self.device, without=("candidates", "propensities", "timestamps"))
-        state = self.begin(*batch.history)
-        rewards = []
+        reader = FieldReader(self, batch)
+        state, rewards = reader.begin(), []
         for step in range(sessions.horizon):
-            behaviour, state = self.respond(state, batch.items[:, step], noise[:, step])
+            behaviour, state = self.respond(reader.at(state, step), batch.items[:, step], noise[:, step])
             rewards.append(self.environment.rewards[behaviour.long()])
         return torch.stack(rewards, 1).cpu().numpy()
 
@@ -293,6 +315,8 @@ class Simulator:
             "origin": self.origin,
             "report_card": None if self.card is None else asdict(self.card),
         }
+        if self.fields:
+            manifest["fields"] = self.fields.record()
         state = state_to_arrays(self.environment.net, None)
         weights = {name.removeprefix("weight/"): array for name, array in state.items()}
         files = {"weights": weights, "fitted": {"users": self.fitted_users}}
@@ -309,7 +333,8 @@ class Simulator:
         manifest, catalog = artifact.manifest, artifact.catalog
         try:
             simulator = cls(from_dict(SimulatorConfig, manifest["config"]), device)
-            net = _build_network(simulator.config, catalog, artifact.behaviours)
+            fields = SessionFields.from_record(manifest.get("fields"))
+            net = _build_network(simulator.config, catalog, artifact.behaviours, fields)
             weights = {f"weight/{name}": array for name, array in artifact.arrays("weights").items()}
             load_state_arrays(net, None, weights)
             simulator._environment = ModelEnvironment(net.to(simulator.device), catalog, artifact.behaviours)
@@ -328,10 +353,12 @@ class Simulator:
         return f"<Simulator: {self.config.family}, {sizes}, fitted on {len(self.fitted_users):,} users, on {self.device}>"
 
 
-def _build_network(config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours) -> SessionNet:
+def _build_network(
+    config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours, fields: SessionFields = NO_FIELDS
+) -> SessionNet:
     features = tuple(catalog.features) if config.features is None else config.features
     net_config = NetConfig(config.family, config.hidden, config.embedding, features)
     with seeded_weights(config.seed, "simulator weights"):
         if config.family == "transformer":
-            return TransformerNet(catalog, behaviours, net_config, len(behaviours))
-        return RecurrentNet(catalog, behaviours, net_config, len(behaviours))
+            return TransformerNet(catalog, behaviours, net_config, len(behaviours), fields)
+        return RecurrentNet(catalog, behaviours, net_config, len(behaviours), fields=fields)

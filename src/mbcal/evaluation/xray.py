@@ -18,6 +18,7 @@ from mbcal.agents.base import Agent
 from mbcal.agents.mbcal import MBCAL
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet
+from mbcal.scoring.fields import FieldReader
 from mbcal.types import MASK_ROW, Catalog, Sessions, SessionTensors
 
 RIVALS = 3
@@ -42,10 +43,11 @@ def xray(agent: Agent, served: Sessions) -> list[dict[str, Any]] | None:
     changes, rewards = change_by_step(agent, batch).cpu(), served.rewards
     entries: list[dict[str, Any]] = [{"user": int(user), "steps": []} for user in served.user]
     scorer = agent.fitted_scorer
-    state = scorer.begin(*batch.history)
+    reader = FieldReader(scorer, batch)
+    state = reader.begin()
     available = torch.ones_like(batch.candidates, dtype=torch.bool) if batch.candidates is not None else None
     for step in range(served.horizon):
-        items = batch.items[:, step : step + 1]
+        items, state = batch.items[:, step : step + 1], reader.at(state, step)
         candidates = items if batch.candidates is None else batch.candidates
         parts = {name: part.cpu() for name, part in scorer.score_parts(state, candidates).items()}
         can_be_shown = torch.ones_like(candidates, dtype=torch.bool) if available is None else available

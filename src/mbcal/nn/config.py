@@ -35,6 +35,10 @@ class NetConfig:
     """Width of each embedding: of behaviours, of item ids, and of every item feature."""
     features: tuple[str, ...] | None = None
     """Item features read beside the id. None: those the store proposes for agents, or none without a store."""
+    context: tuple[str, ...] | None = None
+    """Fields of steps that are read. None: all that the sessions have."""
+    user_features: tuple[str, ...] | None = None
+    """Fields of users that are read, beside what `user` says. None: all that the sessions have."""
     user: UserEncoder = "history"
     embedding_scale: float = 0.2
     """Standard deviation of initial embeddings. torch's default of 1 drowns what is learned (docs/training.md)."""

@@ -2,8 +2,8 @@
 
 ::
 
-    h_0 = user encoder                      from the history (default), the user's id, or zero
-    x_t = [Emb(b_{t-1}), Emb(a_t)]          Emb(a) concatenates the embeddings of an item's id and features
+    h_0 = user encoder + U(features)        from the history (default), the user's id, or zero; features if there are any
+    x_t = [Emb(b_{t-1}), Emb(a_t), C(c_t)]  Emb(a) concatenates the embeddings of an item's id and features; context if any
     h_t = GRU(h_{t-1}, x_t)                 or an LSTM, in simulators
     y_t = MLP(h_t)                          logits of behaviours, or one value
 
@@ -27,7 +27,7 @@ from mbcal.nn.config import NetConfig
 from mbcal.nn.embeddings import Embedding
 from mbcal.nn.label_scaler import LabelScaler
 from mbcal.scoring.tables import CellTables, Tables
-from mbcal.types import MASK_ROW, Behaviours, Catalog, SessionTensors
+from mbcal.types import MASK_ROW, NO_FIELDS, Behaviours, Catalog, SessionFields, SessionTensors
 
 
 class RecurrentNet(SessionNet):
@@ -39,17 +39,26 @@ class RecurrentNet(SessionNet):
         config: Sizes and inputs; `cell` must be gru or lstm.
         outputs: Numbers per step: as many as behaviours for their logits, 1 for a value.
         users: Users with an embedding of their own, for `config.user == "id"`; higher numbers share one more embedding.
+        fields: See `SessionNet`.
 
     Raises:
         OptionError: If the cell is a transformer, or the id encoder is given no users.
     """
 
-    def __init__(self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, outputs: int, users: int = 0) -> None:
-        super().__init__(catalog, behaviours, config)
+    def __init__(
+        self,
+        catalog: Catalog,
+        behaviours: Behaviours,
+        config: NetConfig,
+        outputs: int,
+        users: int = 0,
+        fields: SessionFields = NO_FIELDS,
+    ) -> None:
+        super().__init__(catalog, behaviours, config, fields)
         if config.cell == "transformer":
             raise OptionError("cell: 'transformer' is for simulators; agents take gru or lstm")
         layer = nn.GRU if config.cell == "gru" else nn.LSTM
-        self.cell = layer(config.embedding + self.items.size, config.width, batch_first=True)
+        self.cell = layer(self.step_size, config.width, batch_first=True)
         if config.user == "history":
             self.history = nn.GRU(config.embedding + self.items.size, config.width, batch_first=True)
         elif config.user == "id":
@@ -58,10 +67,18 @@ class RecurrentNet(SessionNet):
             n_rows = users + 1  # the last row is for users not seen in training
             self.user = Embedding(n_rows, config.width, config.embedding_scale)
         self.head = nn.Sequential(nn.Linear(config.width, config.width), nn.ReLU(), nn.Linear(config.width, outputs))
+        self.user_features = self._encoder("user_features", config.width)
 
     # ---- whole sessions
 
-    def begin(self, user: Tensor, history_items: Tensor, history_behaviours: Tensor, history_length: Tensor) -> State:
+    def begin(
+        self,
+        user: Tensor,
+        history_items: Tensor,
+        history_behaviours: Tensor,
+        history_length: Tensor,
+        user_features: Tensor | None = None,
+    ) -> State:
         """See `SessionNet`: h_0 (B, H), for an LSTM with c_0 = 0."""
         if self.config.user == "history":
             hidden = self._encode_history(history_items, history_behaviours, history_length)
@@ -69,7 +86,15 @@ class RecurrentNet(SessionNet):
             hidden = self.user(user.clamp(max=self.user.num_embeddings - 1))
         else:
             hidden = torch.zeros(len(user), self.config.width, device=user.device)
+        if self.user_features is not None:
+            hidden = hidden + (self.user_features.bias if user_features is None else self.user_features(user_features))
         return self.initial_state(hidden)
+
+    def with_user(self, state: State, user_features: Tensor) -> State:
+        """See `SessionNet`."""
+        if self.user_features is None:
+            return state
+        return state[0] + self.user_features(user_features) - self.user_features.bias, *state[1:]
 
     def initial_state(self, hidden: Tensor) -> State:
         """The cell's state for h_0 (B, H): (h_0,), or (h_0, 0) for an LSTM."""
@@ -82,14 +107,14 @@ class RecurrentNet(SessionNet):
             return zeros
         return last_hidden(run_gru(self.history, self.inputs(items, behaviours), zeros), length)
 
-    def forward(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
+    def forward(self, state: State, items: Tensor, behaviours: Tensor, context: Tensor | None = None) -> Tensor:
         """See `SessionNet`."""
-        outputs: Tensor = self.head(self._hidden(state, items, behaviours))
+        outputs: Tensor = self.head(self._hidden(state, items, behaviours, context))
         return outputs
 
-    def _hidden(self, state: State, items: Tensor, behaviours: Tensor) -> Tensor:
-        """h_t (B, T, H) after every step of items and behaviours (B, T)."""
-        inputs = self.inputs(items, self.previous(behaviours))
+    def _hidden(self, state: State, items: Tensor, behaviours: Tensor, context: Tensor | None) -> Tensor:
+        """h_t (B, T, H) after every step of items and behaviours (B, T) in context (B, T, K)."""
+        inputs = self.step_inputs(items, self.previous(behaviours), context)
         if len(state) == 1:
             return run_gru(self.cell, inputs, state[0])
         hidden: Tensor = self.cell(inputs, tuple(part.unsqueeze(0) for part in state))[0]
@@ -97,26 +122,35 @@ class RecurrentNet(SessionNet):
 
     def states_before(self, batch: SessionTensors) -> Tensor:
         """h_{t-1} (B, T, H): the hidden state before each logged step."""
-        state = self.begin(*batch.history)
-        return torch.cat([state[0].unsqueeze(1), self._hidden(state, batch.items, batch.behaviours)[:, :-1]], 1)
+        batch = batch.encoded_by(self.fields)
+        state = self.begin_batch(batch)
+        hidden = self._hidden(state, batch.items, batch.behaviours, batch.context)
+        return torch.cat([state[0].unsqueeze(1), hidden[:, :-1]], 1)
 
     def forward_masked(self, batch: SessionTensors) -> Tensor:
         """Outputs (B, T, outputs) with each step's own item masked, so that they depend on the state alone; GRU only."""
-        gates = self.gates(torch.full_like(batch.items, MASK_ROW), self.previous(batch.behaviours))
+        batch = batch.encoded_by(self.fields)
+        gates = self.gates(torch.full_like(batch.items, MASK_ROW), self.previous(batch.behaviours), batch.context)
         outputs: Tensor = self.head(self.cell_step(gates, (self.states_before(batch),))[0])
         return outputs
 
     # ---- single steps
 
-    def forward_step(self, state: State, item: Tensor, previous: Tensor) -> tuple[Tensor, State]:
+    def forward_step(
+        self, state: State, item: Tensor, previous: Tensor, context: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """See `SessionNet`."""
-        state = self.cell_step(self.gates(item, previous), state)
+        state = self.cell_step(self.gates(item, previous, context), state)
         outputs: Tensor = self.head(state[0])
         return outputs, state
 
-    def gates(self, items: Tensor, previous: Tensor) -> Tensor:
-        """What items and previous behaviours (…) add to the gates: W_x x + bias, (…, G), with G = 3H (GRU) or 4H (LSTM)."""
-        return nn.functional.linear(self.inputs(items, previous), *self._weights("ih"))
+    def gates(self, items: Tensor, previous: Tensor, context: Tensor | None = None) -> Tensor:
+        """What items and previous behaviours (…) in context (…, K) add to the gates.
+
+        Returns:
+            W_x x + bias, (…, G), with G = 3H (GRU) or 4H (LSTM).
+        """
+        return nn.functional.linear(self.step_inputs(items, previous, context), *self._weights("ih"))
 
     def cell_step(self, gates: Tensor, state: State) -> State:
         """Run the cell one step.
@@ -166,13 +200,24 @@ class RecurrentNet(SessionNet):
             head=(weights[0], weights[1], weights[2], weights[3]),
             history=self._cell_tables(self.history) if self.config.user == "history" else None,
             users=self.user.weight.clone() if self.config.user == "id" else None,
+            context=None if self.context is None else self.context.to_tables(self._context_weight()),
+            user_features=None if self.user_features is None else self.user_features.to_tables(),
+            user_bias=None if self.user_features is None else self.user_features.bias.clone(),
         )
+
+    def _context_weight(self) -> Tensor:
+        """(G, embedding) the columns of W_x that read the context: the last ones."""
+        return self._weights("ih")[0][:, -self.config.embedding :]
 
     def _cell_tables(self, layer: nn.RNNBase) -> CellTables:
         items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
         weight, n_behaviour_inputs = layer.get_parameter("weight_ih_l0"), self.config.embedding
+        item_weight = weight[:, n_behaviour_inputs : n_behaviour_inputs + self.items.size]
+        bias: Tensor = layer.get_parameter("bias_ih_l0")
+        if self.context is not None and layer is self.cell:
+            bias = bias + self._context_weight() @ self.context.bias
         return CellTables(
-            items=items @ weight[:, n_behaviour_inputs:].T + layer.get_parameter("bias_ih_l0"),
+            items=items @ item_weight.T + bias,
             behaviours=self.behaviours.weight @ weight[:, :n_behaviour_inputs].T,
             weight=layer.get_parameter("weight_hh_l0").clone(),
             bias=layer.get_parameter("bias_hh_l0").clone(),
@@ -188,12 +233,19 @@ class ValueNet(RecurrentNet):
         config: Sizes and inputs.
         users: See `RecurrentNet`.
         horizon: Steps with a mean label of their own; with 1 all steps share one.
+        fields: See `SessionNet`.
     """
 
     def __init__(
-        self, catalog: Catalog, behaviours: Behaviours, config: NetConfig, users: int = 0, horizon: int = 1
+        self,
+        catalog: Catalog,
+        behaviours: Behaviours,
+        config: NetConfig,
+        users: int = 0,
+        horizon: int = 1,
+        fields: SessionFields = NO_FIELDS,
     ) -> None:
-        super().__init__(catalog, behaviours, config, 1, users)
+        super().__init__(catalog, behaviours, config, 1, users, fields)
         self.label_scaler = LabelScaler(horizon)
 
     def values(self, batch: SessionTensors, mask_item: bool = False) -> Tensor:

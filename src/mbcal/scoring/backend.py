@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mbcal.types import SessionFields
+
 Array = Any
 """A numpy array or a torch tensor."""
 
@@ -73,9 +75,14 @@ def zeros(like: Array, rows: int) -> Array:
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 
 
+def numbered(x: Array) -> Array:
+    """0, 1, 2, … along the first axis of an array (N,), on its device."""
+    return (as_index(x) * 0 + 1).cumsum(0) - 1
+
+
 def to_numpy(value: Any) -> Any:
     """Convert every tensor in a nest of dataclasses, tuples and dictionaries (tables, terms, scorers) to a numpy array."""
-    if value is None or isinstance(value, np.ndarray | int | float):
+    if value is None or isinstance(value, np.ndarray | int | float | SessionFields):
         return value
     if isinstance(value, dict):
         return {name: to_numpy(part) for name, part in value.items()}

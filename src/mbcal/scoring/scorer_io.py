@@ -4,7 +4,8 @@
 
     {"kind": "net", "start": 3,                          instant/rewards            (behaviours,)
      "terms": [{"name": "instant", "user": "history"},   instant/cell/items         (rows, 3H)
-               {"name": "future", "user": "history"}]}   instant/head/0 … future/history/bias
+               {"name": "future", "user": "history"}],   instant/head/0 … future/history/bias
+     "fields": {"user": […], "context": […]}}            instant/context/codes … future/user_bias; only if it reads any
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import ModelError
+from mbcal.scoring.fields import FieldTables
 from mbcal.scoring.scorers import (
     N_CONTEXT,
     ItemScorer,
@@ -27,6 +29,7 @@ from mbcal.scoring.scorers import (
     ScoreTerm,
 )
 from mbcal.scoring.tables import CellTables, Tables
+from mbcal.types import Fields, SessionFields
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -81,6 +84,8 @@ def scorer_to_arrays(scorer: Scorer) -> tuple[dict[str, Any], Arrays]:
         case LinUCBScorer():
             description["alpha"] = scorer.alpha
             arrays = {name: getattr(scorer, name) for name in ("values", "weights", "spread", "cross", "within", "rewards")}
+    if isinstance(scorer, NetScorer | NearestScorer) and scorer.fields:
+        description["fields"] = scorer.fields.record()
     return description, arrays
 
 
@@ -91,6 +96,11 @@ def _tables_to_arrays(path: str, tables: Tables) -> Arrays:
         arrays |= _cell_to_arrays(f"{path}/history", tables.history)
     if tables.users is not None:
         arrays[f"{path}/users"] = tables.users
+    for name, field_tables in (("context", tables.context), ("user_features", tables.user_features)):
+        if field_tables is not None:
+            arrays |= {f"{path}/{name}/codes": field_tables.codes, f"{path}/{name}/floats": field_tables.floats}
+    if tables.user_bias is not None:
+        arrays[f"{path}/user_bias"] = tables.user_bias
     return arrays
 
 
@@ -125,8 +135,8 @@ def scorer_from_arrays(
         ModelError: If the description is invalid, or an array is missing, superfluous, of the wrong shape or type, or not
             finite. The message names it.
     """
-    checked = _CheckedArrays(arrays, rows, behaviours)
     try:
+        checked = _CheckedArrays(arrays, rows, behaviours, SessionFields.from_record(description.get("fields")))
         scorer = _build_scorer(description, checked)
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"scorer: the manifest does not describe one ({type(error).__name__}: {error})") from error
@@ -142,7 +152,7 @@ def _build_scorer(description: Mapping[str, Any], arrays: _CheckedArrays) -> Sco
             terms = {str(term["name"]): _build_term(term, arrays) for term in description["terms"]}
             if not terms:
                 raise ModelError("scorer: has no terms, so there is nothing to rank by")
-            return NetScorer(terms, _start_symbol(description, behaviours))
+            return NetScorer(terms, _start_symbol(description, behaviours), arrays.fields)
         case "item":
             return ItemScorer(arrays.take("values", rows))
         case "chance":
@@ -150,7 +160,7 @@ def _build_scorer(description: Mapping[str, Any], arrays: _CheckedArrays) -> Sco
         case "nearest":
             points = arrays.take("points", rows, None)
             actor = arrays.take_tables("actor", points.shape[1], description["user"])
-            return NearestScorer(actor, points, _start_symbol(description, behaviours))
+            return NearestScorer(actor, points, _start_symbol(description, behaviours), arrays.fields)
         case "linear":
             alpha = description["alpha"]
             if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
@@ -189,9 +199,9 @@ def _integer(description: Mapping[str, Any], name: str, below: int) -> int:
 class _CheckedArrays:
     """Arrays by name, each checked when it is taken."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: int, behaviours: int, fields: SessionFields) -> None:
         self._arrays, self._taken = arrays, set[str]()
-        self.rows, self.behaviours = rows, behaviours
+        self.rows, self.behaviours, self.fields = rows, behaviours, fields
 
     @property
     def unused(self) -> list[str]:
@@ -239,4 +249,23 @@ class _CheckedArrays:
         if user not in ("history", "id", "none"):
             raise ModelError(f"scorer: {path} encodes users by {user!r}; known are history, id, none")
         history = self.take_cell(f"{path}/history", size) if user == "history" else None
-        return Tables(cell, head, history, self.take(f"{path}/users", None, size) if user == "id" else None)
+        return Tables(
+            cell,
+            head,
+            history,
+            users=self.take(f"{path}/users", None, size) if user == "id" else None,
+            context=self.take_fields(f"{path}/context", self.fields.context, 3 * size),
+            user_features=self.take_fields(f"{path}/user_features", self.fields.user, size),
+            user_bias=self.take(f"{path}/user_bias", size) if len(self.fields.user) else None,
+        )
+
+    def take_fields(self, path: str, fields: Fields, units: int) -> FieldTables | None:
+        """Return the effect of fields on this many units; None if there are no fields."""
+        if not len(fields):
+            return None
+        *offsets, n_codes = fields.code_offsets.tolist()
+        return FieldTables(
+            codes=self.take(f"{path}/codes", n_codes, units),
+            floats=self.take(f"{path}/floats", fields.width - fields.n_codes, units),
+            offsets=np.asarray(offsets, np.int64),
+        )

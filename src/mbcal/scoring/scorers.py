@@ -6,13 +6,13 @@ A scorer holds tables and a few small matrices but no network, so the service ra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from mbcal.kernels import triton
 from mbcal.scoring.backend import Array, as_float, as_index, exp, largest, sqrt, stack, tanh_, where
 from mbcal.scoring.tables import Tables
-from mbcal.types import MASK_ROW
+from mbcal.types import MASK_ROW, NO_FIELDS, SessionFields
 
 UNKNOWN_USER = 2**31 - 1
 """The number of a user not seen in training, for user encoders by id."""
@@ -51,19 +51,22 @@ class ScoreTerm:
     rewards: Array | None
     """(K,) the reward of each behaviour; None for a value network."""
 
-    def score(self, hidden: Array, previous: Array, candidates: Array) -> Array:
+    def score(self, hidden: Array, previous: Array, candidates: Array, gates: Array | None = None) -> Array:
         """Score candidates.
 
         Args:
             hidden: (B, H) hidden states.
             previous: (B,) previous behaviours.
             candidates: (B, C) catalogue rows.
+            gates: (B, 3H) what the context of the step adds (`Tables.context_gates`).
 
         Returns:
             (B, C).
         """
-        fast = triton.score(self.tables, self.rewards, hidden, previous, candidates)
-        return self.value(self.tables.score(hidden, previous, candidates)) if fast is None else fast
+        cell, row = self.tables.cell.in_context(previous, gates)
+        tables = self.tables if gates is None else replace(self.tables, cell=cell)
+        fast = triton.score(tables, self.rewards, hidden, row, candidates)
+        return self.value(tables.score(hidden, row, candidates)) if fast is None else fast
 
     def value(self, outputs: Array) -> Array:
         """The network's outputs as one number: (B, C, K) -> (B, C)."""
@@ -81,6 +84,12 @@ class ScorerState:
     """One (B, H) per term."""
     previous: Array
     """(B,) the last behaviour, or the start symbol."""
+    gates: tuple[Array | None, ...] | None = None
+    """Per term what the context of the next step adds to the gates, (B, 3H); None if it is not known."""
+
+    def gates_of(self, term: int) -> Array | None:
+        """What the context adds to the gates of a term, (B, 3H); None if nothing."""
+        return None if self.gates is None else self.gates[term]
 
     def __repr__(self) -> str:
         return f"<ScorerState: {len(self.previous)} sessions>"
@@ -93,16 +102,27 @@ class NetScorer:
     terms: Mapping[str, ScoreTerm]
     start: int
     """The start symbol, which stands for the behaviour before the first step."""
+    fields: SessionFields = NO_FIELDS
+    """Fields of users and steps that it reads."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> ScorerState:
         history = (user, history_items, history_behaviours, history_length)
         hidden = tuple(term.tables.begin(*history) for term in self.terms.values())
         return ScorerState(hidden, as_index(user) * 0 + self.start)
 
+    def with_user(self, state: ScorerState, user_features: Array) -> ScorerState:
+        """The state before the first step of users with these features (B, U); see `scoring.fields.FieldReader`."""
+        pairs = zip(self.terms.values(), state.hidden, strict=True)
+        return replace(state, hidden=tuple(term.tables.with_user(hidden, user_features) for term, hidden in pairs))
+
+    def with_context(self, state: ScorerState, context: Array) -> ScorerState:
+        """The state with the context (B, K) of the next step; see `scoring.fields.FieldReader`."""
+        return replace(state, gates=tuple(term.tables.context_gates(context) for term in self.terms.values()))
+
     def score_parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
         return {
-            name: term.score(hidden, state.previous, candidates)
-            for (name, term), hidden in zip(self.terms.items(), state.hidden, strict=True)
+            name: term.score(state.hidden[number], state.previous, candidates, state.gates_of(number))
+            for number, (name, term) in enumerate(self.terms.items())
         }
 
     def score(self, state: ScorerState, candidates: Array) -> Array:
@@ -113,8 +133,8 @@ class NetScorer:
 
     def observe(self, state: ScorerState, item: Array, behaviour: Array) -> ScorerState:
         hidden = tuple(
-            term.tables.cell.observe(hidden, item, state.previous)
-            for term, hidden in zip(self.terms.values(), state.hidden, strict=True)
+            term.tables.observe(state.hidden[number], item, state.previous, state.gates_of(number))
+            for number, term in enumerate(self.terms.values())
         )
         return ScorerState(hidden, as_index(behaviour))
 
@@ -176,21 +196,31 @@ class NearestScorer:
     """(rows, D) the point of every item."""
     start: int
     """The start symbol."""
+    fields: SessionFields = NO_FIELDS
+    """Fields of users and steps that the actor reads."""
 
     def begin(self, user: Array, history_items: Array, history_behaviours: Array, history_length: Array) -> ScorerState:
         hidden = self.actor.begin(user, history_items, history_behaviours, history_length)
         return ScorerState((hidden,), as_index(user) * 0 + self.start)
+
+    def with_user(self, state: ScorerState, user_features: Array) -> ScorerState:
+        """The state before the first step of users with these features (B, U); see `scoring.fields.FieldReader`."""
+        return replace(state, hidden=(self.actor.with_user(state.hidden[0], user_features),))
+
+    def with_context(self, state: ScorerState, context: Array) -> ScorerState:
+        """The state with the context (B, K) of the next step; see `scoring.fields.FieldReader`."""
+        return replace(state, gates=(self.actor.context_gates(context),))
 
     def score_parts(self, state: ScorerState, candidates: Array) -> dict[str, Array]:
         return {"nearness": self.score(state, candidates)}
 
     def score(self, state: ScorerState, candidates: Array) -> Array:
         masked = as_index(candidates[:, :1]) * 0 + MASK_ROW  # the actor reads the masking item
-        point = tanh_(self.actor.score(state.hidden[0], state.previous, masked))  # (B, 1, D)
+        point = tanh_(self.actor.score(state.hidden[0], state.previous, masked, state.gates_of(0)))  # (B, 1, D)
         return -((self.points[candidates] - point) ** 2).sum(-1)
 
     def observe(self, state: ScorerState, item: Array, behaviour: Array) -> ScorerState:
-        hidden = self.actor.cell.observe(state.hidden[0], item, state.previous)
+        hidden = self.actor.observe(state.hidden[0], item, state.previous, state.gates_of(0))
         return ScorerState((hidden,), as_index(behaviour))
 
 

@@ -16,6 +16,7 @@ from mbcal.environments.candidates import session_candidates
 from mbcal.errors import InputError
 from mbcal.evaluation.evaluator import TEST_SEED
 from mbcal.evaluation.xray import xray
+from mbcal.scoring.fields import FieldReader
 from mbcal.types import MASK_ROW, Sessions
 
 MOST = 30
@@ -64,11 +65,12 @@ def why_view(model: Path, store: Path, part: Part, number: int) -> dict[str, Any
 def _steps(agent: Agent, sessions: Sessions, traced: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     batch = sessions.tensors(agent.device, without=("propensities", "timestamps"))
     scorer, catalog, seen = agent.fitted_scorer, sessions.catalog, agent.seen()
-    state, steps, shown = scorer.begin(*batch.history), [], set()
+    reader = FieldReader(scorer, batch)
+    state, steps, shown = reader.begin(), [], set()
     candidates = batch.candidates
     assert candidates is not None  # noqa: S101 - `why_view` sets them
     for step in range(int(sessions.length[0])):
-        rows = candidates[:, step] if candidates.ndim == 3 else candidates
+        rows, state = candidates[:, step] if candidates.ndim == 3 else candidates, reader.at(state, step)
         parts = {name: part[0].tolist() for name, part in scorer.score_parts(state, rows).items()}
         scores = [sum(values) for values in zip(*parts.values(), strict=True)]
         item = int(sessions.items[0, step])

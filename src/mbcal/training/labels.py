@@ -160,15 +160,16 @@ def counterfactual_future_advantages(
         (B, G, T).
     """
     size, horizon = batch.items.shape
-    state = net.begin(*batch.history)
-    if net.config.cell == "gru" and triton.runs_on(rewards):
+    batch = batch.encoded_by(net.fields)
+    state = net.begin_batch(batch)
+    if net.config.cell == "gru" and batch.context is None and triton.runs_on(rewards):
         tables = net.scoring_tables()
         fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma) for gamma in gammas]
         if fast[0] is not None:
             return torch.stack(fast, 1)
     mask, previous = batch.mask, net.previous(batch.behaviours)
-    logged_gates = net.gates(batch.items, previous)  # (B, T, G)
-    masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous)
+    logged_gates = net.gates(batch.items, previous, batch.context)  # (B, T, G)
+    masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous, batch.context)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)  # column t: the branch masked at t
     advantages = logged_gates.new_zeros(size, len(gammas), horizon)
     for step in range(horizon):

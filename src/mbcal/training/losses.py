@@ -60,7 +60,7 @@ def behaviour_nll(net: SessionNet, data: DeviceSessions, mask_rate: float = 0.0,
         items, weight = batch.items, batch.mask if weights is None else weights[rows]
         if mask_rate:
             items = items.masked_fill(noise.uniform(items.shape) < mask_rate, MASK_ROW)
-        logits = net(net.begin(*batch.history), items, batch.behaviours)
+        logits = net(net.begin_batch(batch), items, batch.behaviours, batch.context)
         nll = nn.functional.cross_entropy(logits.flatten(0, 1), batch.behaviours.flatten().long(), reduction="none")
         return (nll * weight.flatten()).sum(), weight.sum()
 

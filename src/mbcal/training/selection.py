@@ -115,15 +115,18 @@ def drift_and_evidence(net: SessionNet, sessions: SessionTensors, seed: int) -> 
     item = sessions.items.gather(1, step.unsqueeze(1)).squeeze(1)
     pool = sessions.items[sessions.mask]
     others = pool[(uniform(derive_seed(seed, "items"), (size, OTHER_ITEMS), device) * len(pool)).long()]
+    sessions = sessions.encoded_by(net.fields)
     state, previous = _state_before(net, sessions, step)
+    context = sessions.context_at(step)
 
     def believed(state: State, previous: Tensor) -> Tensor:
         """R(j | state), (B, J)."""
         repeated = tuple(part.repeat_interleave(OTHER_ITEMS, 0) for part in state)
-        logits, _ = net.forward_step(repeated, others.flatten(), previous.repeat_interleave(OTHER_ITEMS))
+        step_context = None if context is None else context.repeat_interleave(OTHER_ITEMS, 0)
+        logits, _ = net.forward_step(repeated, others.flatten(), previous.repeat_interleave(OTHER_ITEMS), step_context)
         return expected_reward(logits, rewards).view(size, OTHER_ITEMS)
 
-    logits, after = net.forward_step(state, item, previous)
+    logits, after = net.forward_step(state, item, previous, context)
     probability = torch.softmax(logits, -1)  # (B, K)
     beliefs = torch.stack([believed(after, torch.full_like(previous, k)) for k in range(len(rewards))], -1)  # (B, J, K)
     drift = (beliefs * probability.unsqueeze(1)).sum(-1) - believed(state, previous)
@@ -137,11 +140,11 @@ def drift_and_evidence(net: SessionNet, sessions: SessionTensors, seed: int) -> 
 
 def _state_before(net: SessionNet, sessions: SessionTensors, step: Tensor) -> tuple[State, Tensor]:
     """The network's state before step (B,) of every session, and the behaviour (B,) at the step before."""
-    state = net.begin(*sessions.history)
+    state = net.begin_batch(sessions)
     previous = torch.full_like(sessions.user, net.start)
     wanted, wanted_previous = state, previous
     for now in range(int(step.max())):
-        _, state = net.forward_step(state, sessions.items[:, now], previous)
+        _, state = net.forward_step(state, sessions.items[:, now], previous, sessions.context_at(now))
         previous = sessions.behaviours[:, now].to(previous.dtype)
         reached = step > now
         wanted = net.merge(reached, state, wanted)

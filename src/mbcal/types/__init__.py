@@ -1,4 +1,4 @@
-"""The data types that all other modules exchange: Behaviours, Catalog, Sessions.
+"""The data types that all other modules exchange: Behaviours, Catalog, Fields, Sessions.
 
 Arrays are numpy here, so that reading logs and serving never import torch; `Sessions.tensors` returns the same memory as
 torch tensors. Padding is at the end of a row and holds zeros. Lengths say where it begins, and no result may depend on it.
@@ -15,23 +15,30 @@ from mbcal.types.features import (
     NumberFeature,
     VectorFeature,
 )
+from mbcal.types.fields import NO_FIELDS, Field, Fields, SessionFields
 from mbcal.types.names import Name, Steps, to_name, to_names, to_steps
-from mbcal.types.sessions import LOG_ORIGIN, History, Index, Sessions, SessionTensors
+from mbcal.types.session_base import History
+from mbcal.types.session_tensors import SessionTensors
+from mbcal.types.sessions import LOG_ORIGIN, Index, Sessions
 
 __all__ = [
     "FIRST_ITEM_ROW",
     "LOG_ORIGIN",
     "MASK_ROW",
+    "NO_FIELDS",
     "UNKNOWN_ROW",
     "AnyFeature",
     "Behaviours",
     "Catalog",
     "Feature",
     "FeatureKind",
+    "Field",
+    "Fields",
     "History",
     "Index",
     "Name",
     "NumberFeature",
+    "SessionFields",
     "SessionTensors",
     "Sessions",
     "Steps",

@@ -1,21 +1,25 @@
-"""Sessions as numpy arrays (Sessions) and as torch tensors on a device (SessionTensors)."""
+"""Sessions as numpy arrays; `session_tensors.py` has them as torch tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.errors import InputError, ModelError
+from mbcal.errors import InputError
 from mbcal.types.catalog import Behaviours, Catalog
 from mbcal.types.features import MASK_ROW, UNKNOWN_ROW
+from mbcal.types.fields import NO_FIELDS, SessionFields
+from mbcal.types.session_base import ARRAYS, SessionsBase, recode_arrays
 
 if TYPE_CHECKING:
     import torch
+
+    from mbcal.types.session_tensors import SessionTensors
 
 LOG_ORIGIN = "decision-log:"
 """Prefix of the origin of sessions from a decision log. The origin of a store's sessions is its content hash."""
@@ -23,51 +27,9 @@ LOG_ORIGIN = "decision-log:"
 Index = slice | NDArray[np.integer[Any]] | NDArray[np.bool_] | Sequence[int]
 """What `sessions[…]` takes."""
 
-_ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
-    "items": (np.int32, "NT"),
-    "behaviours": (np.uint8, "NT"),
-    "length": (np.int32, "N"),
-    "user": (np.int32, "N"),
-    "history_items": (np.int32, "NH"),
-    "history_behaviours": (np.uint8, "NH"),
-    "history_length": (np.int32, "N"),
-    "candidates": (np.int32, "NC"),
-    "propensities": (np.float32, "NT"),
-    "timestamps": (np.int64, "NT"),
-}
-"""Array -> (dtype, axes), in the order of the dataclass fields."""
-
-
-class _SessionsBase:
-    """What Sessions and SessionTensors share."""
-
-    catalog: Catalog
-    behaviour_set: Behaviours
-
-    def __repr__(self) -> str:
-        sessions: Any = self
-        steps = f"{len(sessions):,} of up to {sessions.horizon} steps"
-        return f"<{type(self).__name__}: {steps}, {len(self.catalog):,} items, {len(self.behaviour_set)} behaviours>"
-
-    def require_compatible(self, catalog: Catalog, behaviours: Behaviours, owner: str) -> None:
-        """Raise ModelError if a model does not have the behaviours of these sessions, or their items in the same rows.
-
-        Args:
-            catalog: The model's items.
-            behaviours: The model's behaviours.
-            owner: The model, for the error: `the simulator`.
-        """
-        if self.behaviour_set != behaviours:
-            names, data_names = ", ".join(behaviours.names), ", ".join(self.behaviour_set.names)
-            problem = f"{owner} knows the behaviours {names}, the data has {data_names} (or other rewards)"
-            raise ModelError(f"{problem}; fit one on this data")
-        if not catalog.extends(self.catalog):
-            problem = f"{owner} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
-            raise ModelError(f"{problem}; fit one on this data")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sessions(_SessionsBase):
+class Sessions(SessionsBase):
     """N sessions of up to T steps (the paper's trajectories o), one per row.
 
     ::
@@ -79,6 +41,8 @@ class Sessions(_SessionsBase):
         candidates   (N, C) int32                        items to choose from; (N, T, C) if they differ by step; padding is 0
         propensities (N, T) float32                      probability with which the logging policy chose a_t
         timestamps   (N, T) int64                        microseconds since 1970, UTC
+        user_features (N, U) float32                     the user, encoded by `fields.user`
+        context      (N, T, K) float32                   each step, encoded by `fields.context`; padding is 0
 
     A slice (`sessions[10:20]`) shares memory; an index array or a boolean mask copies its rows.
 
@@ -99,8 +63,12 @@ class Sessions(_SessionsBase):
     candidates: NDArray[np.int32] | None = None
     propensities: NDArray[np.float32] | None = None
     timestamps: NDArray[np.int64] | None = None
+    user_features: NDArray[np.float32] | None = None
+    context: NDArray[np.float32] | None = None
     origin: str = ""
     """Content hash of the store they come from; see `LOG_ORIGIN` for decision logs."""
+    fields: SessionFields = NO_FIELDS
+    """What `user_features` and `context` mean. Steps of histories have no context (docs/features.md says why)."""
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -121,11 +89,22 @@ class Sessions(_SessionsBase):
             if decreasing.any():
                 row = int(np.argwhere(decreasing)[0, 0])
                 raise InputError(f"sessions: timestamps must not decrease within a session; those of row {row} do")
+        self._check_fields()
+
+    def _check_fields(self) -> None:
+        for name, fields in (("user_features", self.fields.user), ("context", self.fields.context)):
+            rows = getattr(self, name)
+            if (rows is None) == bool(len(fields)):
+                raise InputError(f"sessions: {name} and its fields belong together; give both or neither")
+            if rows is not None:
+                fields.require_valid(name, rows)
+        if self.context is not None and np.any(self.context[~self.mask]):
+            raise InputError("sessions: context must be 0 after the end of a row")
 
     def _check_shapes(self) -> None:
         sizes: dict[str, int] = {}
         for name, array in self.arrays():
-            dtype, axes = _ARRAYS[name]
+            dtype, axes = ARRAYS[name]
             if array.dtype != dtype:
                 raise InputError(f"sessions: {name} must be {np.dtype(dtype)}, got {array.dtype}")
             if name == "candidates" and array.ndim == 3:
@@ -149,7 +128,7 @@ class Sessions(_SessionsBase):
 
     def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield (name, array) for every array that is present."""
-        for name in _ARRAYS:
+        for name in ARRAYS:
             array = getattr(self, name)
             if array is not None:
                 yield name, array
@@ -160,12 +139,26 @@ class Sessions(_SessionsBase):
     def __getitem__(self, index: Index) -> Sessions:
         if isinstance(index, int | np.integer):
             raise TypeError(f"sessions[{index}] would lose the first axis; write sessions[{index}:{index + 1}]")
-        return _unchecked(self, {name: array[index] for name, array in self.arrays()})
+        return unchecked_sessions(self, {name: array[index] for name, array in self.arrays()})
 
     def like(self, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
         """Return sessions of other arrays, which are checked, with the same catalogue, behaviours and origin."""
-        fields: dict[str, Any] = {**arrays, "origin": self.origin}
-        return Sessions(self.catalog, self.behaviour_set, **fields)
+        values: dict[str, Any] = {**arrays, "origin": self.origin, "fields": self.fields}
+        return Sessions(self.catalog, self.behaviour_set, **values)
+
+    def encoded_by(self, fields: SessionFields) -> Sessions:
+        """Return the same sessions with user features and context encoded by the fields of a model.
+
+        Fields that these sessions lack are missing values; those that the model does not have are left out.
+        """
+        if fields == self.fields:
+            return self
+        recoded = recode_arrays(self, fields, lambda *shape: np.zeros(shape, np.float32))
+        return dataclasses.replace(self, fields=fields, **recoded)
+
+    def context_at(self, step: int) -> NDArray[np.float32] | None:
+        """The context (N, K) of a step; beyond a session's end that of its last. None if there is none."""
+        return None if self.context is None else self.context[np.arange(len(self)), np.minimum(self.length - 1, step)]
 
     @classmethod
     def concat(cls, parts: Sequence[Sessions]) -> Sessions:
@@ -184,7 +177,9 @@ class Sessions(_SessionsBase):
                 raise InputError("sessions: only sessions over the same catalogue and behaviours can be joined")
             if [name for name, _ in other.arrays()] != names:
                 raise InputError("sessions: only sessions that carry the same arrays can be joined")
-        return _unchecked(first, {name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+            if other.fields != first.fields:
+                raise InputError("sessions: only sessions whose fields are encoded alike can be joined")
+        return unchecked_sessions(first, {name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     @property
     def horizon(self) -> int:
@@ -207,10 +202,6 @@ class Sessions(_SessionsBase):
         table = np.asarray(self.behaviour_set.rewards, np.float32)
         return np.where(self.mask, table[self.behaviours], np.float32(0))
 
-    @property
-    def history(self) -> History:
-        return History(self.user, self.history_items, self.history_behaviours, self.history_length)
-
     def tensors(self, device: str | torch.device = "cpu", without: Collection[str] = ()) -> SessionTensors:
         """Return the same sessions as torch tensors: views of this memory on the CPU, copies on another device.
 
@@ -220,123 +211,19 @@ class Sessions(_SessionsBase):
         """
         import torch
 
+        from mbcal.types.session_tensors import SessionTensors
+
         selected = {name: array for name, array in self.arrays() if name not in without}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in selected.items()}
-        return SessionTensors(self.catalog, self.behaviour_set, **tensors, origin=self.origin)
+        return SessionTensors(self.catalog, self.behaviour_set, **tensors, origin=self.origin, fields=self.fields)
 
 
-class History(NamedTuple):
-    """What is known about B users when a session begins, as arrays or tensors."""
-
-    user: Any
-    """(B,) user numbers."""
-    items: Any
-    """(B, H) catalogue rows, oldest first."""
-    behaviours: Any
-    """(B, H) behaviour numbers."""
-    length: Any
-    """(B,) steps that count."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SessionTensors(_SessionsBase):
-    """`Sessions` as tensors on one device, with the same shapes. They come from valid sessions and are not checked again."""
-
-    catalog: Catalog
-    behaviour_set: Behaviours
-    items: torch.Tensor
-    behaviours: torch.Tensor
-    length: torch.Tensor
-    user: torch.Tensor
-    history_items: torch.Tensor
-    history_behaviours: torch.Tensor
-    history_length: torch.Tensor
-    candidates: torch.Tensor | None = None
-    propensities: torch.Tensor | None = None
-    timestamps: torch.Tensor | None = None
-    origin: str = ""
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, rows: slice | torch.Tensor) -> Self:
-        """Return some of the sessions; a slice shares memory."""
-        return self._map(lambda tensor: tensor[rows])
-
-    def to(self, device: str | torch.device) -> Self:
-        """Return the same sessions on another device."""
-        return self._map(lambda tensor: tensor.to(device))
-
-    def without(self, *names: str) -> Self:
-        """Return the same sessions without these optional tensors."""
-        removed: dict[str, Any] = dict.fromkeys(names)
-        return dataclasses.replace(self, **removed)
-
-    def sessions(self) -> Sessions:
-        """Return the same sessions as numpy arrays."""
-        return _unchecked(self, {name: tensor.cpu().numpy() for name, tensor in self.tensors()})
-
-    @classmethod
-    def concat(cls, parts: Sequence[SessionTensors]) -> SessionTensors:
-        """Join sessions of one catalogue, with the same optional tensors, along the first axis."""
-        import torch
-
-        names = [name for name, _ in parts[0].tensors()]
-        joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-        return dataclasses.replace(parts[0], **joined)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor) for every tensor that is present."""
-        for name in _ARRAYS:
-            tensor = getattr(self, name)
-            if tensor is not None:
-                yield name, tensor
-
-    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
-        return dataclasses.replace(self, **changed)
-
-    @property
-    def horizon(self) -> int:
-        """T, the longest possible session."""
-        return self.items.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.items.device
-
-    @property
-    def history(self) -> History:
-        return History(self.user, self.history_items, self.history_behaviours, self.history_length)
-
-    def require_candidates(self) -> torch.Tensor:
-        """Return the candidates (B, C) or (B, T, C); raises InputError if absent."""
-        if self.candidates is None:
-            raise InputError("sessions: these have no candidates; sample them first")
-        return self.candidates
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """(B, T) bool: steps that count."""
-        import torch
-
-        return torch.arange(self.items.shape[1], device=self.items.device) < self.length.unsqueeze(1)
-
-    @property
-    def rewards(self) -> torch.Tensor:
-        """(B, T) rewards, 0 in the padding."""
-        import torch
-
-        table = self.behaviour_set.reward_table(self.items.device)
-        return torch.where(self.mask, table[self.behaviours.long()], 0)
-
-
-def _unchecked(like: Sessions | SessionTensors, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
+def unchecked_sessions(like: Sessions | SessionTensors, arrays: Mapping[str, NDArray[Any]]) -> Sessions:
     """Create sessions from arrays that are known to be valid, skipping the checks; the rest is as in `like`."""
     sessions = object.__new__(Sessions)
     for field in dataclasses.fields(Sessions):
         object.__setattr__(sessions, field.name, arrays.get(field.name))
-    for name in ("catalog", "behaviour_set", "origin"):
+    for name in ("catalog", "behaviour_set", "origin", "fields"):
         object.__setattr__(sessions, name, getattr(like, name))
     return sessions
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from mbcal.types.catalog import Catalog
 from mbcal.types.features import MASK_ROW, UNKNOWN_ROW
-from mbcal.types.sessions import Sessions, SessionTensors
+from mbcal.types.session_tensors import SessionTensors
+from mbcal.types.sessions import Sessions
 
 S = TypeVar("S", bound=Sessions | SessionTensors)
 

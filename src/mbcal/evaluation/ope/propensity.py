@@ -13,6 +13,7 @@ from mbcal.errors import InputError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.backend import as_float, as_index, to_numpy
 from mbcal.scoring.choice import available_by_step, candidates_at, greedy
+from mbcal.scoring.fields import FieldReader
 from mbcal.types import Sessions, SessionTensors
 
 
@@ -113,7 +114,8 @@ def policy_choices(
 @torch.no_grad()
 def _replay(policy: Policy, batch: Sessions | SessionTensors, first: int) -> tuple[NDArray[np.int64], ...]:
     """Best, logged and count of one block, (B, T) each."""
-    state, mask = policy.begin(*batch.history), batch.mask
+    reader = FieldReader(policy, batch)
+    state, mask = reader.begin(), batch.mask
     steps = []
     for step, available in enumerate(available_by_step(batch.candidates, batch.items)):
         item, candidates = batch.items[:, step], candidates_at(batch.candidates, step)
@@ -122,6 +124,7 @@ def _replay(policy: Policy, batch: Sessions | SessionTensors, first: int) -> tup
         if missing.any():
             problem = f"session {first + int(missing.argmax())} shows an item at step {step + 1} that was not available"
             raise InputError(f"sessions: {problem}; its candidates must be those the logging policy chose from")
+        state = reader.at(state, step)
         best = greedy(policy.score(state, candidates), available)
         indices = (best, as_float(is_logged).argmax(1), available.sum(1))
         steps.append(tuple(to_numpy(as_index(index)) for index in indices))
