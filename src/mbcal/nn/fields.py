@@ -27,6 +27,8 @@ class FieldEncoder(nn.Module):
     """(G,) what is added where nothing is known."""
     has_missing: Tensor
     """(fields,) bool, whether a value was missing in training."""
+    seen: Tensor
+    """(codes,) bool, whether a category had this value in training; others count as missing."""
     offsets: Tensor
     is_value: Tensor
     """(codes, 1) 1, and 0 for the code of a missing value."""
@@ -40,6 +42,7 @@ class FieldEncoder(nn.Module):
         self.floats = nn.Parameter(_initial_rows(fields, size, scale))
         self.register_buffer("bias", torch.zeros(size))
         self.register_buffer("has_missing", torch.zeros(len(fields), dtype=torch.bool))
+        self.register_buffer("seen", torch.zeros(n_codes, dtype=torch.bool))
         # not persistent: derived from the fields, which are saved with the model
         self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64), persistent=False)
         is_value = torch.ones(n_codes, 1)
@@ -80,7 +83,7 @@ class FieldEncoder(nn.Module):
 
     @torch.no_grad()
     def centre(self, sums: Tensor) -> None:
-        """Move the mean effect of fields that were never missing into the bias. Finishes a fit.
+        """Move the mean effect of fields that were never missing into the bias; values that never occurred have no effect.
 
         Args:
             sums: (codes + floats + 1,) those of all training rows; see `sums`.
@@ -88,6 +91,8 @@ class FieldEncoder(nn.Module):
         counts, floats, total = sums[: len(self.codes)], sums[len(self.codes) : -1], float(sums[-1])
         if not total:
             return
+        self.seen |= counts > 0
+        self.codes *= self.seen.unsqueeze(1)
         begin, n_codes = 0, len(self.offsets)
         ends = [*self.offsets[1:].tolist(), len(self.codes)]
         for number, field in enumerate(self.fields):
@@ -104,7 +109,7 @@ class FieldEncoder(nn.Module):
                 mean = shares.to(effects.dtype) @ effects
                 self.bias += mean
                 if number < n_codes:
-                    effects[1:] -= mean
+                    effects -= mean * self.seen[codes].unsqueeze(1)
                 else:
                     effects[-1] -= mean
 
