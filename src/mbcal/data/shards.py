@@ -173,7 +173,7 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
     duplicates = None
     if len(repeated):
         duplicates = {column: array[repeated] for column, array in block.items()}
-        block = {column: np.delete(array, repeated) for column, array in block.items()}
+        block = {column: np.delete(array, repeated, axis=0) for column, array in block.items()}
     log_hash, n_rows = _hash(block, index), len(block["u"])
     if config.max_per_user is not None:
         block = latest_steps(block, config.max_per_user)
@@ -198,6 +198,7 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
             length=windows.length,
             history_length=windows.history_length,
             history=windows.history,
+            context=piece["context"][order] if "context" in piece else None,
         )
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
@@ -259,7 +260,8 @@ def _duplicate_rows(block: Block) -> NDArray[np.int64]:
     """Return the rows that equal the row before them."""
     rows = np.flatnonzero(block["tie"][1:] == block["tie"][:-1]) + 1  # rare, so little of the other columns is compared
     for column in block.keys() - {"tie"}:
-        rows = rows[block[column][rows] == block[column][rows - 1]]
+        same = block[column][rows] == block[column][rows - 1]
+        rows = rows[same if same.ndim == 1 else same.all(1)]
     return rows
 
 
@@ -276,6 +278,9 @@ def _hash(block: Block, index: BlockIndex) -> int:
     if "session" in block:
         _mix(row)
         row += block["session"]
+    for column in block["context"].T if "context" in block else ():
+        _mix(row)
+        row += np.ascontiguousarray(column).view(np.uint32)
     _mix(row)
     return int(row.sum(dtype=np.uint64))
 

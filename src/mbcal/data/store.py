@@ -4,8 +4,9 @@
 
     DIR/manifest.json               schema, options, counts, behaviours, source hashes, sha256 of every file, content hash
     DIR/items.parquet               item (, title), one column per feature (, first_seen), in catalogue order
-    DIR/users.parquet               user, part, in index order; the users of a part are contiguous
-    DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time, (propensity)
+    DIR/users.parquet               user, part (, user:FIELD), in index order; the users of a part are contiguous
+    DIR/steps-PART-0000.parquet     every interaction, user by user in time order: item row, behaviour, time (, propensity)
+                                    (, context:FIELD); fields are encoded, `storage.field_columns` says how
     DIR/sessions-PART-0000.parquet  user, start, length, history_length (, candidates, history): a session is the steps
                                     [start, start + length), its history the history_length steps before start, or,
                                     where the log's own sessions may overlap, the steps listed in history
@@ -30,7 +31,8 @@ from numpy.typing import NDArray
 from mbcal.data.store_format import FIRST_SEEN, PARTS, STORE_KIND, Part, Shard
 from mbcal.errors import OptionError, StoreError, nearest
 from mbcal.storage.catalog_io import parquet_table, table_catalog
-from mbcal.types import FIRST_ITEM_ROW, Behaviours, Catalog, Sessions
+from mbcal.storage.field_columns import CONTEXT_PREFIX, USER_PREFIX, field_rows
+from mbcal.types import FIRST_ITEM_ROW, Behaviours, Catalog, SessionFields, Sessions
 from mbcal.types.item_life import NEVER, ItemLife
 
 AGENT_FEATURES: Mapping[str, tuple[str, ...]] = {
@@ -124,6 +126,16 @@ class Store:
         """Names of the users, by index."""
         return tuple(self.table("users.parquet")["user"].to_pylist())
 
+    @cached_property
+    def fields(self) -> SessionFields:
+        """Fields of users and steps, with the statistics of the train part."""
+        return SessionFields.from_record(self.manifest.get("fields"))
+
+    @cached_property
+    def _user_features(self) -> NDArray[np.float32]:
+        """(users, U) encoded fields of all users."""
+        return field_rows(self.fields.user, self.table("users.parquet"), USER_PREFIX)
+
     def shards(self, part: Part) -> Iterator[Shard]:
         """Iterate over the shards of a part, one in memory at a time."""
         return (self._shard(name) for name, _ in self._session_counts(part))
@@ -138,6 +150,14 @@ class Store:
 
     def _shard(self, name: str) -> Shard:
         steps, sessions = self.table(name), self.table(name.replace("steps", "sessions"))
+        fields, user_features = self.fields, None
+        if len(fields.user):
+            in_sessions = f"{USER_PREFIX}{fields.user.names[0]}" in sessions.column_names  # as `write_sessions` has them
+            user_features = (
+                field_rows(fields.user, sessions, USER_PREFIX)
+                if in_sessions
+                else self._user_features[_numpy(sessions["user"])]
+            )
         return Shard(
             items=_numpy(steps["item"]),
             behaviours=_numpy(steps["behaviour"]),
@@ -149,6 +169,8 @@ class Store:
             history_length=_numpy(sessions["history_length"]),
             candidates=self._candidates(sessions),
             history=_rectangle(sessions, "history"),
+            context=field_rows(fields.context, steps, CONTEXT_PREFIX) if len(fields.context) else None,
+            user_features=user_features,
         )
 
     def _candidates(self, sessions: pa.Table) -> NDArray[np.int32] | None:
@@ -182,7 +204,8 @@ class Store:
             begin, end = max(start - before, 0), count if stop is None else min(stop - before, count)
             if begin < end:
                 shard = self._shard(name)
-                blocks.append(shard.to_sessions(self.catalog, self.behaviours, self.horizon, self.history)[begin:end])
+                widths = (self.horizon, self.history)
+                blocks.append(shard.to_sessions(self.catalog, self.behaviours, *widths, self.fields)[begin:end])
             before += count
         if not blocks:
             raise StoreError(f"{self.path}: no sessions for part {part!r}; prepare with more users or another --split")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mbcal.errors import StoreError
 from mbcal.storage.manifest import ArtifactKind
-from mbcal.types import Behaviours, Catalog, Sessions
+from mbcal.types import NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 SCHEMA = 1
 """Schema version; increased when older stores can no longer be read."""
@@ -52,8 +52,14 @@ class Shard:
     """(N, C) or (N, T, C) catalogue rows."""
     history: NDArray[np.int64] | None = None
     """(N, H) steps of each history, padded with -1; None if they are the steps just before `start`."""
+    context: NDArray[np.float32] | None = None
+    """(S, K) steps, encoded by the store's fields."""
+    user_features: NDArray[np.float32] | None = None
+    """(N, U) users of the sessions, likewise."""
 
-    def to_sessions(self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int) -> Sessions:
+    def to_sessions(
+        self, catalog: Catalog, behaviours: Behaviours, horizon: int, history: int, fields: SessionFields = NO_FIELDS
+    ) -> Sessions:
         """Return the sessions as padded arrays.
 
         Args:
@@ -61,6 +67,7 @@ class Shard:
             behaviours: The store's behaviours.
             horizon: Width T of sessions.
             history: Width H of histories.
+            fields: The store's fields.
         """
         steps, mask = _window(self.start, self.length, horizon)
         before, history_mask = _window(self.start - self.history_length, self.history_length, history)
@@ -85,6 +92,9 @@ class Shard:
             candidates=self.candidates,
             propensities=None if self.propensities is None else pick(self.propensities, steps, mask),
             timestamps=None if self.timestamps is None else pick(self.timestamps, steps, mask),
+            user_features=self.user_features,
+            context=None if self.context is None else pick(self.context, steps, mask),
+            fields=fields,
         )
 
 

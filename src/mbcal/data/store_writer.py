@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from mbcal.data.store_format import SCHEMA, Part, Shard
 from mbcal.storage.catalog_io import catalog_table
+from mbcal.storage.field_columns import CONTEXT_PREFIX, USER_PREFIX, field_columns
 from mbcal.storage.manifest import file_entry, write_manifest
-from mbcal.types import Behaviours, Catalog, Sessions
+from mbcal.types import NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 _ROW_GROUP = 1 << 20
 """Rows in a row group."""
@@ -25,10 +26,11 @@ class StoreWriter:
 
     Args:
         folder: An empty folder.
+        fields: Fields of users and steps.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, fields: SessionFields = NO_FIELDS) -> None:
+        self.folder, self.fields = folder, fields
         self.files: dict[str, dict[str, Any]] = {}
         """File name -> entry in the manifest. Add entries here for files that were put into the folder otherwise."""
 
@@ -75,11 +77,13 @@ class StoreWriter:
 
     def shard(self, part: Part, number: int, shard: Shard) -> None:
         """Write the two files of a shard, the `number`-th of its part."""
-        steps: dict[str, NDArray[Any]] = {"item": shard.items, "behaviour": shard.behaviours}
+        steps: dict[str, Any] = {"item": shard.items, "behaviour": shard.behaviours}
         if shard.timestamps is not None:
             steps["time"] = shard.timestamps
         if shard.propensities is not None:
             steps["propensity"] = shard.propensities
+        if shard.context is not None:
+            steps |= field_columns(self.fields.context, shard.context, CONTEXT_PREFIX)
         sessions: dict[str, Any] = {
             "user": shard.user,
             "start": shard.start,
@@ -89,6 +93,8 @@ class StoreWriter:
         for name, array in (("candidates", shard.candidates), ("history", shard.history)):
             if array is not None and array.shape[1]:
                 sessions[name] = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
+        if shard.user_features is not None:
+            sessions |= field_columns(self.fields.user, shard.user_features, USER_PREFIX)
         # measured on real logs: differences are the smallest and fastest encoding of these
         deltas = [column for column in ("behaviour", "time") if column in steps]
         self.table(f"steps-{part}-{number:04d}.parquet", pa.table(steps), deltas)
@@ -128,6 +134,8 @@ class StoreWriter:
             "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
             "files": self.files,
         }
+        if self.fields:
+            manifest["fields"] = self.fields.record()
         write_manifest(self.folder, manifest)
 
 
@@ -151,8 +159,11 @@ def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Pa
         return np.concatenate([history, later], 1)[valid]
 
     ends = np.cumsum(sessions.history_length + sessions.length, dtype=np.int64)
-    candidates = sessions.candidates
-    writer = StoreWriter(folder)
+    candidates, context = sessions.candidates, sessions.context
+    if context is not None:  # steps of histories have none
+        unknown = np.zeros((*sessions.history_items.shape, context.shape[2]), np.float32)
+        context = steps(unknown, context)
+    writer = StoreWriter(folder, sessions.fields)
     writer.shard(
         part,
         0,
@@ -166,6 +177,8 @@ def write_sessions(folder: Path, sessions: Sessions, part: Part = "train") -> Pa
             length=sessions.length,
             history_length=sessions.history_length,
             candidates=None if candidates is None else candidates.reshape(len(sessions), -1),
+            context=context,
+            user_features=sessions.user_features,
         ),
     )
     writer.catalog(sessions.catalog)
