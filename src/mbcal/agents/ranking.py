@@ -99,7 +99,8 @@ def rank(
     domain, scorer = agent.domain, agent.fitted_scorer
     names, shown_steps = to_names(candidates), to_steps(shown, "shown")
     _require_rankable(names, {item for item, _ in shown_steps})
-    contexts: list[Values | None] = [*(shown_context or [None] * len(shown_steps)), context]
+    nothing: list[Values | None] = [None] * len(shown_steps)
+    contexts = [*(shown_context or nothing), context]
     if len(contexts) != len(shown_steps) + 1:
         raise InputError(f"shown_context: {len(shown_context)} for {len(shown_steps)} steps shown; give one each, or none")
     state = scorer.begin(*_to_tensors(_encode_histories(domain, [history]), agent.device))

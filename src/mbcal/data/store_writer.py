@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from mbcal.data.store_format import SCHEMA, Part, Shard
 from mbcal.storage.catalog_io import catalog_table

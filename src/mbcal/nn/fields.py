@@ -92,7 +92,7 @@ class FieldEncoder(nn.Module):
         if not total:
             return
         self.seen |= counts > 0
-        self.codes *= self.seen.unsqueeze(1)
+        self.codes.mul_(self.seen.unsqueeze(1))
         begin, n_codes = 0, len(self.offsets)
         ends = [*self.offsets[1:].tolist(), len(self.codes)]
         for number, field in enumerate(self.fields):
