@@ -53,7 +53,9 @@ SOURCES: dict[str, tuple[tuple[str, ...], Callable[..., LogReader], SessionConfi
     "kuairand": (("kuairand-pure/KuaiRand-Pure-part.zip",), lambda log: KuaiRand([log]), SessionConfig(horizon=10)),
 }
 """Of each real log: its files, its reader, and how sessions are cut."""
-NEWSFEED, SMALL_NEWSFEED = NewsfeedConfig(200_000, 2_000), NewsfeedConfig(400, 200)
+NEWSFEEDS = {"newsfeed": NewsfeedConfig(200_000, 2_000), "leaving": NewsfeedConfig(200_000, 2_000, leaving=True)}
+"""The generated newsfeed, and the one whose users can leave."""
+SMALL_NEWSFEED = NewsfeedConfig(400, 200)
 
 
 class PhaseLines:
@@ -82,7 +84,7 @@ class CellLines:
 
 def prepare(names: Sequence[str], sources: Path, build: Path) -> None:
     """Make the stores that do not exist yet."""
-    for name in names or [*SOURCES, "newsfeed"]:
+    for name in names or [*SOURCES, *NEWSFEEDS]:
         out = build / "data" / name
         paths = [sources / path for path in SOURCES[name][0]] if name in SOURCES else []
         absent = [str(path) for path in paths if not path.exists()]
@@ -91,8 +93,8 @@ def prepare(names: Sequence[str], sources: Path, build: Path) -> None:
         elif absent:
             print(f"{name}: skipped, there is no {' and no '.join(absent)}")
         else:
-            if name == "newsfeed":
-                prepare_newsfeed(out, NEWSFEED, progress=PhaseLines())
+            if name in NEWSFEEDS:
+                prepare_newsfeed(out, NEWSFEEDS[name], progress=PhaseLines())
             else:
                 _, reader, config = SOURCES[name]
                 prepare_log(reader(*paths), out, config, progress=PhaseLines())

@@ -37,6 +37,6 @@ def paper_numbers(table: str, data: str) -> dict[str, dict[str, float]]:
     numbers: dict[str, dict[str, float]] = {}
     with PAPER.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if (row["table"], row["dataset"]) == (table, DEFINITIONS["paper"][data]):
+            if (row["table"], row["dataset"]) == (table, DEFINITIONS["paper"].get(data)):
                 numbers.setdefault(row["name"], {})[row["column"]] = float(row["value"])
     return numbers

@@ -81,6 +81,8 @@ class _ParallelSessions:
         self.row = np.zeros(count, np.int64)
         """Which of the N sessions each is."""
         self.step = np.zeros(count, np.int64)
+        self.left = np.zeros(count, bool)
+        """Whose users have left."""
         self.available = np.zeros((count, self.n_candidates), bool)
         self._no_behaviour = environment.behaviours.start
         self._rewards = np.asarray(environment.behaviours.rewards)
@@ -110,7 +112,7 @@ class _ParallelSessions:
 
     def begin(self, mask: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
         """Begin the sessions `rows` (one per true entry) where mask (count,) is true."""
-        self.row[mask], self.step[mask] = rows, 0
+        self.row[mask], self.step[mask], self.left[mask] = rows, 0, False
         self._items[mask], self._behaviours[mask] = MASK_ROW, self._no_behaviour
         self.available[mask] = self.candidates[rows] != MASK_ROW
         self._reader = FieldReader(self.environment, self.sessions[self.row].tensors(self.environment.device))
@@ -146,6 +148,7 @@ class _ParallelSessions:
         behaviour = response.cpu().numpy()
         self._items[every[shown], self.step[shown]] = item[shown]
         self._behaviours[every[shown], self.step[shown]] = behaviour[shown]
+        self.left |= shown & self.environment.behaviours.is_terminal[behaviour]
         self.available[every[shown], action[shown]] = False
         self.step[active] += 1
         return np.where(shown, self._rewards[behaviour], 0.0)
@@ -154,7 +157,12 @@ class _ParallelSessions:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.environment.device)
 
     def is_over(self) -> NDArray[np.bool_]:
-        """Which sessions have taken all their steps, (count,)."""
+        """Which sessions are over, (count,): they have taken all their steps, or the user has left.
+
+        Where users can leave, a session has as many steps as the horizon; otherwise as many as were logged.
+        """
+        if self.environment.behaviours.terminal:
+            return self.left | (self.step >= self.sessions.horizon)
         return self.step >= self.sessions.length[self.row]
 
     def observations(self) -> Observation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,8 @@ def test_store_equals_the_reference_implementation(
     data: st.DataObject,
 ) -> None:
     folder = tmp_path_factory.mktemp("reference")
-    how = SessionConfig(how.horizon, how.history, data.draw(st.integers(1, how.horizon)), how.gap, how.split, how.seed, 1.0)
+    ends = [(), ("like",), ("skip", "like"), *([("length",)] if by_session or how.gap else [])]
+    how = replace(how, min_length=data.draw(st.integers(1, how.horizon)), ends=data.draw(st.sampled_from(ends)))
     store = prepare(table(write_rows(folder / f"log{suffix}", rows), session=by_session), folder / "store", how)
     assert read_back(store) == expected(rows, how, by_session)
 

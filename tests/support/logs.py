@@ -113,11 +113,13 @@ def expected(rows: Iterable[Row], how: SessionConfig, by_session: bool = False) 
         groups: dict[str, list[int]] = {}  # positions in `log`, by session in order of first step
         for position, row in enumerate(log):
             groups.setdefault(row.session if by_session else "", []).append(position)
-        for group in groups.values():
-            for window in _windows(group, log, how):
-                before = range(max(0, window[0] - how.history), window[0])  # the latest steps before it, whoever's session
-                steps = tuple((log[p].item, log[p].behaviour, log[p].time) for p in window)
-                found.append(Session(part, user, steps, tuple((log[p].item, log[p].behaviour) for p in before)))
+        windows = [window for group in groups.values() for window in _windows(group, log, how)]
+        left = {window[-1] for window in windows if how.ends == ("length",) and len(window) < how.horizon}
+        names = [row.behaviour + "+left" * (position in left) for position, row in enumerate(log)]
+        for window in windows:
+            before = range(max(0, window[0] - how.history), window[0])  # the latest steps before it, whoever's session
+            steps = tuple((log[p].item, names[p], log[p].time) for p in window)
+            found.append(Session(part, user, steps, tuple((log[p].item, names[p]) for p in before)))
     return sorted(found)
 
 
@@ -126,7 +128,8 @@ def _windows(group: list[int], log: list[Row], how: SessionConfig) -> list[list[
     for position in group:
         last = windows[-1]
         late = last and how.gap is not None and log[position].time - log[last[-1]].time > how.gap * 60
-        if late or len(last) == how.horizon:
+        ended = last and log[last[-1]].behaviour in how.ends
+        if late or ended or len(last) == how.horizon:
             windows.append([])
         windows[-1].append(position)
     return [window for window in windows if len(window) >= how.min_length]

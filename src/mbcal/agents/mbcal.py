@@ -17,6 +17,9 @@ that learns the residual.
 The discount gamma is chosen from data unless it is given (`gamma_choice`): in the first fit, and again in growing rounds
 whenever the log has doubled.
 
+Where users can leave (`Behaviours.terminal`), futures are weighted by survival in both branches (`labels`), and sessions
+that ended early are completed before they are labelled (`continuation`).
+
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
 (`labels.simulated_future_reward`, Eq. future_reward).
 
@@ -49,6 +52,7 @@ from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
+from mbcal.training.continuation import complete_sessions
 from mbcal.training.labels import counterfactual_future_advantages, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
@@ -156,7 +160,9 @@ class MBCAL(Agent):
         Returns:
             (B, G, T).
         """
-        return counterfactual_future_advantages(net, rewards, batch, gammas)
+        completed = complete_sessions(batch)
+        advantages = counterfactual_future_advantages(net, rewards, completed, gammas)
+        return advantages if completed is batch else torch.where(batch.mask.unsqueeze(1), advantages, 0)
 
     def advantage(self, batch: SessionTensors) -> Tensor:
         """Return the label of g_eta at every step, (B, T)."""
@@ -252,5 +258,10 @@ class MBCALWithoutVarianceReduction(MBCAL):
 @torch.no_grad()
 def _simulated_futures(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
     """The simulated future reward at every step of B sessions for G discounts, (B, G, T)."""
-    predicted = expected_reward(net.forward_batch(batch), rewards)
-    return torch.stack([simulated_future_reward(predicted, batch.mask, gamma) for gamma in gammas], 1)
+    completed = complete_sessions(batch)
+    logits = net.forward_batch(completed)
+    predicted, stay = expected_reward(logits, rewards), None
+    if batch.behaviour_set.terminal:
+        stay = 1 - expected_reward(logits, batch.behaviour_set.terminal_table(rewards.device))
+    futures = torch.stack([simulated_future_reward(predicted, completed.mask, gamma, stay) for gamma in gammas], 1)
+    return futures if completed is batch else torch.where(batch.mask.unsqueeze(1), futures, 0)

@@ -39,7 +39,7 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
         "training": {name: asdict(record) for name, record in agent.records.items()},
         "choices": agent.choices,
         "warnings": list(agent.warnings),
-        "behaviours": to_dict(domain.behaviours),
+        "behaviours": domain.behaviours.as_dict(),
         "horizon": domain.horizon,
         "history": domain.history,
         "users": domain.n_users,

@@ -112,9 +112,8 @@ def _print(comparison: ModelComparison, as_json: bool) -> None:
         console.width = PIPE_WIDTH
     for judge in comparison.judges:
         table = Table(box=None, pad_edge=False)
-        table.add_column("model")
-        for column in ("reward per session", "95% interval", "to the first"):
-            table.add_column(column, justify="right")
+        for number, column in enumerate(comparison.columns):
+            table.add_column(column, justify="right" if number else "left")
         for row in comparison.table(judge):
             table.add_row(*row)
         title, *trust = comparison.heading(judge).splitlines()

@@ -16,6 +16,7 @@ from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, requir
 from mbcal.data import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
 from mbcal.data.behaviour_rules import Labels, behaviour_rule
+from mbcal.data.endings import suggest_ends
 from mbcal.data.ingest import LogReader
 from mbcal.data.readers import kuairand, movielens, netflix
 from mbcal.data.readers.table import parse_numbers, parse_rewards
@@ -73,6 +74,14 @@ def _job(
         int, typer.Option(help="Drop shorter sessions; their steps remain in histories.")
     ] = _DEFAULT.min_length,
     gap: Annotated[float | None, typer.Option(help="Minutes without a step that end a session.", show_default=False)] = None,
+    ends: Annotated[
+        str | None,
+        typer.Option(
+            help="Labels with which a user leaves, 'left,close'; a session ends there. Or 'length': the user has left a "
+            "session that is shorter than the horizon, cut by --session or --gap.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         str,
         typer.Option(
@@ -119,6 +128,7 @@ def _job(
     by_time = split.strip().startswith(BY_TIME)
     shares: Any = parse_numbers("split", split.strip().removeprefix(BY_TIME))  # SessionConfig checks that there are three
     require_ray(engine, workers)
+    labels = () if ends is None else tuple(label.strip() for label in ends.split(","))
     config = SessionConfig(
         horizon,
         history,
@@ -130,6 +140,7 @@ def _job(
         max_per_user=max_per_user,
         split_by_time=by_time,
         alive=alive,
+        ends=labels,
     )
     return Job(out, config, memory_limit, overwrite, like, engine, workers, address)
 
@@ -165,6 +176,8 @@ def summarise(store: Store) -> None:
     if conflicts := counts.get("item_conflicts"):
         problem = f"rows of the item table contradict each other about {conflicts:,} items"
         typer.echo(f"Warning: {problem}; each has the smallest of its values", err=True)
+    for suggestion in suggest_ends(store):
+        typer.echo(suggestion)
     typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
 
 
@@ -303,6 +316,12 @@ def prepare_feed(
     job: Callable[[], Job],
     sessions: Annotated[int, typer.Option(help="Number of sessions; each user has four.")] = 20_000,
     items: Annotated[int, typer.Option(help="Number of items.")] = 2_000,
+    leaving: Annotated[
+        bool,
+        typer.Option(
+            "--leaving", help="Users may leave: the more often, the worse their mood and the more a topic repeats."
+        ),
+    ] = False,
 ) -> None:
     """A generated newsfeed with known truth; nothing to download.
 
@@ -319,6 +338,6 @@ def prepare_feed(
     if options.like is not None:
         raise OptionError("like: the newsfeed is generated anew and continues no store; leave the option out")
     with progress() as listener:
-        log = NewsfeedConfig(sessions, items)
+        log = NewsfeedConfig(sessions, items, leaving)
         store = prepare_newsfeed(options.out, log, options.config, overwrite=options.overwrite, progress=listener)
     summarise(store)

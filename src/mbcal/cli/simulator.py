@@ -89,7 +89,7 @@ def simulator_command(
 
 def _print_card(card: ReportCard) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value, meaning in (
+    rows = [
         ("NLL", f"{card.nll:.4f}", f"per step; {card.baseline_nll:.4f} for the frequencies of behaviours alone"),
         ("accuracy", f"{card.accuracy:.4f}", "of the most likely behaviour"),
         ("macro-F1", f"{card.macro_f1:.4f}", "mean over behaviours"),
@@ -97,6 +97,9 @@ def _print_card(card: ReportCard) -> None:
         ("RMSE", f"{card.rmse:.4f}", "of the expected reward, per step"),
         ("ECE", f"{card.ece:.4f}", "gap between confidence and accuracy"),
         ("drift", f"{card.drift:.2%}", "largest gap to the real mean reward at any step, on its own behaviours"),
-    ):
+    ]
+    if card.length_drift is not None:
+        rows.append(("length", f"{card.length_drift:+.2%}", "steps until users leave, against the real ones"))
+    for name, value, meaning in rows:
         table.add_row(name, value, meaning)
     Console(highlight=False).print(table)

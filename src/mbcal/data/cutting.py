@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import OptionError
+from mbcal.types import Behaviours
 
 MINUTE = 60_000_000
 """Microseconds in a minute."""
@@ -16,6 +17,8 @@ LONGEST = 10_000
 """Largest horizon and history: sessions are padded to them when they are read."""
 _IF_SET = {"recorded": "if set"}
 """Metadata of options that the manifest names only where they were given."""
+ENDS_LENGTH = "length"
+"""Value of `SessionConfig.ends` with which the length of a session shows that the user left."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class SessionConfig:
     """How a log is cut into sessions, and its users are split into parts.
 
     Each user's interactions, in time order, are cut into windows of `horizon` steps. A new window also begins where the
-    log's own session changes, if it has sessions, and after a pause of `gap` minutes.
+    log's own session changes, if it has sessions, after a pause of `gap` minutes, and after a behaviour in `ends`.
 
     Raises:
         OptionError: If a value is out of range.
@@ -53,6 +56,9 @@ class SessionConfig:
     alive: float | None = field(default=None, metadata=_IF_SET)
     """Days after its first step during which an item is a candidate; None for any time after it. Needed only where
     candidates are sampled."""
+    ends: tuple[str, ...] = field(default=(), metadata=_IF_SET)
+    """Labels with which a user leaves: the session ends there. Or `("length",)`: a session shorter than the horizon is one
+    that the user left, and every behaviour gets a terminal variant (`Behaviours.with_leaving`)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.horizon <= LONGEST:
@@ -76,6 +82,9 @@ class SessionConfig:
         if self.alive is not None and not 0 < self.alive < float("inf"):
             raise OptionError(f"alive: must be a positive number of days, got {self.alive}")
 
+        if ENDS_LENGTH in self.ends and len(self.ends) > 1:
+            raise OptionError(f"ends: give labels, or {ENDS_LENGTH!r} alone, got {', '.join(self.ends)}")
+
     @property
     def needs_item_times(self) -> bool:
         """Whether the store keeps when each item was first seen."""
@@ -85,6 +94,21 @@ class SessionConfig:
         """Return the options as they are written to the manifest, without optional ones that were not given."""
         absent = {entry.name for entry in fields(self) if entry.metadata and getattr(self, entry.name) == entry.default}
         return {name: value for name, value in asdict(self).items() if name not in absent}
+
+    @property
+    def ends_by_length(self) -> bool:
+        """Whether a session that is shorter than the horizon is one that the user left."""
+        return self.ends == (ENDS_LENGTH,)
+
+    def ended(self, behaviours: Behaviours) -> Behaviours:
+        """Return the behaviours of a log, those declared by `ends` terminal.
+
+        Raises:
+            OptionError: If `ends` names a label that the log does not have.
+        """
+        if self.ends_by_length:
+            return behaviours.with_leaving()
+        return replace(behaviours, terminal=self.ends) if self.ends else behaviours
 
 
 @dataclass(frozen=True)
@@ -97,6 +121,8 @@ class Steps:
     """(S,) microseconds."""
     session: NDArray[np.uint64] | None = None
     """(S,) hashes of the log's own sessions, if it has any."""
+    is_end: NDArray[np.bool_] | None = None
+    """(S,) whether the user left with this step, if some behaviours are terminal."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +210,9 @@ def session_breaks(steps: Steps, config: SessionConfig) -> tuple[NDArray[np.int6
         time = time[order]
     if config.gap is not None:
         breaks = breaks | np.r_[True, np.diff(time) > config.gap * MINUTE][:count]
+    if steps.is_end is not None:
+        is_end = steps.is_end if order is None else steps.is_end[order]
+        breaks = breaks | np.r_[True, is_end[:-1]][:count]
     return order, breaks
 
 

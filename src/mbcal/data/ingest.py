@@ -29,7 +29,7 @@ from mbcal.data.store_writer import StoreWriter
 from mbcal.data.time_split import era_sql, find_time_cuts, until_sql
 from mbcal.data.user_split import part_thresholds, stable_hash_sql
 from mbcal.data.workspace import Workspace
-from mbcal.errors import InputError
+from mbcal.errors import InputError, OptionError
 from mbcal.progress import Progress
 from mbcal.types import Behaviours
 
@@ -123,8 +123,11 @@ class Ingestion:
 
         Raises:
             InputError: If the log holds no rows or too many rejected ones, or the item table matches no item.
+            OptionError: If users leave by `ends` in a way that the log cannot show.
         """
         scanned = self.backend.scan(self.log, self.config, self.progress)
+        if self.config.ends_by_length and self.config.gap is None and "session" not in scanned.columns:
+            raise OptionError("ends: sessions of this log have no length of their own; give --session or --gap")
         self.rows_read, self.rejected = scanned.rows, scanned.rejected
         if self.rows_read == 0:
             raise InputError("the log holds no rows; check that this is the right file")
@@ -198,8 +201,8 @@ class Ingestion:
         rule = self.log.rule
         if isinstance(rule, Quantiles):
             values = self.connection.sql("FROM value_counts ORDER BY value").to_arrow_table()
-            return rule.cut(values["value"].to_numpy(), values["n"].to_numpy()).behaviours()
-        return rule.behaviours()
+            rule = rule.cut(values["value"].to_numpy(), values["n"].to_numpy())
+        return self.config.ended(rule.behaviours())
 
     def _write_users(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Write the users; returns the part (U,) and the number of rows (U,) of each."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.cutting import SessionConfig, Steps, cut
+from mbcal.data.cutting import SessionConfig, Steps, Windows, cut
 from mbcal.data.derived_rows import Block, latest_steps
 from mbcal.data.store_format import PARTS, Part, Shard
 from mbcal.data.store_writer import StoreWriter
@@ -185,12 +185,17 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
         piece = {column: array[begin:end] for column, array in block.items()}
         is_test = index.plan.locations[int(owner[begin])][0] == "test"
         opens = config.time_cuts[1] if config.time_cuts is not None and is_test else None
-        windows = cut(Steps(piece["u"], piece["time_us"], piece.get("session")), config, opens)
+        piece_codes = codes[begin:end]
+        is_end = None if config.ends_by_length or not config.ends else behaviours.is_terminal[piece_codes]
+        windows = cut(Steps(piece["u"], piece["time_us"], piece.get("session"), is_end), config, opens)
         order = slice(None) if windows.order is None else windows.order
+        piece_codes = piece_codes[order]
+        if config.ends_by_length:
+            piece_codes = _with_leaving(piece_codes, windows, config.horizon, behaviours.n_observed)
         propensity = piece.get("propensity")
         shard = Shard(
             items=index.item_row[piece["tie"][order]],
-            behaviours=codes[begin:end][order],
+            behaviours=piece_codes,
             timestamps=piece["time_us"][order],
             propensities=None if propensity is None else propensity[order],
             user=windows.user,
@@ -202,10 +207,19 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
         )
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
-    labels = np.bincount(codes, minlength=len(behaviours))
+    labels = np.bincount(np.concatenate([shard.behaviours for _, shard in pieces]), minlength=len(behaviours))
     ties = (block["time_us"][1:] == block["time_us"][:-1]) & (block["u"][1:] == block["u"][:-1])
     older_steps = n_rows - len(block["u"])
     return _CutBlock(pieces, duplicates, labels, short_windows, int(ties.sum()), log_hash, older_steps)
+
+
+def _with_leaving(codes: NDArray[np.uint8], windows: Windows, horizon: int, n_observed: int) -> NDArray[np.uint8]:
+    """Return behaviours (S,), the last one of every session shorter than the horizon replaced by its terminal variant."""
+    is_short = windows.length < horizon
+    last = windows.start[is_short] + windows.length[is_short] - 1
+    codes = codes.copy()
+    codes[last] += np.uint8(n_observed)
+    return codes
 
 
 def _shards(

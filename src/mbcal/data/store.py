@@ -106,9 +106,8 @@ class Store:
 
     @cached_property
     def behaviours(self) -> Behaviours:
-        """Names, rewards and cut points of the behaviours."""
-        entry = self.manifest["behaviours"]
-        return Behaviours(tuple(entry["names"]), tuple(entry["rewards"]), tuple(entry["cuts"]))
+        """The behaviours: names, rewards, cut points, and which are terminal."""
+        return Behaviours.from_dict(self.manifest["behaviours"])
 
     @cached_property
     def catalog(self) -> Catalog:

@@ -130,7 +130,7 @@ class StoreWriter:
             "source_hashes": source_hashes,
             "rejected": rejected,
             "counts": counts,
-            "behaviours": {"names": behaviours.names, "rewards": behaviours.rewards, "cuts": behaviours.cuts},
+            "behaviours": behaviours.as_dict(),
             "files": self.files,
         }
         if self.fields:

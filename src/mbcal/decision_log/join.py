@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.types import LOG_ORIGIN, Behaviours, Catalog, Sessions
 
+IDLE = 1800.0
+"""Seconds without a decision after which a user has left, as long as servers remember a session."""
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
 
 
@@ -128,9 +130,11 @@ def join_sessions(
 ) -> Joined:
     """Join decisions and feedback to sessions.
 
-    A session longer than the horizon is cut into windows; the steps of earlier windows are history of the later ones.
-    Before them comes the history of the session's first decision. All decisions are held in memory, about 4 bytes per
-    candidate.
+    A session longer than the horizon is cut into windows; the steps of earlier windows are history of the later ones. So are
+    the steps up to a terminal behaviour, with which the user left. Before them comes the history of the session's first
+    decision. Where the length of a session shows that the user left (`Behaviours.with_leaving`), its last step gets the
+    terminal variant of its behaviour, if the last window is shorter than the horizon and nothing followed for `IDLE`
+    seconds. All decisions are held in memory, about 4 bytes per candidate.
 
     Args:
         records: In any order; repeated records count once.
@@ -154,6 +158,7 @@ def join_sessions(
         sessions[decision.user, decision.session].append((decision.step, decision.time, decision_id))
     starts = {key: min(time for _, time, _ in entries) for key, entries in sessions.items()}
     hashes = {user: stable_hash(user, 0, "user") for user, _ in sessions}
+    newest = max((decision.time for decision in decisions.values()), default=0)
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
         steps: list[_Step] = []
@@ -162,7 +167,7 @@ def join_sessions(
             counts.unanswered += not new_steps
             steps += new_steps
         if steps:
-            builder.add_session(decisions[entries[0][2]], steps, horizon)
+            builder.add_session(decisions[entries[0][2]], builder.with_leaving(steps, newest, horizon), horizon)
     counts.sessions, counts.steps = len(builder.windows), sum(len(window.steps) for window in builder.windows)
     return builder.to_joined(horizon)
 
@@ -266,10 +271,31 @@ class _SessionBuilder:
         items, behaviours, unknown = first.history
         self.counts.unknown_history += unknown
         before = list(zip(np.frombuffer(items, np.int32).tolist(), behaviours, strict=True))
-        for start in range(0, len(steps), horizon):
-            window = steps[start : start + horizon]
+        for window in self._cut(steps, horizon):
             self.windows.append(_Window(user, first.session, before, window))
             before = self._newest([*before, *((step.item, step.behaviour) for step in window)])
+
+    def with_leaving(self, steps: list[_Step], newest: int, horizon: int) -> list[_Step]:
+        """Return the steps of a session, the last behaviour replaced by its terminal variant if its user has left.
+
+        Args:
+            steps: At least one.
+            newest: Time of the newest decision of the log, in microseconds.
+            horizon: Steps of a row.
+        """
+        last, n_observed = steps[-1], self.behaviours.n_observed
+        has_variants, is_short = n_observed < len(self.behaviours), len(steps) % horizon
+        if not has_variants or not is_short or last.behaviour >= n_observed or newest - last.time <= IDLE * 1e6:
+            return steps
+        return [*steps[:-1], last._replace(behaviour=last.behaviour + n_observed)]
+
+    def _cut(self, steps: Sequence[_Step], horizon: int) -> Iterator[Sequence[_Step]]:
+        """Cut steps after `horizon` of them, and after terminal behaviours."""
+        begin = 0
+        for end, step in enumerate(steps, 1):
+            if end - begin == horizon or end == len(steps) or self.behaviours.is_terminal[step.behaviour]:
+                yield steps[begin:end]
+                begin = end
 
     def _newest(self, steps: list[Any]) -> list[Any]:
         return steps[-self.history :] if self.history else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,8 @@ class ReportCard:
     real: list[float]
     """Mean reward by step, as logged."""
     simulated: list[float]
-    """Mean reward by step when the logged items are shown and the simulator responds to itself."""
+    """Mean reward by step when the logged items are shown and the simulator responds to itself; users who have left by then
+    do not count."""
     error: list[float]
     """Standard error of simulated - real by step."""
     reached: list[float]
@@ -48,6 +49,16 @@ class ReportCard:
     """Mean absolute reward of a logged step, the unit of `drift`."""
     confusion: list[list[int]]
     """Counts: rows are logged behaviours, columns predicted ones."""
+    staying: dict[str, list[float]] = field(default_factory=dict)
+    """`real` and `simulated`: the share of users who are still there at each step, if some behaviours are terminal. Sessions
+    that end otherwise count as long as they last (Kaplan and Meier)."""
+
+    @property
+    def length_drift(self) -> float | None:
+        """How much longer simulated sessions are than logged ones, as a share; None if nothing is terminal."""
+        if not self.staying:
+            return None
+        return sum(self.staying["simulated"]) / sum(self.staying["real"]) - 1
 
     @property
     def drift(self) -> float:
@@ -85,14 +96,21 @@ class ReportCardBuilder:
         self._confidence.append(probabilities.max(1).astype(np.float32))
         self._correct.append(predicted == behaviours)
 
-    def build(self, sessions: Sessions, simulated: NDArray[np.float32]) -> ReportCard:
+    def build(self, sessions: Sessions, responses: NDArray[np.uint8]) -> ReportCard:
         """Build the report card.
 
         Args:
             sessions: The N sessions whose steps were added.
-            simulated: (N, T) rewards when the simulator responds to itself on the logged items.
+            responses: (N, T) behaviours when the simulator responds to itself on the logged items.
         """
         mask, count = sessions.mask, int(self._confusion.sum())
+        simulated, is_terminal = self._rewards[responses].astype(np.float32), sessions.behaviour_set.is_terminal
+        staying: dict[str, list[float]] = {}
+        if sessions.behaviour_set.terminal:
+            leaves = is_terminal[responses]
+            staying["real"] = _survival(is_terminal[sessions.behaviours], mask)
+            mask = mask & (np.cumsum(leaves, 1) - leaves == 0)  # without those who have left before
+            staying["simulated"] = _survival(leaves, mask)
         macro_f1, weighted_f1 = metrics.f1_scores(self._confusion)
         reliability = metrics.reliability(np.concatenate(self._confidence), np.concatenate(self._correct))
         shares = self._confusion.sum(1) / count
@@ -115,7 +133,15 @@ class ReportCardBuilder:
             real=(real.sum(0) / present)[reached].tolist(),
             simulated=(np.where(mask, simulated, 0).sum(0) / present)[reached].tolist(),
             error=np.sqrt(variance / present)[reached].tolist(),
-            reached=mask.mean(0)[reached].tolist(),
+            reached=sessions.mask.mean(0)[reached].tolist(),
             size=float(np.abs(real[mask]).mean()),
             confusion=self._confusion.tolist(),
+            staying=staying,
         )
+
+
+def _survival(ends: NDArray[np.bool_], present: NDArray[np.bool_]) -> list[float]:
+    """The share of users who are there at each step, (T,), by which of those present (N, T) leave at it (N, T)."""
+    leaving = (ends & present).sum(0) / np.maximum(present.sum(0), 1)
+    shares: list[float] = np.cumprod(np.r_[1.0, 1 - leaving[:-1]]).tolist()
+    return shares

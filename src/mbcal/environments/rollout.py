@@ -4,6 +4,9 @@
 
     users, candidates, noise ──▶ policy scores ──▶ choice ──▶ environment responds ──▶ policy observes ──▶ …
 
+Where some behaviours are terminal, users leave with them: the length of a session is then an outcome, up to the horizon, and
+not that of the logged session.
+
 Candidates and noise depend only on the seed and the session's index, never on the policy: two policies rolled out with one
 seed meet the same users, the same candidates and the same noise (common random numbers), and the size of blocks has no
 effect on the result.
@@ -86,6 +89,7 @@ def rollout(
         policy: Anything with begin, score and observe: an agent, a scorer, an oracle.
         environment: The users who respond. Must be on the policy's device.
         sessions: N sessions whose users, histories, lengths and candidates are reused; their items and behaviours are not.
+            Lengths are not reused if some behaviours are terminal.
         epsilon: Probability of a uniformly random candidate at each step.
         temperature: If above 0, candidates are sampled in proportion to exp(score / temperature) instead.
         seed: Names all noise. Two policies with one seed meet the same users, candidates and noise.
@@ -151,6 +155,7 @@ def _serve(
     policy_state, user_state = policy_reader.begin(), user_reader.begin()
     availability = _Availability(batch.require_candidates())
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
+    ending = _Ending(batch) if batch.behaviour_set.terminal else None
     for step in range(batch.items.shape[1]):
         policy_state, user_state = policy_reader.at(policy_state, step), user_reader.at(user_state, step)
         candidates, available = availability.at(step)
@@ -166,8 +171,29 @@ def _serve(
         user_state, policy_state = next_state, policy.observe(policy_state, item, behaviour)
         availability.mark_shown(item)
         steps.append((item, behaviour, propensity.float()))
+        if ending is not None:
+            ending.observe(step, behaviour)
+    if ending is not None:
+        batch = replace(batch, length=ending.length)
     items, behaviours, propensities = (torch.stack(part, 1) * batch.mask for part in zip(*steps, strict=True))
     return replace(batch, items=items, behaviours=behaviours, propensities=propensities)
+
+
+class _Ending:
+    """When the users of B sessions leave: with a terminal behaviour, at the horizon, or at the last step with candidates."""
+
+    def __init__(self, batch: SessionTensors) -> None:
+        self.is_terminal = batch.behaviour_set.terminal_table(batch.device).bool()
+        candidates = batch.require_candidates()
+        self.length = torch.full_like(batch.length, batch.horizon)
+        """(B,) steps of each session, as far as is known."""
+        if candidates.dim() == 3:
+            self.length = (candidates != MASK_ROW).any(2).cumprod(1).sum(1).to(batch.length.dtype)
+
+    def observe(self, step: int, behaviour: Tensor) -> None:
+        """Take note of the behaviours (B,) at a step."""
+        left = self.is_terminal[behaviour.long()] & (self.length > step + 1)
+        self.length = torch.where(left, step + 1, self.length)
 
 
 class _Availability:

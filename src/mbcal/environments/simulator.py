@@ -260,25 +260,25 @@ class Simulator:
         progress.phase("report card", len(sessions))
         builder = ReportCardBuilder(np.asarray(self.behaviours.rewards))
         noise = uniform(derive_seed(seed, "drift"), (len(sessions), sessions.horizon), self.device)
-        simulated: list[NDArray[np.float32]] = []
+        responses: list[NDArray[np.uint8]] = []
         for begin in range(0, len(sessions), EVALUATION_BLOCK):
             block = sessions[begin : begin + EVALUATION_BLOCK]
             batch = block.tensors(self.device, without=("candidates", "propensities", "timestamps"))
             probabilities = torch.softmax(self.environment.net.forward_batch(batch), -1)[batch.mask]
             builder.add(probabilities.double().cpu().numpy(), block.behaviours[block.mask])
-            simulated.append(self._replay(block, noise[begin : begin + len(block)]))
+            responses.append(self._replay(block, noise[begin : begin + len(block)]))
             progress.advance(len(block))
-        return builder.build(sessions, np.concatenate(simulated))
+        return builder.build(sessions, np.concatenate(responses))
 
-    def _replay(self, sessions: Sessions, noise: Tensor) -> NDArray[np.float32]:
-        """Rewards (B, T) when the logged items are shown but every behaviour is the simulator's own, by noise (B, T)."""
+    def _replay(self, sessions: Sessions, noise: Tensor) -> NDArray[np.uint8]:
+        """Behaviours (B, T) when the logged items are shown but every behaviour is the simulator's own, by noise (B, T)."""
         batch = sessions.tensors(self.device, without=("candidates", "propensities", "timestamps"))
         reader = FieldReader(self, batch)
-        state, rewards = reader.begin(), []
+        state, responses = reader.begin(), []
         for step in range(sessions.horizon):
             behaviour, state = self.respond(reader.at(state, step), batch.items[:, step], noise[:, step])
-            rewards.append(self.environment.rewards[behaviour.long()])
-        return torch.stack(rewards, 1).cpu().numpy()
+            responses.append(behaviour)
+        return torch.stack(responses, 1).cpu().numpy()
 
     # ---- on disk
 
@@ -308,7 +308,7 @@ class Simulator:
         self.card = self.card if card is None else card
         manifest = {
             "config": to_dict(self.config),
-            "behaviours": to_dict(self.behaviours),
+            "behaviours": self.behaviours.as_dict(),
             "training": asdict(self.record),
             "temperature": self.temperature,
             "provenance": dict(self.provenance),

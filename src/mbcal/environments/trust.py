@@ -91,4 +91,7 @@ def simulator_trust(card: ReportCard | None, rewards: Sequence[float]) -> Trust:
     drift = length * card.drift * card.size
     difference = drift + length * card.ece * (max(rewards) - min(rewards))
     reward = sum(real * reached for real, reached in zip(card.real, card.reached, strict=True))
+    if card.length_drift is not None:
+        drift_of_length = abs(card.length_drift * reward)
+        difference, drift = difference + drift_of_length, drift + drift_of_length
     return Trust(difference, difference / max(abs(reward), 1e-9), drift, "")

@@ -35,7 +35,7 @@ from mbcal.environments.rollout import CPU_BLOCK
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
 from mbcal.evaluation.diagnose import LabelArrays, advantage_and_residual
-from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.evaluator import EvaluationResult, evaluate
 from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
@@ -78,6 +78,23 @@ class ServedSummary(NamedTuple):
     """(N,) undiscounted reward of each session."""
     times_shown: NDArray[np.int64]
     """(rows,) how often each catalogue row was shown."""
+    steps: int
+    """Steps of all sessions."""
+    left: int | None
+    """Sessions that the user left; None if no behaviour is terminal."""
+
+    @classmethod
+    def of(cls, result: EvaluationResult) -> ServedSummary:
+        """Return the summary of a result."""
+        served = result.served
+        left = int(served.left.sum()) if served.behaviour_set.terminal else None
+        return cls(result.rewards, result.times_shown, int(served.length.sum()), left)
+
+    @property
+    def staying(self) -> tuple[float | None, float | None]:
+        """Mean steps of a session, and the share of sessions that the user left; None if no behaviour is terminal."""
+        count = len(self.rewards)
+        return (None, None) if self.left is None else (self.steps / count, self.left / count)
 
 
 class Block(NamedTuple):
@@ -124,8 +141,10 @@ def evaluate_in_blocks(
     """
     blocks = _blocks(engine, users, model, resources)
     tasks = [block._replace(judge=_absolute(judge, TRUTH), epsilon=epsilon) for block in blocks]
-    rewards, times_shown = zip(*_map_blocks(engine, _evaluate_block, tasks, resources, title, progress), strict=True)
-    return ServedSummary(np.concatenate(rewards), np.sum(times_shown, 0))
+    parts = _map_blocks(engine, _evaluate_block, tasks, resources, title, progress)
+    rewards, times_shown, steps, left = zip(*parts, strict=True)
+    n_left = None if None in left else sum(left)
+    return ServedSummary(np.concatenate(rewards), np.sum(times_shown, 0), sum(steps), n_left)
 
 
 def policy_choices_in_blocks(
@@ -237,7 +256,7 @@ def _evaluate_block(block: Block) -> ServedSummary:
     agent = Random(device=block.device).fit(sessions) if block.model == CHANCE else _agent(block.model, block.device)
     judge = _judge(block.judge, block.data, block.device)
     result = evaluate(agent, judge, sessions, epsilon=block.epsilon, seed=block.seed, first_index=block.first)
-    return ServedSummary(result.rewards, result.times_shown)
+    return ServedSummary.of(result)
 
 
 def _choose_in_block(block: Block) -> tuple[NDArray[np.int64], ...]:

@@ -35,6 +35,10 @@ class ModelResult:
     """Difference to the first model, paired session by session; 0 for the first model itself."""
     coverage: Coverage | None = None
     """How far its choices lie outside the store's train part; None in a world, which needs no log to judge."""
+    length: float | None = None
+    """Mean steps of a session; None if users cannot leave."""
+    left: float | None = None
+    """Share of sessions that the user left; None if users cannot leave."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class ModelComparison:
                 "interval": _finite_ends(row.reward),
                 "gap": row.gap.mean,
                 "gap_interval": _finite_ends(row.gap),
+                **({} if row.length is None else {"length": row.length, "left": row.left}),
                 "rare_items": None if row.coverage is None else row.coverage.rare,
                 "shifted_items": None if row.coverage is None else row.coverage.shifted,
                 **_trust_record(self.trust.get(row.judge)),
@@ -87,25 +92,34 @@ class ModelComparison:
         by_judge = [f"{judge}: {trust.warning}" for judge, trust in self.trust.items() if trust.warning]
         return by_judge + [coverage.warning(model) for model, coverage in farthest.items()]
 
-    def table(self, judge: str) -> list[tuple[str, str, str, str]]:
+    @property
+    def columns(self) -> list[str]:
+        """Columns of `table`."""
+        staying = ["steps", "left"] if any(row.length is not None for row in self.rows) else []
+        return ["model", "reward per session", "95% interval", "to the first", *staying]
+
+    def table(self, judge: str) -> list[tuple[str, ...]]:
         """Return one row of text per model under a judge: model, reward, 95% interval, difference to the first model.
 
-        The last row is the log itself. Numbers of a simulator that has a warning are marked, and differences that are
-        smaller than it can be trusted for say so.
+        Where users can leave, also the steps of a session, and the share of sessions that the user left. The last row is the
+        log itself. Numbers of a simulator that has a warning are marked, and differences that are smaller than it can be
+        trusted for say so.
         """
         rows, trust = [row for row in self.rows if row.judge == judge], self.trust.get(judge)
         mark = f" {MARK}" if trust is not None and trust.is_low else ""
-        texts = [
+        texts: list[tuple[str, ...]] = [
             (
                 row.model,
                 f"{row.reward.mean:.3f}{mark}",
                 _interval_text(row.reward, ".3f"),
                 "" if row is rows[0] else _gap_text(row.gap, trust) + mark,
+                *([] if row.length is None or row.left is None else [f"{row.length:.2f}", f"{row.left:.1%}"]),
             )
             for row in rows
         ]
         if self.logged is not None:
-            texts.append((LOG_ROW, f"{self.logged.mean:.3f}", _interval_text(self.logged, ".3f"), ""))
+            staying = [""] * (len(self.columns) - 4)
+            texts.append((LOG_ROW, f"{self.logged.mean:.3f}", _interval_text(self.logged, ".3f"), "", *staying))
         return texts
 
     def heading(self, judge: str) -> str:

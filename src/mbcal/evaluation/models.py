@@ -128,10 +128,11 @@ class _Serving:
         served = [self._serve(model, judge) for model in models]
         names = [(model.name, model.agent.name) for model in models]
         rows = compare_rewards(judge.name, names, [summary.rewards for summary in served], self.test.user)
-        return [
-            replace(row, coverage=coverage(summary.times_shown, self.logged))
-            for row, summary in zip(rows, served, strict=True)
-        ]
+        results = []
+        for row, summary in zip(rows, served, strict=True):
+            length, left = summary.staying
+            results.append(replace(row, coverage=coverage(summary.times_shown, self.logged), length=length, left=left))
+        return results
 
     def _serve(self, model: OpenModel, judge: _Judge) -> ServedSummary:
         """Rewards and items shown in all test sessions, in this process or on the engine's workers."""
@@ -146,7 +147,7 @@ class _Serving:
                 title=title,
                 progress=self.progress,
             )
-            return ServedSummary(result.rewards, result.times_shown)
+            return ServedSummary.of(result)
         return evaluate_in_blocks(
             self.engine,
             SessionRange(self.store.path, "test", len(self.test), self.seed),

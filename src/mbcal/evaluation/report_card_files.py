@@ -25,7 +25,7 @@ def report_card_files(card: ReportCard, behaviours: Behaviours, title: str) -> d
         behaviours: The simulator's behaviours, which name the rows of the confusion matrix.
         title: Title of the figure.
     """
-    record = {**asdict(card), "drift": card.drift}
+    record = {**asdict(card), "drift": card.drift, "length_drift": card.length_drift}
     return {
         "report-card.json": json.dumps(record, indent=2, allow_nan=False).encode(),
         "report-card.png": draw_report_card(card, behaviours, title),

@@ -1,17 +1,17 @@
 """Sessions of a decision log with what they earned, gathered record by record while servers write it.
 
 A session counts for the version of its first decision. Its reward and its length are those of its first `horizon` steps with
-feedback, in at most `longest` seconds. It is finished when it has that many steps, when nothing came for `idle` seconds, or
-when `longest` seconds are over. Sessions that finish quickly may be better or worse than others, so they are not counted
-as they finish: sessions are counted in the order in which they began, and one that is not finished holds up all that began
-after it, of either version alike. No torch.
+feedback, in at most `longest` seconds. It is finished when it has that many steps, when the user left with a terminal
+behaviour, when nothing came for `idle` seconds, or when `longest` seconds are over. Sessions that finish quickly may be
+better or worse than others, so they are not counted as they finish: sessions are counted in the order in which they began,
+and one that is not finished holds up all that began after it, of either version alike. No torch.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,8 @@ class _Session:
     """Time of its last record."""
     reward: float = 0.0
     length: int = 0
+    left: bool = False
+    """Whether its user left with a terminal behaviour."""
     decisions: list[str] = field(default_factory=list)
     answered: set[tuple[str, str]] = field(default_factory=set)
     """(decision, item) of feedback that was counted."""
@@ -90,10 +92,13 @@ class OutcomeReader:
         rewards: Reward of every behaviour by name. Feedback with another behaviour is a step without reward.
         rule: What a session is.
         since: Sessions that began before this time do not count, in microseconds since 1970.
+        terminal: Behaviours with which a user leaves; what follows is another session, and does not count.
     """
 
-    def __init__(self, rewards: Mapping[str, float], rule: SessionRule, since: int = 0) -> None:
-        self._rewards, self._since, self._horizon = rewards, since, rule.horizon
+    def __init__(
+        self, rewards: Mapping[str, float], rule: SessionRule, since: int = 0, terminal: Collection[str] = ()
+    ) -> None:
+        self._rewards, self._since, self._horizon, self._terminal = rewards, since, rule.horizon, terminal
         self._idle, self._longest = int(rule.idle * 1e6), int(rule.longest * 1e6)
         self._waiting: list[_Session] = []  # not counted yet, finished or not
         self._open: dict[str, _Session] = {}  # by name
@@ -108,7 +113,7 @@ class OutcomeReader:
     def of_version(cls, version: Version, rule: SessionRule, since: int = 0) -> OutcomeReader:
         """Return a reader with a version's rewards and horizon; the other arguments as above."""
         rewards = dict(zip(version.behaviours.names, version.behaviours.rewards, strict=True))
-        return cls(rewards, replace(rule, horizon=version.horizon), since)
+        return cls(rewards, replace(rule, horizon=version.horizon), since, version.behaviours.terminal)
 
     def add(self, record: Record) -> None:
         """Take note of a record. Repeated records count once."""
@@ -147,12 +152,14 @@ class OutcomeReader:
                 self._early.popitem(last=False)
             return
         key = (feedback.decision, feedback.item)
-        if key in session.answered or session.length >= self._horizon or feedback.time - session.began > self._longest:
+        is_late = session.length >= self._horizon or feedback.time - session.began > self._longest
+        if key in session.answered or is_late or session.left:
             return
         session.answered.add(key)
         session.last = max(session.last, feedback.time)
         session.length += 1
         session.reward += self._rewards.get(feedback.behaviour, 0.0)
+        session.left = feedback.behaviour in self._terminal
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -172,7 +179,7 @@ class OutcomeReader:
         return Outcomes(tuple(self._versions), tuple(self._users), **columns)
 
     def _is_finished(self, session: _Session, now: int) -> bool:
-        is_complete = session.length >= self._horizon
+        is_complete = session.length >= self._horizon or session.left
         return is_complete or now - session.last > self._idle or now - session.began > self._longest
 
     def _count(self, session: _Session) -> None:

@@ -45,6 +45,8 @@ _COLUMNS: Mapping[str, Column] = {
     "label variance": Column("variance of labels", "Variance of what the value network is trained on."),
     "R²": Column("explained", "Share of the labels' variance that the network predicts (R²)."),
     "variance over futures": Column("noise of labels", "Variance of one label over resampled futures: not learnable."),
+    "length": Column("steps per session", "Mean steps of a session, up to the horizon; users may leave before it."),
+    "left": Column("left", "Share of sessions that ended because the user left."),
     "coverage": Column("items shown", "Share of the catalogue shown at least once."),
     "gini": Column("inequality", "Gini coefficient of exposure: 0 if all items are shown equally often, near 1 for one."),
     "diversity": Column("diversity", "Distinct values of the first single-valued item feature in a session, per step."),

@@ -159,7 +159,9 @@ def variance_table(summary: RunSummary) -> Table:
 
 def exposure_table(summary: RunSummary) -> Table:
     """How the choices of every method spread over items, under the first judge."""
-    names, judge = ("coverage", "gini", "diversity", "repetition"), summary.judges[0]
+    names, judge = ["coverage", "gini", "diversity", "repetition"], summary.judges[0]
+    if summary.run.store().behaviours.terminal:
+        names = ["length", "left", *names]
     rows: list[Row] = []
     for agent, results in summary.by_agent("batch").items():
         entries = [result.record["judges"][judge] for result in results if judge in result.record["judges"]]
@@ -170,6 +172,8 @@ def exposure_table(summary: RunSummary) -> Table:
         "distinct values of the first single-valued feature a session, per step. Repetition: share of steps "
         "with the value of the step before."
     )
+    if "left" in names:
+        note = "Steps per session, and the share of sessions that the user left. " + note
     return Table("exposure", "Exposure (Batch-RL)", ("agent", *names), rows, note)
 
 

@@ -8,7 +8,7 @@ with the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -72,6 +72,7 @@ class Ranker:
         """
         self.version, self._repeats = version, repeats
         self._states: BoundedDict[str, _CachedState] = BoundedDict(cache_bytes)
+        self._terminal = frozenset(version.behaviours.terminal)
         self._behaviour_index = {name: index for index, name in enumerate(version.behaviours.names)}
         self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)).tobytes()
         self._all = np.ones(MOST, np.bool_)
@@ -182,6 +183,8 @@ class Ranker:
             shown: What was shown in the session so far.
             session: Name under which the state is cached; None to compute it from the start.
         """
+        if self._terminal:
+            history, shown = _since_leaving(history, shown, self._terminal)
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
         cached, history_hash = None, 0
         if session is not None:
@@ -226,6 +229,12 @@ class Ranker:
                 )
         items = self.version.catalog.rows_of(item for item, _ in steps)
         return items, np.fromiter((self._behaviour_index[behaviour] for _, behaviour in steps), np.uint8, len(steps))
+
+
+def _since_leaving(history: TextSteps, shown: TextSteps, terminal: Collection[str]) -> tuple[TextSteps, TextSteps]:
+    """Return history and shown steps of a user who may have left and come back: steps before the return are history."""
+    ends = [number for number, (_, behaviour) in enumerate(shown, 1) if behaviour in terminal]
+    return ([*history, *shown[: ends[-1]]], shown[ends[-1] :]) if ends else (history, shown)
 
 
 def _array_bytes(state: Any) -> int:

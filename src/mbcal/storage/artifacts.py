@@ -130,5 +130,4 @@ class Artifact:
 
     @property
     def behaviours(self) -> Behaviours:
-        entry = self.manifest["behaviours"]
-        return Behaviours(tuple(entry["names"]), tuple(entry["rewards"]), tuple(entry["cuts"]))
+        return Behaviours.from_dict(self.manifest["behaviours"])

@@ -2,6 +2,10 @@
 
 Rewards and predictions are (B, T) float32. `mask` (B, T) bool is true where a step counts; no result depends on the other
 steps, whose own results are 0. Everything is computed without gradients.
+
+Where some behaviours are terminal, futures are weighted by survival. With h_k the predicted probability that the behaviour
+at step k is terminal, the reward of step tau counts with prod_{t <= k < tau} (1 - h_k), in both branches of a counterfactual
+difference: an item that drives users away is charged with all that they would have done.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mbcal.kernels import triton
-from mbcal.nn.base import State, expected_reward
+from mbcal.nn.base import State
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.types import MASK_ROW, SessionTensors
 
@@ -110,19 +114,29 @@ def bounded_targets(
     return temporal_difference_targets(rewards, values.clamp(lowest, highest), mask, gamma)
 
 
-def simulated_future_reward(predicted: Tensor, mask: Tensor, gamma: float) -> Tensor:
+@torch.no_grad()
+def simulated_future_reward(predicted: Tensor, mask: Tensor, gamma: float, stay: Tensor | None = None) -> Tensor:
     """R_future(o, t) = sum_{tau > t} gamma^{tau - t} r_phi(o_[1:tau-1], a_tau)  # Eq. future_reward.
 
     Args:
         predicted: (B, T) the reward r_phi that the environment model expects at each logged step.
         mask: (B, T).
         gamma: Discount.
+        stay: (B, T) 1 - h_t, the predicted probability that the user does not leave at the step; None for certainty. The
+            reward at tau is then weighted by prod_{t <= k < tau} (1 - h_k).
 
     Returns:
         (B, T), 0 at a session's last step.
     """
-    returns = discounted_returns(predicted, mask, gamma)
-    return torch.where(mask, torch.nn.functional.pad(gamma * returns[:, 1:], (0, 1)), 0)
+    if stay is None:
+        returns = discounted_returns(predicted, mask, gamma)
+        return torch.where(mask, torch.nn.functional.pad(gamma * returns[:, 1:], (0, 1)), 0)
+    futures = torch.zeros_like(predicted)
+    following = torch.zeros_like(predicted[:, 0])  # r + the future of the step after
+    for step in range(predicted.shape[1] - 1, -1, -1):
+        futures[:, step] = torch.where(mask[:, step], gamma * stay[:, step] * following, 0)
+        following = torch.where(mask[:, step], predicted[:, step] + futures[:, step], 0)
+    return futures
 
 
 @torch.no_grad()
@@ -136,7 +150,8 @@ def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: S
         branch 1         ·----·----·   …        item 1 masked
         branch 2              ·----·   …        item 2 masked
 
-    This takes T + T (T + 1) / 2 steps of the cell, instead of 2 T² for masked copies that run from the start.
+    This takes T + T (T + 1) / 2 steps of the cell, instead of 2 T² for masked copies that run from the start. Where some
+    behaviours are terminal, each branch is weighted by its own survival.
 
     Args:
         net: The environment model, a network of K behaviours.
@@ -162,15 +177,17 @@ def counterfactual_future_advantages(
     size, horizon = batch.items.shape
     batch = batch.encoded_by(net.fields)
     state = net.begin_batch(batch)
+    terminal = batch.behaviour_set.terminal_table(rewards.device) if batch.behaviour_set.terminal else None
     if net.config.cell == "gru" and batch.context is None and triton.runs_on(rewards):
         tables = net.scoring_tables()
-        fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma) for gamma in gammas]
+        fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma, terminal) for gamma in gammas]
         if fast[0] is not None:
             return torch.stack(fast, 1)
     mask, previous = batch.mask, net.previous(batch.behaviours)
     logged_gates = net.gates(batch.items, previous, batch.context)  # (B, T, G)
     masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous, batch.context)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)  # column t: the branch masked at t
+    survival = None if terminal is None else _Survival(terminal, logged_gates.new_zeros(2, size, horizon))
     advantages = logged_gates.new_zeros(size, len(gammas), horizon)
     for step in range(horizon):
         opened = net.cell_step(masked_gates[:, step], state)
@@ -179,12 +196,47 @@ def counterfactual_future_advantages(
             open_branches = tuple(part[:, :step] for part in branches)
             open_branches = net.cell_step(logged_gates[:, step : step + 1], open_branches)
             _store(branches, slice(0, step), open_branches)
-            gain = _reward(net, state, rewards).unsqueeze(1) - _reward(net, open_branches, rewards)  # (B, step)
+        if step or survival is not None:
+            logged = torch.softmax(net.head(state[0]), -1)  # (B, K) probabilities of behaviours
+        if step:
+            masked = torch.softmax(net.head(open_branches[0]), -1)  # (B, step, K)
+            logged_reward, masked_reward = (logged @ rewards).unsqueeze(1), masked @ rewards
+            if survival is not None:
+                logged_reward, masked_reward = survival.weigh(step, logged_reward, masked_reward)
+                survival.advance(step, logged, masked)
+            gain = logged_reward - masked_reward
             age = torch.arange(step, 0, -1, device=gain.device)
             for column, gamma in enumerate(gammas):
                 advantages[:, column, :step] += gamma**age * gain * mask[:, step : step + 1]
         _store(branches, step, opened)
+        if survival is not None:
+            survival.open(step, logged, torch.softmax(net.head(opened[0]), -1))
     return advantages
+
+
+class _Survival:
+    """The probability that a user who was there at step t still is, by logged and masked branches: column t each.
+
+    Args:
+        terminal: (K,) 1.0 where a behaviour is terminal.
+        weights: (2, B, T) zeros.
+    """
+
+    def __init__(self, terminal: Tensor, weights: Tensor) -> None:
+        self.terminal, self.logged, self.masked = terminal, *weights
+
+    def open(self, step: int, logged: Tensor, masked: Tensor) -> None:
+        """Begin the branch masked at `step`, by the probabilities of behaviours (B, K) there, logged and masked."""
+        self.logged[:, step], self.masked[:, step] = 1 - logged @ self.terminal, 1 - masked @ self.terminal
+
+    def weigh(self, step: int, logged: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """Weigh expected rewards at a step, logged (B, 1) and of the branches before it (B, step)."""
+        return self.logged[:, :step] * logged, self.masked[:, :step] * masked
+
+    def advance(self, step: int, logged: Tensor, masked: Tensor) -> None:
+        """Take a step with all branches before it, by probabilities of behaviours (B, K) and (B, step, K)."""
+        self.logged[:, :step] *= 1 - (logged @ self.terminal).unsqueeze(1)
+        self.masked[:, :step] *= 1 - masked @ self.terminal
 
 
 def mixed_advantage(advantage: Tensor, masked_future: Tensor, expected: Tensor, mix: float) -> Tensor:
@@ -205,11 +257,6 @@ def mixed_advantage(advantage: Tensor, masked_future: Tensor, expected: Tensor, 
         (B, T).
     """
     return advantage + mix * (masked_future - expected)
-
-
-def _reward(net: RecurrentNet, state: State, rewards: Tensor) -> Tensor:
-    """The reward (…) the network expects in a state (…, H)."""
-    return expected_reward(net.head(state[0]), rewards)
 
 
 def _store(branches: State, columns: int | slice, states: State) -> None:

@@ -20,14 +20,20 @@ from mbcal.types.names import Name, to_name
 if TYPE_CHECKING:
     import torch
 
+LEFT = "+left"
+"""Suffix of the terminal variant of a behaviour."""
+
 
 @dataclass(frozen=True, repr=False)
 class Behaviours:
     """What a user can do with an item (the paper's B), and the reward of each (the paper's R).
 
+    A behaviour may be terminal: with it the user leaves, and the session has no further step. Where leaving is known by the
+    length of sessions alone, every behaviour has a terminal variant (`with_leaving`).
+
     Raises:
-        OptionError: If there are fewer than 2 or more than 255 behaviours, names repeat, rewards are not finite, or the
-            numbers of names, rewards and cuts disagree.
+        OptionError: If there are fewer than 2 or more than 255 behaviours, names repeat, rewards are not finite, the
+            numbers of names, rewards and cuts disagree, or a terminal behaviour is not one of the names or is the only one.
     """
 
     names: tuple[str, ...]
@@ -37,6 +43,8 @@ class Behaviours:
     cuts: tuple[float, ...] = ()
     """Ascending cut points where behaviours are levels of a number, such as dwell time. A value belongs to level k if
     exactly k cuts are at or below it."""
+    terminal: tuple[str, ...] = ()
+    """Names of the terminal behaviours."""
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
@@ -50,10 +58,32 @@ class Behaviours:
         if not all(np.isfinite(self.rewards)):
             raise OptionError(f"behaviours: rewards must be finite numbers, got {list(self.rewards)}")
         if self.cuts:
-            if len(self.cuts) != len(self.names) - 1:
+            if len(self.cuts) + 1 not in (len(self.names), len(self.names) - len(self.terminal)):
                 raise OptionError(f"behaviours: {len(self.cuts)} cuts make {len(self.cuts) + 1} levels, not {len(self)}")
             if not (all(np.isfinite(self.cuts)) and all(a < b for a, b in pairwise(self.cuts))):
                 raise OptionError(f"behaviours: cuts must be finite and rising, got {list(self.cuts)}")
+        for name in self.terminal:
+            if name not in self.names:
+                hint = nearest(name, self.names)
+                raise OptionError(f"ends: {name!r} is no behaviour; there are {', '.join(self.names)}.{hint}")
+        if len(set(self.terminal)) == len(self.names):
+            raise OptionError("ends: with every behaviour the user would leave; name those that end a session")
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Create behaviours from what `as_dict` returned."""
+        fields = (entry["names"], entry["rewards"], entry["cuts"], entry.get("terminal", ()))
+        return cls(*(tuple(values) for values in fields))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, `terminal` only if there is one."""
+        entry = {"names": list(self.names), "rewards": list(self.rewards), "cuts": list(self.cuts)}
+        return {**entry, "terminal": list(self.terminal)} if self.terminal else entry
+
+    def with_leaving(self) -> Self:
+        """Return the behaviours with a terminal variant of each: `click` and `click+left`, with the same reward."""
+        variants = tuple(f"{name}{LEFT}" for name in self.names)
+        return type(self)(self.names + variants, self.rewards * 2, self.cuts, variants)
 
     @classmethod
     def from_cuts(cls, cuts: Sequence[float], rewards: Sequence[float] | None = None) -> Self:
@@ -75,7 +105,22 @@ class Behaviours:
 
     def __repr__(self) -> str:
         pairs = [f"{name}={reward:g}" for name, reward in zip(self.names, self.rewards, strict=True)]
-        return f"<Behaviours: {', '.join(pairs if len(pairs) <= 12 else [*pairs[:11], '…'])}>"
+        ends = f"; ends {', '.join(self.terminal)}" if self.terminal else ""
+        return f"<Behaviours: {', '.join(pairs if len(pairs) <= 12 else [*pairs[:11], '…'])}{ends}>"
+
+    @property
+    def n_observed(self) -> int:
+        """How many behaviours a log names: all, or without the variants that `with_leaving` added."""
+        return len(self.names) - sum(name.endswith(LEFT) for name in self.terminal)
+
+    @cached_property
+    def is_terminal(self) -> NDArray[np.bool_]:
+        """(behaviours,) whether each is terminal."""
+        return np.isin(self.names, self.terminal)
+
+    def terminal_table(self, device: str | torch.device) -> torch.Tensor:
+        """Return (behaviours,) 1.0 where terminal, else 0.0, as a tensor on a device. It is cached, so do not modify it."""
+        return _float_table(tuple(self.is_terminal.astype(float).tolist()), str(device))
 
     @property
     def start(self) -> int:
@@ -84,7 +129,7 @@ class Behaviours:
 
     def reward_table(self, device: str | torch.device) -> torch.Tensor:
         """Return (behaviours,) rewards as a tensor on a device. It is cached, so do not modify it."""
-        return _reward_table(self.rewards, str(device))
+        return _float_table(self.rewards, str(device))
 
     def index(self, name: str) -> int:
         """Return the number of a behaviour; raises InputError if there is none of that name."""
@@ -102,10 +147,10 @@ class Behaviours:
 
 
 @functools.lru_cache(maxsize=64)
-def _reward_table(rewards: tuple[float, ...], device: str) -> torch.Tensor:
+def _float_table(values: tuple[float, ...], device: str) -> torch.Tensor:
     import torch
 
-    return torch.tensor(rewards, device=device)
+    return torch.tensor(values, device=device)
 
 
 @dataclass(frozen=True, repr=False)

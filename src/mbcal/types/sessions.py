@@ -76,6 +76,11 @@ class Sessions(SessionsBase):
         self._check_steps("history_items", "history_behaviours", self.history_length, self.history_mask)
         if len(self) and int(self.length.min()) < 1:
             raise InputError("sessions: length must be at least 1; drop empty sessions")
+        if self.behaviour_set.terminal:
+            is_end = self.behaviour_set.is_terminal[self.behaviours]
+            if np.any(is_end[:, :-1] & self.mask[:, 1:]):
+                ends = ", ".join(self.behaviour_set.terminal)
+                raise InputError(f"sessions: terminal behaviours ({ends}) must come last; cut sessions after them")
         if len(self) and int(self.user.min()) < 0:
             raise InputError("sessions: user must be 0 or more")
         if self.candidates is not None:
@@ -201,6 +206,11 @@ class Sessions(SessionsBase):
         """(N, T) float32 rewards, 0 in the padding."""
         table = np.asarray(self.behaviour_set.rewards, np.float32)
         return np.where(self.mask, table[self.behaviours], np.float32(0))
+
+    @property
+    def left(self) -> NDArray[np.bool_]:
+        """(N,) whether the user left: the last behaviour is terminal."""
+        return self.behaviour_set.is_terminal[self.behaviours[np.arange(len(self)), self.length - 1]]
 
     def tensors(self, device: str | torch.device = "cpu", without: Collection[str] = ()) -> SessionTensors:
         """Return the same sessions as torch tensors: views of this memory on the CPU, copies on another device.

@@ -96,7 +96,7 @@ class GymnasiumWorld:
         )
         """Items by number, from 0, with the features of the environment."""
         limit = environment.spec.max_episode_steps if horizon is None else horizon
-        probed_rewards, longest = self._probe(limit)
+        probed_rewards, longest, ends_early = self._probe(limit)
         self.horizon = limit or longest
         """Most steps of an episode, T."""
         if longest < 2:
@@ -104,8 +104,9 @@ class GymnasiumWorld:
         if not repeats and self.horizon > count:
             problem = f"{self.title}: an episode has {self.horizon} steps, but there are only {count} items to show"
             raise OptionError(f"{problem}; allow repeats or choose a shorter horizon")
-        self.behaviours = behaviours or reward_behaviours(probed_rewards, self.title)
-        """One per distinct reward, or levels of the reward."""
+        found = behaviours or reward_behaviours(probed_rewards, self.title)
+        self.behaviours = found.with_leaving() if behaviours is None and ends_early else found
+        """One per distinct reward, or levels of the reward; with a terminal variant of each if some episodes end early."""
 
     def __repr__(self) -> str:
         repeats = "repeats allowed" if self.repeats else "no repeats"
@@ -205,9 +206,11 @@ class GymnasiumWorld:
         for step in range(horizon):
             chosen, propensity = epsilon_greedy(policy.score(state, candidates), available, epsilon, noise[:, step])
             running = np.flatnonzero(is_running)
-            rewards, has_ended = self._step(environments, running, chosen.cpu().numpy()[running])
+            rewards, has_ended, terminated = self._step(environments, running, chosen.cpu().numpy()[running])
             items[running, step] = chosen.cpu().numpy()[running] + FIRST_ITEM_ROW
             behaviours[running, step] = self._behaviours_of(rewards)
+            if step < horizon - 1 and self.behaviours.n_observed < len(self.behaviours):
+                behaviours[running[terminated], step] += np.uint8(self.behaviours.n_observed)
             propensities[running, step] = propensity.cpu().numpy()[running]
             returns[running] += rewards
             length[running] += 1
@@ -234,13 +237,17 @@ class GymnasiumWorld:
 
     def _step(
         self, environments: Sequence[Any], rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Show an item, by number, in each of the environments at `rows`: their rewards, and whether each has ended."""
-        rewards, has_ended = np.zeros(len(rows)), np.zeros(len(rows), bool)
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Show an item, by number, in each of the environments at `rows`.
+
+        Returns:
+            Their rewards, whether each has ended, and whether it was terminated, not truncated.
+        """
+        rewards, has_ended, has_terminated = np.zeros(len(rows)), np.zeros(len(rows), bool), np.zeros(len(rows), bool)
         for index, (row, number) in enumerate(zip(rows.tolist(), numbers.tolist(), strict=True)):
             _, reward, terminated, truncated, _ = environments[row].step(self._to_action(number))
-            rewards[index], has_ended[index] = float(reward), terminated or truncated
-        return rewards, has_ended
+            rewards[index], has_ended[index], has_terminated[index] = float(reward), terminated or truncated, terminated
+        return rewards, has_ended, has_terminated
 
     def _behaviours_of(self, rewards: NDArray[np.float64]) -> NDArray[np.uint8]:
         """The behaviour of each reward, (N,)."""
@@ -256,9 +263,9 @@ class GymnasiumWorld:
             )
         return nearest.astype(np.uint8)
 
-    def _probe(self, limit: int | None) -> tuple[NDArray[np.float64], int]:
-        """Rewards of some random episodes, and the steps of the longest."""
-        environment, rewards, lengths = self.environments[0], [], []
+    def _probe(self, limit: int | None) -> tuple[NDArray[np.float64], int, bool]:
+        """Rewards of some random episodes, the steps of the longest, and whether some are terminated earlier than others."""
+        environment, rewards, lengths, terminated_at = self.environments[0], [], [], []
         for episode in range(PROBE_EPISODES):
             seed = _episode_seed(0, f"probe {episode}")
             environment.reset(seed=seed)
@@ -273,9 +280,11 @@ class GymnasiumWorld:
             if not has_ended and limit is None:
                 raise OptionError(f"{self.title}: never ends (not within {PROBE_STEPS:,} steps); give a horizon")
             lengths.append(length)
+            if terminated:
+                terminated_at.append(length)
             if len(rewards) > PROBE_STEPS:
                 break
-        return np.asarray(rewards), max(lengths)
+        return np.asarray(rewards), max(lengths), min(terminated_at, default=PROBE_STEPS) < (limit or max(lengths))
 
 
 def _episode_seed(seed: int, index: int | str) -> int:

@@ -28,7 +28,7 @@ from mbcal.data.store_format import PARTS, Shard
 from mbcal.data.store_writer import StoreWriter
 from mbcal.data.user_split import order_users
 from mbcal.data.workspace import Workspace
-from mbcal.environments.newsfeed.world import Newsfeed, UserState
+from mbcal.environments.newsfeed.world import LEVELS, Leaving, Newsfeed, UserState
 from mbcal.errors import OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.types import FIRST_ITEM_ROW, Sessions
@@ -50,6 +50,8 @@ class NewsfeedConfig:
     """Sessions in all; every user has four, the last user may have fewer."""
     items: int = 2_000
     """Items in the catalogue, at least 100 and at least twice the horizon."""
+    leaving: bool = False
+    """Whether users can leave before the end of a session (`world.Leaving`)."""
 
     def __post_init__(self) -> None:
         if self.sessions < 1:
@@ -149,29 +151,57 @@ def _generate_shard(world: Newsfeed, users: NDArray[np.int64], config: SessionCo
 
 
 def _serve_users(world: Newsfeed, users: Tensor, config: SessionConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """All S sessions of users (B,), one after another: candidates (B, S, C); items, behaviours, … (B, S, T)."""
+    """All S sessions of users (B,): candidates (B, S, C), length (B, S); items, behaviours, … (B, S, T)."""
     size = len(users)
     sessions: list[dict[str, Tensor]] = []
-    items, behaviours = torch.zeros(size, 0, dtype=torch.int64), torch.zeros(size, 0, dtype=torch.uint8)
+    past = _Past(size, config.history)
     clock = FIRST_DAY + torch.randint(30 * DAY, (size,), generator=generator)
     for _ in range(SESSIONS_PER_USER):
-        first = max(0, items.shape[1] - config.history)
-        length = torch.full((size,), items.shape[1] - first)
-        state = world.begin(users, items[:, first:], behaviours[:, first:], length)
+        state = world.begin(users, past.items, past.behaviours, past.length)
         candidates = sample_candidate_sets(world.popularity, size, 2 * config.horizon, generator)
         session = _serve_session(world, state, candidates, config.horizon, generator)
-        dwell = (3 + 8 * session["behaviours"].to(torch.int64)) * SECOND  # three seconds, and eight more per level
+        levels = session["behaviours"].to(torch.int64) % LEVELS
+        dwell = (3 + 8 * levels) * SECOND  # three seconds, and eight more per level
         session["timestamps"] = clock.unsqueeze(1) + torch.cumsum(dwell, 1) - dwell
-        clock = session["timestamps"][:, -1] + DAY // 2 + torch.randint(DAY, (size,), generator=generator)
-        items, behaviours = torch.cat([items, session["items"]], 1), torch.cat([behaviours, session["behaviours"]], 1)
+        last = session["timestamps"].gather(1, session["length"].unsqueeze(1) - 1).squeeze(1)
+        clock = last + DAY // 2 + torch.randint(DAY, (size,), generator=generator)
+        past.add(session["items"], session["behaviours"], session["length"])
         sessions.append(session)
     return {name: torch.stack([session[name] for session in sessions], 1) for name in sessions[0]}
+
+
+class _Past:
+    """The last H steps of B users, oldest first."""
+
+    def __init__(self, users: int, history: int) -> None:
+        self.items = torch.zeros(users, history, dtype=torch.int64)
+        self.behaviours = torch.zeros(users, history, dtype=torch.uint8)
+        self.length = torch.zeros(users, dtype=torch.int64)
+
+    def add(self, items: Tensor, behaviours: Tensor, length: Tensor) -> None:
+        """Append the first steps (B, T) of a session, `length` (B,) of them."""
+        history = self.items.shape[1]
+        kept = (self.length + length).clamp(max=history)
+        column = torch.arange(history).expand(len(kept), -1) + (self.length + length - kept).unsqueeze(
+            1
+        )  # in past + session
+        is_past = column < self.length.unsqueeze(1)
+        in_past = column.clamp(max=max(history - 1, 0))
+        in_session = (column - self.length.unsqueeze(1)).clamp(0, items.shape[1] - 1)
+        is_step = torch.arange(history) < kept.unsqueeze(1)
+        for name, new in (("items", items), ("behaviours", behaviours)):
+            steps = torch.where(is_past, getattr(self, name).gather(1, in_past), new.gather(1, in_session))
+            setattr(self, name, torch.where(is_step, steps, 0))
+        self.length = kept
 
 
 def _serve_session(
     world: Newsfeed, state: UserState, candidates: Tensor, horizon: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """One session of B users under the logging policy, from candidates (B, C): items, behaviours, propensities (B, T)."""
+    """One session of B users under the logging policy, from candidates (B, C): items, behaviours, propensities (B, T).
+
+    Users who leave are served to the end all the same; `length` (B,) says which steps count.
+    """
     available = torch.ones_like(candidates, dtype=torch.bool)
     items, behaviours, propensities = [], [], []
     for _ in range(horizon):
@@ -191,22 +221,30 @@ def _serve_session(
         "behaviours": torch.stack(behaviours, 1),
         "propensities": torch.stack(propensities, 1),
         "candidates": candidates,
+        "length": _length(torch.stack(behaviours, 1)),
     }
+
+
+def _length(behaviours: Tensor) -> Tensor:
+    """Steps (B,) up to and with the first terminal one, of behaviours (B, T)."""
+    left = behaviours >= LEVELS
+    return torch.where(left.any(1), left.int().argmax(1) + 1, behaviours.shape[1])
 
 
 def _to_shard(blocks: Sequence[dict[str, Tensor]], users: NDArray[np.int64], config: SessionConfig) -> Shard:
     """Blocks of whole users as flat steps, and the sessions that point into them."""
     arrays = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
-    n_sessions = len(users) * SESSIONS_PER_USER
-    steps_before = np.tile(np.arange(SESSIONS_PER_USER) * config.horizon, len(users))  # of the user, before each session
+    length = arrays["length"].numpy()  # (users, S)
+    is_step = torch.arange(config.horizon) < arrays["length"].unsqueeze(2)
+    steps_before = (np.cumsum(length, 1) - length).flatten()  # of the user, before each session
     return Shard(
-        items=arrays["items"].to(torch.int32).flatten().numpy(),
-        behaviours=arrays["behaviours"].flatten().numpy(),
-        timestamps=arrays["timestamps"].flatten().numpy(),
-        propensities=arrays["propensities"].flatten().numpy(),
+        items=arrays["items"][is_step].to(torch.int32).numpy(),
+        behaviours=arrays["behaviours"][is_step].numpy(),
+        timestamps=arrays["timestamps"][is_step].numpy(),
+        propensities=arrays["propensities"][is_step].numpy(),
         user=np.repeat(users, SESSIONS_PER_USER).astype(np.int32),
-        start=np.arange(n_sessions, dtype=np.int64) * config.horizon,
-        length=np.full(n_sessions, config.horizon, np.int32),
+        start=np.cumsum(length.flatten(), dtype=np.int64) - length.flatten(),
+        length=length.flatten().astype(np.int32),
         history_length=np.minimum(steps_before, config.history).astype(np.int32),
         candidates=arrays["candidates"].to(torch.int32).flatten(0, 1).numpy(),
     )
@@ -217,7 +255,7 @@ def _to_shard(blocks: Sequence[dict[str, Tensor]], users: NDArray[np.int64], con
 
 def _write_store(newsfeed: NewsfeedConfig, config: SessionConfig, writer: StoreWriter, progress: Progress) -> None:
     """Write all files of the store: users, items, shards, manifest."""
-    world = Newsfeed(newsfeed.users, newsfeed.items, config.seed)
+    world = Newsfeed(newsfeed.users, newsfeed.items, config.seed, leaving=Leaving() if newsfeed.leaving else None)
     names, part = _order_users(newsfeed.users, config)
     writer.table("users.parquet", pa.table({"user": names, "part": [PARTS[number] for number in part]}))
     writer.catalog(world.catalog)
@@ -227,14 +265,15 @@ def _write_store(newsfeed: NewsfeedConfig, config: SessionConfig, writer: StoreW
     progress.phase("generating sessions", newsfeed.sessions)
     behaviour_counts = np.zeros(len(world.behaviours), np.int64)
     parts = {name: {"users": int(np.sum(part == k)), "sessions": 0, "steps": 0} for k, name in enumerate(PARTS)}
-    shards = _generate_shards(world, plan, newsfeed, config)
+    shards, full_sessions = _generate_shards(world, plan, newsfeed, config), 0
     for (name, number), shard in zip(plan.locations, shards, strict=True):
         writer.shard(name, number, shard)
         behaviour_counts += np.bincount(shard.behaviours, minlength=len(behaviour_counts))
         parts[name]["sessions"] += len(shard.start)
         parts[name]["steps"] += len(shard.items)
+        full_sessions += int(np.sum(shard.length == config.horizon))
         progress.advance(len(shard.start))
-    steps = newsfeed.sessions * config.horizon
+    steps = sum(int(part["steps"]) for part in parts.values())
     writer.finish(
         world.behaviours,
         source="newsfeed",
@@ -247,7 +286,7 @@ def _write_store(newsfeed: NewsfeedConfig, config: SessionConfig, writer: StoreW
             "users": newsfeed.users,
             "items": newsfeed.items,
             "sessions": newsfeed.sessions,
-            "full_sessions": newsfeed.sessions,
+            "full_sessions": full_sessions,
             "short_windows": 0,
             "ties": 0,
             "labels": behaviour_counts.tolist(),

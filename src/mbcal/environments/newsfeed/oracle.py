@@ -35,7 +35,8 @@ class Oracle:
         """Choose the candidate to show now.
 
         A partial plan is valued by its expected rewards so far plus what its mood will add to the steps that remain. Without
-        that estimate the beam would fill with bait, which is always ahead at first.
+        that estimate the beam would fill with bait, which is always ahead at first. Where users can leave, rewards count
+        with the probability that the user is still there, and the steps that remain with the best reward of this step.
 
         Args:
             state: State of B users.
@@ -58,11 +59,15 @@ class Oracle:
         earned = torch.zeros(size, 1, device=candidates.device)  # (B, W) expected reward of each plan
         open_candidates = available.unsqueeze(1)  # (B, W, C)
         first_action = torch.zeros(size, 1, dtype=torch.int64, device=candidates.device)  # (B, W)
+        survival = torch.ones_like(earned)  # (B, W) probability that the user is still there
         for step in range(steps_left):
             items = candidates.unsqueeze(1).expand(size, width, count).reshape(size * width, count)
             rewards = self.world.expected_reward(plans, items).view(size, width, count)
-            future_mood = self._future_mood(plans, items, steps_left - step - 1).view(size, width, count)
-            values = (earned.unsqueeze(2) + rewards + future_mood).masked_fill(~open_candidates, -torch.inf).flatten(1)
+            future = self._future(plans, items, steps_left - step - 1).view(size, width, count)
+            if self.world.leaving is not None:
+                stay = 1 - self.world.leaving_probability(plans, items).view(size, width, count)
+                rewards, future = survival.unsqueeze(2) * rewards, (survival.unsqueeze(2) * stay) * future
+            values = (earned.unsqueeze(2) + rewards + future).masked_fill(~open_candidates, -torch.inf).flatten(1)
             best_values, best = values.topk(min(self.width, values.shape[1]), 1)  # (B, new W), best first
             plan, action = best // count, best % count
             first_action = action if step == 0 else first_action.gather(1, plan)
@@ -71,6 +76,9 @@ class Oracle:
             reward = rewards.flatten(1).gather(1, best)
             earned = torch.where(best_values.isneginf(), -torch.inf, earned.gather(1, plan) + reward)
             item = candidates.gather(1, action).flatten()
+            if self.world.leaving is not None:
+                reward = reward / survival.gather(1, plan)
+                survival = survival.gather(1, plan) * stay.flatten(1).gather(1, best)
             engagement = (reward.flatten() - 1) / (LEVELS - 1)
             plans = self.world.update_state(plans[(rows * width + plan).flatten()], item, engagement)
             open_candidates = open_candidates.gather(1, plan.unsqueeze(2).expand(-1, -1, count))
@@ -78,11 +86,23 @@ class Oracle:
             width = best.shape[1]
         return first_action[:, 0]
 
-    def _future_mood(self, state: UserState, items: Tensor, steps: int) -> Tensor:
-        """What the mood after each item (B, C) adds to `steps` further steps, a level of mood taken as a level of reward."""
-        constants = self.world.constants
-        mood = constants.calm * state.mood.unsqueeze(1) - constants.bait_later * self.world.bait[items]
-        return mood * sum(constants.calm**step for step in range(steps))
+    def _future(self, state: UserState, items: Tensor, steps: int) -> Tensor:
+        """What the mood after each item (B, C) adds to `steps` further steps, a level of mood taken as a level of reward.
+
+        Where users can leave: the whole reward of these steps, the best reward now plus mood at each, while the user stays
+        in that mood.
+        """
+        calm, leaving = self.world.constants.calm, self.world.leaving
+        mood = self.world.next_mood(state, items)
+        if leaving is None:
+            return mood * sum(calm**step for step in range(steps))
+        best = self.world.expected_reward(state, items).max(1, keepdim=True).values
+        future, survival = torch.zeros_like(mood), torch.ones_like(mood)
+        for _ in range(steps):
+            future = future + survival * (best + mood)
+            mood = calm * mood
+            survival = survival * (1 - torch.sigmoid(leaving.base - leaving.mood * mood))
+        return future
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ One step, with z the item's topics (K numbers that sum to 1), w the user's inter
                s    <- forget * s + z                  a topic shown tires, whether read or not
                mood <- calm * mood - bait_later * bait
 
+With `Leaving`, a user leaves after a step with probability sigmoid(base - mood_weight * mood' + satiation_weight <s, z>),
+mood' being the mood after the item: bad moods and repeated topics drive users away. Every level has then a terminal variant.
+
 At the start of a session, the session's history is replayed from the user's initial interests; then satiation and mood
 shrink to the share `rest`, and interests stay. So `begin` needs only what `Sessions` holds, and steps before the history
 have no effect.
@@ -37,6 +40,8 @@ BEHAVIOURS = Behaviours(
     tuple(f"dwell-{level:02d}" for level in range(1, LEVELS + 1)), tuple(map(float, range(1, LEVELS + 1)))
 )
 """Level k is called `dwell-{k + 1}` and has reward k + 1."""
+LEAVING_BEHAVIOURS = BEHAVIOURS.with_leaving()
+"""The same for users who can leave: level k and its terminal variant, number k + 12."""
 MIN_ITEMS = 100
 """Fewest items a feed can have."""
 
@@ -80,6 +85,18 @@ class NewsfeedConstants:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """When users leave; all numbers are log odds."""
+
+    base: float = -4.0
+    """In a neutral mood, with an item of a topic that has not tired."""
+    mood: float = 1.5
+    """Per level of bad mood."""
+    satiation: float = 1.0
+    """Per unit of satiation with the item's topics."""
+
+
+@dataclass(frozen=True)
 class UserState:
     """What changes within a session, for B users. Immutable."""
 
@@ -109,6 +126,7 @@ class Newsfeed:
         items: How many items, at least 100.
         seed: Names everything random about items and users.
         constants: What the world is like.
+        leaving: When users leave; None if all stay to the end of a session.
         device: Where states and item tables lie.
 
     Raises:
@@ -122,13 +140,14 @@ class Newsfeed:
         seed: int = 0,
         constants: NewsfeedConstants | None = None,
         device: str | torch.device = "cpu",
+        leaving: Leaving | None = None,
     ) -> None:
         if users < 1:
             raise OptionError(f"users: must be at least 1, got {users}")
         if items < MIN_ITEMS:
             raise OptionError(f"items: must be at least {MIN_ITEMS}, got {items}")
         self.users, self.items, self.seed = users, items, seed
-        self.constants = constants or NewsfeedConstants()
+        self.constants, self.leaving = constants or NewsfeedConstants(), leaving
         self.device = torch.device(device)
         generator = torch.Generator().manual_seed(seed)
         articles = generate_articles(items, self.constants.topics, generator)
@@ -159,16 +178,19 @@ class Newsfeed:
 
     @property
     def behaviours(self) -> Behaviours:
-        return BEHAVIOURS
+        return BEHAVIOURS if self.leaving is None else LEAVING_BEHAVIOURS
 
     def options(self) -> dict[str, Any]:
         """Return what `from_options` needs to create the same world again; part of a generated store's manifest."""
-        return {"users": self.users, "items": self.items, "seed": self.seed, "constants": asdict(self.constants)}
+        options = {"users": self.users, "items": self.items, "seed": self.seed, "constants": asdict(self.constants)}
+        return options if self.leaving is None else {**options, "leaving": asdict(self.leaving)}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], device: str | torch.device = "cpu") -> Self:
         """Create the world that a store was generated from: `Newsfeed.from_options(store.manifest["options"])`."""
-        return cls(options["users"], options["items"], options["seed"], NewsfeedConstants(**options["constants"]), device)
+        leaving = Leaving(**options["leaving"]) if "leaving" in options else None
+        constants = NewsfeedConstants(**options["constants"])
+        return cls(options["users"], options["items"], options["seed"], constants, device, leaving)
 
     # ---- as an environment
 
@@ -188,18 +210,24 @@ class Newsfeed:
     def respond(self, state: UserState, item: Tensor, uniform: Tensor) -> tuple[Tensor, UserState]:
         """Respond to item (B,) by uniform numbers (B,): the level is the number of k with uniform < P(level > k).
 
-        Under the same uniform number, an item of higher utility never gets a lower level.
+        Under the same uniform number, an item of higher utility never gets a lower level. Within a level, the number is
+        again uniform: it decides whether the user leaves.
 
         Returns:
-            Levels (B,) uint8, and the state after them.
+            Behaviours (B,) uint8, and the state after them.
         """
         above = self._probability_above(self.utility(state, item.unsqueeze(1)).squeeze(1))  # (B, 11)
         behaviour = (uniform.unsqueeze(1) < above).sum(1).to(torch.uint8)
+        if self.leaving is not None:
+            edges = torch.nn.functional.pad(torch.nn.functional.pad(above, (1, 0), value=1.0), (0, 1))  # (B, 13), falling
+            high, low = (edges.gather(1, behaviour.long().unsqueeze(1) + k).squeeze(1) for k in (0, 1))
+            leaves = uniform - low < self.leaving_probability(state, item.unsqueeze(1)).squeeze(1) * (high - low)
+            behaviour = behaviour + LEVELS * leaves.to(torch.uint8)
         return behaviour, self.observe(state, item, behaviour)
 
     def observe(self, state: UserState, item: Tensor, behaviour: Tensor) -> UserState:
-        """Return the state after item (B,) met behaviour (B,), a level 0 … 11."""
-        return self.update_state(state, item, behaviour.to(torch.float32) / (LEVELS - 1))
+        """Return the state after item (B,) met behaviour (B,): a level 0 … 11, or 12 more if the user left."""
+        return self.update_state(state, item, (behaviour % LEVELS).to(torch.float32) / (LEVELS - 1))
 
     def update_state(self, state: UserState, item: Tensor, engagement: Tensor) -> UserState:
         """Return the state after item (B,) was read with engagement e (B,), any number in 0 … 1.
@@ -235,10 +263,30 @@ class Newsfeed:
         return matched + self.instant[items] + (constants.base + state.bias + state.mood)[:, None]
 
     def probabilities(self, state: UserState, items: Tensor) -> Tensor:
-        """Return P(behaviour | state, item), (B, C, 12), of items (B, C): P(level > k - 1) - P(level > k)."""
+        """Return P(behaviour | state, item), (B, C, 12), of items (B, C): P(level > k - 1) - P(level > k).
+
+        With `Leaving` (B, C, 24): the same times the probability to stay, and to leave.
+        """
         above = self._probability_above(self.utility(state, items))
         at_least = torch.nn.functional.pad(above, (1, 0), value=1.0)
-        return at_least - torch.nn.functional.pad(above, (0, 1), value=0.0)
+        levels = at_least - torch.nn.functional.pad(above, (0, 1), value=0.0)
+        if self.leaving is None:
+            return levels
+        leaves = self.leaving_probability(state, items).unsqueeze(-1)
+        return torch.cat([levels * (1 - leaves), levels * leaves], -1)
+
+    def leaving_probability(self, state: UserState, items: Tensor) -> Tensor:
+        """Return the probability (B, C) that the user leaves after each item (B, C); 0 without `Leaving`."""
+        if self.leaving is None:
+            return torch.zeros_like(self.bait[items])
+        satiation = torch.bmm(self.topics[items], state.satiation.unsqueeze(2)).squeeze(2)
+        return torch.sigmoid(
+            self.leaving.base - self.leaving.mood * self.next_mood(state, items) + self.leaving.satiation * satiation
+        )
+
+    def next_mood(self, state: UserState, items: Tensor) -> Tensor:
+        """Return the mood (B, C) after each item (B, C)."""
+        return self.constants.calm * state.mood.unsqueeze(1) - self.constants.bait_later * self.bait[items]
 
     def expected_reward(self, state: UserState, items: Tensor) -> Tensor:
         """Return E[reward | state, item], (B, C), of items (B, C): 1 + sum_k P(level > k). Rises with utility."""

@@ -120,7 +120,15 @@ def summarise(result: EvaluationResult) -> dict[str, float]:
         "coverage": coverage(shown, len(served.catalog)),
         "gini": gini(counts),
         **_variety(served),
+        **staying(served),
     }
+
+
+def staying(served: Sessions) -> dict[str, float]:
+    """Return the mean `length` of sessions and the share whose user `left`; nothing if no behaviour is terminal."""
+    if not served.behaviour_set.terminal:
+        return {}
+    return {"length": float(served.length.mean()), "left": float(served.left.mean())}
 
 
 def mean_record(mean: Mean) -> dict[str, float]:

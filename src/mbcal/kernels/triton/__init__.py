@@ -135,7 +135,9 @@ def respond(
     return response
 
 
-def advantage(tables: Tables, rewards: Array, begin: Array, batch: SessionTensors, gamma: float) -> Array | None:
+def advantage(
+    tables: Tables, rewards: Array, begin: Array, batch: SessionTensors, gamma: float, terminal: Array | None = None
+) -> Array | None:
     """Compute the counterfactual future advantage of every logged step.
 
     Args:
@@ -144,13 +146,14 @@ def advantage(tables: Tables, rewards: Array, begin: Array, batch: SessionTensor
         begin: (B, H) hidden states before the first step.
         batch: B logged sessions.
         gamma: Discount.
+        terminal: (K,) 1.0 where a behaviour is terminal; None if none is.
 
     Returns:
         (B, T), or None.
     """
     if not _supports(begin, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma)
+    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma, terminal)
 
 
 def _launch(function: Callable[..., Any], *arguments: Any) -> Any:

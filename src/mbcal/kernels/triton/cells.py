@@ -105,3 +105,16 @@ def expected_reward(
     probabilities = behaviour_probabilities(hidden, first, first_bias, second, second_bias, H, I, K, N)
     behaviour = tl.arange(0, N)
     return tl.sum(probabilities * tl.load(rewards + behaviour, mask=behaviour < K, other=0.0)[None, :], 1)
+
+
+@triton.jit
+def reward_and_hazard(
+    hidden, first, first_bias, second, second_bias, rewards, terminal,
+    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """The expected reward (M,) in states h (M, H), and the probability (M,) of a terminal behaviour, by `terminal` (K,)."""
+    probabilities = behaviour_probabilities(hidden, first, first_bias, second, second_bias, H, I, K, N)
+    behaviour = tl.arange(0, N)
+    reward = tl.load(rewards + behaviour, mask=behaviour < K, other=0.0)
+    is_terminal = tl.load(terminal + behaviour, mask=behaviour < K, other=0.0)
+    return tl.sum(probabilities * reward[None, :], 1), tl.sum(probabilities * is_terminal[None, :], 1)

@@ -18,6 +18,7 @@ from mbcal.kernels.triton.cells import (
     head_layer,
     load_transposed,
     lstm_step,
+    reward_and_hazard,
     sigmoid,
     tanh,
 )
@@ -150,11 +151,11 @@ def respond_kernel(
 
 @triton.jit
 def logged_kernel(
-    items, behaviours, weight, bias, first, first_bias, second, second_bias, rewards,
-    begin, step_items, step_previous, states, expected, count, horizon,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
+    items, behaviours, weight, bias, first, first_bias, second, second_bias, rewards, terminal,
+    begin, step_items, step_previous, states, expected, leaving, count, horizon,
+    LEAVING: tl.constexpr, H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """h_{t-1} (B, T, H) before every logged step, and the reward (B, T) expected at it."""
+    """h_{t-1} (B, T, H) before every logged step, and the reward (B, T) expected at it; if LEAVING, also h_t (B, T)."""
     row, unit = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, H)
     live, offset = row < count, row.to(tl.int64)
     live_2d = live[:, None]
@@ -165,15 +166,19 @@ def logged_kernel(
         item = tl.load(step_items + at, mask=live, other=0)
         previous = tl.load(step_previous + at, mask=live, other=0).to(tl.int32)
         state = gru_step(items, behaviours, weight, bias, state, item, previous, H)
-        reward = expected_reward(state, first, first_bias, second, second_bias, rewards, H, I, K, N)
+        if LEAVING:
+            reward, hazard = reward_and_hazard(state, first, first_bias, second, second_bias, rewards, terminal, H, I, K, N)
+            tl.store(leaving + at, hazard, mask=live)
+        else:
+            reward = expected_reward(state, first, first_bias, second, second_bias, rewards, H, I, K, N)
         tl.store(expected + at, reward, mask=live)
 
 
 @triton.jit
 def masked_kernel(
-    items, behaviours, weight, bias, first, first_bias, second, second_bias, rewards,
-    states, expected, step_items, step_previous, length, out, count, horizon, gamma,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
+    items, behaviours, weight, bias, first, first_bias, second, second_bias, rewards, terminal,
+    states, expected, leaving, step_items, step_previous, length, out, count, horizon, gamma,
+    LEAVING: tl.constexpr, H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """The advantage of one step (program axis 1) of a tile of sessions: its item masked, what do the later steps lose?"""
     row, unit = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, H)
@@ -186,12 +191,25 @@ def masked_kernel(
     n_steps = tl.load(length + row, mask=live, other=0)
     advantage = tl.zeros((M,), tl.float32)
     discount = gamma
+    logged_weight = tl.full((M,), 1.0, tl.float32)  # survival from the masked step on, in either branch
+    masked_weight = tl.full((M,), 1.0, tl.float32)
+    if LEAVING:
+        _, hazard = reward_and_hazard(state, first, first_bias, second, second_bias, rewards, terminal, H, I, K, N)
+        logged_weight = 1 - tl.load(leaving + at, mask=live, other=0.0)
+        masked_weight = 1 - hazard
     for step in range(masked_step + 1, horizon):
         at = offset * horizon + step
         item = tl.load(step_items + at, mask=live, other=0)
         previous = tl.load(step_previous + at, mask=live, other=0).to(tl.int32)
         state = gru_step(items, behaviours, weight, bias, state, item, previous, H)
-        reward = expected_reward(state, first, first_bias, second, second_bias, rewards, H, I, K, N)
-        advantage += tl.where(step < n_steps, discount * (tl.load(expected + at, mask=live, other=0.0) - reward), 0.0)
+        logged = tl.load(expected + at, mask=live, other=0.0)
+        if LEAVING:
+            reward, hazard = reward_and_hazard(state, first, first_bias, second, second_bias, rewards, terminal, H, I, K, N)
+            gain = logged_weight * logged - masked_weight * reward
+            logged_weight *= 1 - tl.load(leaving + at, mask=live, other=0.0)
+            masked_weight *= 1 - hazard
+        else:
+            gain = logged - expected_reward(state, first, first_bias, second, second_bias, rewards, H, I, K, N)
+        advantage += tl.where(step < n_steps, discount * gain, 0.0)
         discount *= gamma
     tl.store(out + offset * horizon + masked_step, advantage, mask=live)

@@ -84,7 +84,9 @@ def respond(
     return behaviour, after
 
 
-def advantage(tables: Tables, rewards: Tensor, begin: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
+def advantage(
+    tables: Tables, rewards: Tensor, begin: Tensor, batch: SessionTensors, gamma: float, terminal: Tensor | None
+) -> Tensor:
     """See `mbcal.kernels.triton.advantage`."""
     (count, size), horizon = begin.shape, batch.horizon
     tile = TILE if size <= MAX_TILE_SIZE else SMALL_TILE
@@ -92,14 +94,16 @@ def advantage(tables: Tables, rewards: Tensor, begin: Tensor, batch: SessionTens
     previous = torch.nn.functional.pad(batch.behaviours[:, :-1], (1, 0), value=n_behaviours)  # the start symbol comes last
     states, expected = begin.new_empty(count, horizon, size), begin.new_empty(count, horizon)
     out = torch.empty_like(expected)
-    network = (*tables.cell.arrays, *tables.head, rewards)
-    sizes: tuple[Any, ...] = (size, tables.head[0].shape[0], n_behaviours, _padded(n_behaviours), tile)
+    leaving = expected if terminal is None else torch.empty_like(expected)  # not written where nothing is terminal
+    network = (*tables.cell.arrays, *tables.head, rewards, rewards if terminal is None else terminal)
+    inner = tables.head[0].shape[0]
+    sizes: tuple[Any, ...] = (terminal is not None, size, inner, n_behaviours, _padded(n_behaviours), tile)
     items, n_tiles = batch.items.contiguous(), triton.cdiv(count, tile)
     kernels.logged_kernel[(n_tiles,)](
-        *network, begin.contiguous(), items, previous, states, expected, count, horizon, *sizes
+        *network, begin.contiguous(), items, previous, states, expected, leaving, count, horizon, *sizes
     )
     kernels.masked_kernel[(n_tiles, horizon)](
-        *network, states, expected, items, previous, batch.length, out, count, horizon, gamma, *sizes
+        *network, states, expected, leaving, items, previous, batch.length, out, count, horizon, gamma, *sizes
     )
     return out
 
