@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,13 +119,14 @@ def test_respond_equals_the_reference(cell: str) -> None:
         assert torch.allclose(fast_part, slow_part, atol=1e-5)
 
 
+@pytest.mark.parametrize("ends", [(), ("like",), ("skip", "like")], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 @torch.no_grad()
-def test_advantage_equals_the_reference(size: int) -> None:
-    logged, model = batch(), net(hidden=size).to(DEVICE)
-    rewards = REWARDS.to(DEVICE)
+def test_advantage_equals_the_reference(size: int, ends: tuple[str, ...]) -> None:
+    logged, model = replace(batch(), behaviour_set=replace(LABELS, terminal=ends)), net(hidden=size).to(DEVICE)
+    rewards, terminal = REWARDS.to(DEVICE), logged.behaviour_set.terminal_table(DEVICE) if ends else None
     slow = counterfactual_future_advantage(model, rewards, logged, 0.9)
-    fast = launches.advantage(model.scoring_tables(), rewards, model.begin(*logged.history)[0], logged, 0.9)
+    fast = launches.advantage(model.scoring_tables(), rewards, model.begin(*logged.history)[0], logged, 0.9, terminal)
     assert float(slow.abs().max()) > 0.1
     assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-4)
     assert torch.equal(fast[~logged.mask], torch.zeros_like(fast[~logged.mask]))
