@@ -1,9 +1,10 @@
-"""Input files: found by name in folders and zips, checked, and text brought into a form that DuckDB reads."""
+"""Input files: found by name, pattern or URL and in folders and zips, checked, and text brought into a form DuckDB reads."""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import glob
 import gzip
 import io
 import lzma
@@ -21,13 +22,16 @@ from typing import BinaryIO, Literal, cast
 
 import pyarrow.parquet as pq
 
+from mbcal.data.remote import as_url, fetch, shown
 from mbcal.errors import InputError, OutputError, nearest
 from mbcal.storage.manifest import listed_files
 
 Patterns = Mapping[str, Sequence[str]]
 """Role of a file (`ratings`, `movies`) -> the names it may have, as lower-case shell patterns."""
 Paths = str | Path | Sequence[str | Path]
-"""One path or several: files, folders or zips."""
+"""One path or several: files, folders or zips; patterns (`logs/2026-*.parquet`) and URLs (`s3://bucket/logs`) of them."""
+Location = Path | str
+"""A path on this machine, or a URL as text."""
 LineEnds = Literal["uniform", "mixed", "returns"]
 """Of a text file: all `\\n` or all `\\r\\n`; more than one kind; all `\\r`."""
 
@@ -47,21 +51,23 @@ _ZIP_ERRORS = (
 """What zipfile raises for damaged, encrypted or unsupported archives."""
 
 
-def as_paths(paths: Paths) -> list[Path]:
-    """Return one path or several as a list."""
-    return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+def as_paths(paths: Paths) -> list[Location]:
+    """Return one path or several as a list; URLs stay text, since a Path would lose one of their slashes."""
+    listed = [paths] if isinstance(paths, str | Path) else paths
+    return [as_url(path) or Path(path) for path in listed]
 
 
-def find_files(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict[str, list[Path]]:
+def find_files(paths: Sequence[Location], patterns: Patterns, scratch: Path) -> dict[str, list[Path]]:
     """Find the files of every role.
 
     Folders are searched recursively, without hidden files and without stores. Zips are unpacked. A file given by its own
-    path whose name matches no role takes the first role, since users rename logs.
+    path, or by a pattern, whose name matches no role takes the first role, since users rename logs. What is on another
+    machine is copied.
 
     Args:
-        paths: Folders, zips and files.
+        paths: Folders, zips and files; patterns and URLs of them.
         patterns: The roles, and the names that their files may have.
-        scratch: Where zips are unpacked.
+        scratch: Where zips are unpacked and remote files are copied.
 
     Returns:
         Role -> files, sorted by name; empty lists for roles without any.
@@ -71,7 +77,7 @@ def find_files(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict
         OutputError: If the disk has no room for the content of a zip.
     """
     found: dict[str, list[Path]] = {role: [] for role in patterns}
-    for path in paths:
+    for path in _local_paths(paths, patterns, scratch):
         if path.is_dir():
             for file in _files_below(path):
                 if role := _role(file.relative_to(path).as_posix(), patterns):
@@ -89,11 +95,26 @@ def find_files(paths: Iterable[Path], patterns: Patterns, scratch: Path) -> dict
     return sorted_files
 
 
-def require_files(found: Mapping[str, list[Path]], role: str, paths: Iterable[Path], patterns: Patterns) -> list[Path]:
+def _local_paths(paths: Sequence[Location], patterns: Patterns, scratch: Path) -> Iterator[Path]:
+    """Yield paths on this machine: patterns are expanded, URLs are copied. An existing file is never a pattern."""
+    for path in paths:
+        if isinstance(path, Path) and not path.exists() and glob.has_magic(str(path)):
+            matching = sorted(glob.glob(str(path), recursive=True))
+            if not matching:
+                raise InputError(f"{path}: no file matches this pattern; check the path")
+            yield from map(Path, matching)
+        elif isinstance(path, Path):
+            yield path
+    if urls := [path for path in paths if isinstance(path, str)]:
+        yield from fetch(urls, lambda name: _role(name, patterns) is not None, scratch)
+
+
+def require_files(found: Mapping[str, list[Path]], role: str, paths: Sequence[Location], patterns: Patterns) -> list[Path]:
     """Return the files of a role; raises InputError if there are none."""
     if not found[role]:
-        searched = ", ".join(map(str, paths))
-        zips = sorted(str(zipped) for path in paths if path.is_dir() for zipped in path.glob("*.zip"))
+        searched = ", ".join(shown(path) if isinstance(path, str) else str(path) for path in paths)
+        folders = [path for path in paths if isinstance(path, Path) and path.is_dir()]
+        zips = sorted(str(zipped) for folder in folders for zipped in folder.glob("*.zip"))
         hint = f"; name the zip itself: {zips[0]}" if zips else ""
         raise InputError(f"{searched}: no {role} file found; looked for {' or '.join(patterns[role])}{hint}")
     return found[role]

@@ -65,7 +65,7 @@ class Workspace(AtomicFolder):
         if isinstance(error, MbcalError):
             scratch = re.escape(f"{self.scratch}/")
             text = re.sub(rf"{scratch}frame-\d+/frame\.parquet", "the data frame", str(error))
-            unpacked = rf"{scratch}(?:zip-\d+-([^/]+)/\d+/|newlines-\d+/)"
+            unpacked = rf"{scratch}(?:zip-\d+-([^/]+)/\d+/|newlines-\d+/|remote-\d+/\d+/)"
             text = re.sub(unpacked, lambda match: f"{match[1]}: " if match[1] else "", text)
             return error if text == str(error) else type(error)(text)
         if isinstance(error, OSError):
