@@ -31,13 +31,27 @@ def test_an_impression_is_a_session_of_its_news_in_order(tmp_path: Path, way: st
     store = prepare(Mind(paths), tmp_path / "store", ONE_PART)
     sessions = {(session.user, session.steps[0][2]): session for session in read_back(store)}
     first, second = sessions["U13740", MORNING], sessions["U13740", MORNING + 2]
+    assert first.history == (("N55189", "click"), ("N42782", "click"))  # of its history column
     assert first.steps == (("N55689", "click", MORNING), ("N35729", "skip", MORNING))
     assert second.steps == (("N20678", "click", MORNING + 2),)
-    assert second.history[-2:] == (("N55689", "click"), ("N35729", "skip"))
+    assert second.history == (("N55189", "click"), ("N42782", "click"), ("N55689", "click"), ("N35729", "skip"))
     [other] = [session for (user, _), session in sessions.items() if user == "U91836"]
+    assert other.history == ()
     assert [step[:2] for step in other.steps] == [("N20678", "skip"), ("N39317", "skip"), ("N35729", "click")]
     assert store.behaviours.rewards == (0, 1)
-    assert store.manifest["counts"]["sessions"] == 3
+    counts = store.manifest["counts"]
+    assert (counts["rows"], counts["sessions"], counts["short_windows"]) == (6 + 2, 3, 0)
+
+
+def test_the_history_is_that_of_the_first_impression(tmp_path: Path) -> None:
+    later = "7\tU13740\t11/12/2019 9:05:58 AM\tN55189 N42782 N55689 N1\tN35729-0\n"
+    earlier = "8\tU2\t11/12/2019 9:05:58 AM\t\tN35729-0\n9\tU2\t11/13/2019 9:05:58 AM\tN1 N2\tN35729-1\n"
+    (tmp_path / "behaviors.tsv").write_text(BEHAVIORS + later + earlier)
+    sessions = read_back(prepare(Mind(tmp_path), tmp_path / "store", ONE_PART))
+    histories = {(session.user, session.steps[0][2] // 86400): [item for item, _ in session.history] for session in sessions}
+    day = MORNING // 86400
+    assert histories["U13740", day + 1] == ["N55189", "N42782", "N55689", "N35729", "N20678"]
+    assert (histories["U2", day + 1], histories["U2", day + 2]) == ([], ["N35729"])
 
 
 def test_news_are_features_and_titles(tmp_path: Path) -> None:

@@ -103,6 +103,18 @@ def test_malformed_lines_and_empty_fields_are_rejected_with_their_reason(tmp_pat
     }
 
 
+def test_floats_are_numbers_and_lists_of_floats_vectors(tmp_path: Path) -> None:
+    item = "item_id:token\tprice:float\tembedding:float_seq\n242\t2.5\t0.5 -1 2\n302\tcheap\t\n999\t7\t1 2 3\n"
+    store = prepare(
+        RecBole(unpacked(tmp_path / "raw", {"a.inter": INTER.encode(), "a.item": item.encode()})), tmp_path / "s", ONE_PART
+    )
+    price, embedding = store.catalog.features["price"], store.catalog.features["embedding"]
+    assert (price.kind, embedding.kind) == ("number", "vector")
+    assert [price.values(row) for row in (2, 3)] == [("2.5",), ()]
+    assert embedding.dense[2].tolist() == [0.5, -1, 2]
+    assert embedding.missing[2:].tolist() == [False, True]
+
+
 def test_item_files_that_differ_and_malformed_lines(tmp_path: Path) -> None:
     files = {
         "a.inter": INTER.encode(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -15,6 +16,11 @@ MINUTE = 60_000_000
 """Microseconds in a minute."""
 LONGEST = 10_000
 """Largest horizon and history: sessions are padded to them when they are read."""
+HISTORY_SESSION = "#history"
+"""Name of a session that came before the log: its steps are in the user's histories, and never a session themselves."""
+_HISTORY_HASH = np.uint64(
+    int.from_bytes(hashlib.md5(HISTORY_SESSION.encode(), usedforsecurity=False).digest()[8:], "little")
+)
 _IF_SET = {"recorded": "if set"}
 """Metadata of options that the manifest names only where they were given."""
 ENDS_LENGTH = "length"
@@ -177,11 +183,13 @@ def cut(steps: Steps, config: SessionConfig, opens: int | None = None) -> Window
     within = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
     start = np.repeat(begin, windows) + within * config.horizon
     length = np.minimum(np.repeat(begin + size, windows) - start, config.horizon)
-    kept = length >= config.min_length
-    dropped = int(np.sum(~kept))
+    kept, is_history = length >= config.min_length, np.zeros(len(start), np.bool_)
     if opens is not None:
-        dropped = int(np.sum(~kept & (time[start] >= opens)))
-        kept &= time[start] >= opens
+        is_history |= time[start] < opens
+    if steps.session is not None and order is not None:
+        is_history |= steps.session[order[start]] == _HISTORY_HASH
+    dropped = int(np.sum(~kept & ~is_history))
+    kept &= ~is_history
     earliest = np.repeat(_last(first_of_user[begin], begin), windows)[kept]  # first step of the session's user
     start, length = start[kept], length[kept]
     time_position = start if order is None else order[start]  # of the first step, in time order

@@ -8,15 +8,18 @@
 An impression is a list of news that a user was shown at one time. Each becomes a session: its news are the steps, in the
 order of the list, with the behaviour `click` or `skip`. So the news of an impression are the candidates of the decision, and
 re-ranking them is the task that MIND was published for. Steps of an impression are a microsecond apart, to keep their order.
+The history of a user's first impression, which has no times, becomes clicks just before it: part of histories, no session.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mbcal.data import files
 from mbcal.data.behaviour_rules import Labels
+from mbcal.data.cutting import HISTORY_SESSION
 from mbcal.data.files import Paths
 from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import csv_sql, sql_identifier, sql_string
@@ -38,7 +41,12 @@ FEATURES = {
     "subcategory": "nullif(subcategory, '')",
     "entities": """list_distinct(regexp_extract_all(title_entities, '"WikidataId": *"([^"]+)"', 1))""",
 }
-TIME_FORMAT = "%m/%d/%Y %I:%M:%S %p"
+TIME = f'try_strptime("time", {sql_string("%m/%d/%Y %I:%M:%S %p")})'
+"""Time of an impression; NULL if it is in another form."""
+HISTORY_COLUMNS = (
+    'user_id AS "user", item, stamp - to_microseconds(place) AS "time", \'click\' AS behaviour, '
+    f"{sql_string(HISTORY_SESSION)} AS session"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,10 @@ class Mind:
         features = ", ".join(f"{sql} AS {sql_identifier(feature)}" for feature, sql in FEATURES.items())
         return LogDescription(
             layout="mind",
-            files=tuple(LogFile(path, _columns_sql(), _impressions_sql(path, work)) for path in logs),
+            files=(
+                *(LogFile(path, _columns_sql(), _impressions_sql(path, work)) for path in logs),
+                LogFile(logs[0], HISTORY_COLUMNS, _histories_sql(logs, work)),
+            ),
             rule=self.rule,
             features_sql=" UNION ALL ".join(f"SELECT {key}, {features} FROM ({table})" for table in news) or None,
             titles_sql=" UNION ALL ".join(f"SELECT {key}, title FROM ({table})" for table in news) or None,
@@ -78,7 +89,7 @@ def _columns_sql() -> str:
     behaviour = "CASE WHEN ends_with(entry, '-1') THEN 'click' WHEN ends_with(entry, '-0') THEN 'skip' END"
     # ids begin anew in every file, so a session is known by its time as well
     session = "impression || ' ' || \"time\""
-    stamp = f'try_strptime("time", {sql_string(TIME_FORMAT)}) + to_microseconds(place)'
+    stamp = f"{TIME} + to_microseconds(place)"
     unreadable = "CASE WHEN \"time\" <> '' THEN 'infinity'::TIMESTAMP END"
     return (
         f'user_id AS "user", CASE WHEN {is_marked} THEN left(entry, -2) ELSE entry END AS item, '
@@ -93,6 +104,19 @@ def _impressions_sql(path: Path, work: Workspace) -> str:
     return (
         f"(SELECT * EXCLUDE (entries), unnest(entries) AS entry, generate_subscripts(entries, 1) AS place FROM ({entries}))"
     )
+
+
+def _histories_sql(paths: Sequence[Path], work: Workspace) -> str:
+    """Return a subquery with a row for every click in the history of each user's first impression, the last at place 1."""
+    columns = ("impression", "user_id", "time", "history")
+    rows = " UNION ALL ".join(_tsv(path, COLUMNS, columns, work, "log") for path in paths)
+    stamped = f"SELECT user_id, impression, trim(coalesce(history, '')) AS history, {TIME} AS stamp FROM ({rows})"
+    first = (
+        "SELECT user_id, arg_min(history, (stamp, impression)) AS history, min(stamp) AS stamp "
+        f"FROM ({stamped}) WHERE stamp IS NOT NULL AND user_id <> '' GROUP BY user_id"
+    )
+    lists = f"SELECT user_id, stamp, list_reverse(string_split(history, ' ')) AS items FROM ({first}) WHERE history <> ''"
+    return f"(SELECT user_id, stamp, unnest(items) AS item, generate_subscripts(items, 1) AS place FROM ({lists}))"
 
 
 def _tsv(path: Path, header: tuple[str, ...], columns: tuple[str, ...], work: Workspace, rejects: str) -> str:

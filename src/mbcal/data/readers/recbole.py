@@ -165,8 +165,14 @@ def _features_sql(items: Sequence[_AtomicFile], item: str, features: dict[str, s
 
 
 def _value_sql(column: str, kind: str) -> str:
-    """Return an expression for a value of a RecBole type, empty text being missing."""
-    return f"string_split({column}, ' ')" if kind == "token_seq" else f"nullif(trim({column}), '')"
+    """Return an expression for a value of a RecBole type; empty and unreadable values are missing."""
+    if kind == "token_seq":
+        return f"string_split({column}, ' ')"
+    if kind == "float":
+        return f"({finite_sql(column)})::FLOAT"
+    if kind == "float_seq":
+        return f"try_cast(string_split(nullif(trim({column}), ''), ' ') AS FLOAT[])"
+    return f"nullif(trim({column}), '')"
 
 
 def _titles_sql(items: Sequence[_AtomicFile], item: str, title: str) -> str:
