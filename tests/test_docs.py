@@ -91,6 +91,18 @@ def test_every_command_on_scale_runs(workshop: Path) -> None:
     run([commands[0].replace("mbcal,gru4rec,random --seeds 2", "mbcal --seeds 1"), commands[1]], workshop)
 
 
+def test_every_command_on_time_and_clicks_runs(workshop: Path) -> None:
+    actions, hour = ("skip", "click"), 3600
+    rows = [
+        (f"u{k % 40}", f"a{k * k % 29 + k // 20}", 1_700_000_000 + k * hour // 4, actions[k % 2], f"s{k // 7}")
+        for k in range(600)
+    ]
+    write_csv(workshop / "clicks.csv", rows, ("user", "article", "ts", "action", "session"))
+    commands = [command for page in ("time", "clicks") for command in commands_of((ROOT / f"docs/{page}.md").read_text())]
+    assert len(commands) == 3
+    run(commands, workshop)
+
+
 def test_every_method_has_its_page() -> None:
     from mbcal.agents import AGENTS
 

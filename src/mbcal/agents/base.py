@@ -92,6 +92,8 @@ class Agent(ScorerPolicy, ABC):
         """How the last fit of each network went: losses, updates, why it stopped."""
         self.warnings: tuple[str, ...] = ()
         """What a user should know about the log of the last fit, in words."""
+        self.support: NDArray[np.int64] | None = None
+        """(rows,) occurrences in training, if whole-catalogue rankings are shrunk by them (`scoring.support`)."""
         self._domain: Domain | None = None
         self._scorer: Scorer | None = None
 
@@ -211,10 +213,7 @@ class Agent(ScorerPolicy, ABC):
             self.refresh_scorer()
 
     def seen(self) -> NDArray[np.bool_]:
-        """Return which catalogue rows occurred in its training sessions, (rows,) bool.
-
-        All rows, for agents without item embeddings.
-        """
+        """Return which rows occurred in training, (rows,) bool; all, for agents without item embeddings."""
         for net in self.nets.values():
             for module in net.modules():
                 if isinstance(module, ItemEmbedding):
@@ -268,7 +267,8 @@ class Agent(ScorerPolicy, ABC):
         Args:
             histories: One history per user, (item, behaviour) pairs, oldest first; or sessions, whose histories are used.
             k: Items per user.
-            candidates: One list for all users or one per user; by default every item seen in training.
+            candidates: One list for all users or one per user; by default every item seen in training. That warns if the
+                log held clicks alone, and scores of rare items are then shrunk (docs/clicks.md).
             filter_history: Leave out items of the user's own history.
             exact: Score every candidate. By default, with many users and candidates, a shortlist per user is found by a
                 low-rank approximation of the scores and then scored exactly; users for whom the shortlist could miss an

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mbcal.agents.base import Agent
+from mbcal.agents.fitting import note_clicks_alone
 from mbcal.agents.lookup import agent_class
 from mbcal.config import from_dict, to_dict, with_settings
 from mbcal.data.store import Store
@@ -69,9 +70,11 @@ class FitJob:
         """Run on one worker of the group; return how the training of each network went."""
         agent = self._create_agent()
         checkpoints = Checkpoints(self.checkpoints, self.settings, self.checkpoint_every)
-        sessions = Store.open(self.data).worker_sessions(self.part, group.rank, group.size)
+        store = Store.open(self.data)
+        sessions = store.worker_sessions(self.part, group.rank, group.size)
         agent.fit(sessions, training=self.training, progress=_ProgressMessages(), checkpoints=checkpoints, group=group)
         if group.rank == 0:
+            note_clicks_alone(agent, store, self.part)
             agent.save(self.out, overwrite=True, provenance=self.provenance)
             checkpoints.remove()
         return agent.records

@@ -13,7 +13,9 @@ from torch import Tensor
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.growth import with_agent_items
+from mbcal.data.clicks import only_reranks
 from mbcal.data.store import Store
+from mbcal.data.store_format import Part
 from mbcal.distributed.group import Group
 from mbcal.distributed.worker_slice import WorkerSlice, all_reduce_count, require_equal_weights
 from mbcal.environments.candidates import session_candidates
@@ -85,9 +87,27 @@ def fit_agent(
         centre_fields(net, context.data.tensors, group)
     agent.records, agent.n_fits = context.records, agent.n_fits + 1
     agent.warnings = tuple(context.warnings)
+    if isinstance(data, Store):
+        note_clicks_alone(agent, data)
     if sessions.origin and sessions.origin not in agent.origins:
         agent.origins = (*agent.origins, sessions.origin)
     agent.refresh_scorer()
+
+
+def note_clicks_alone(agent: Agent, store: Store, part: Part = "train") -> None:
+    """Warn if the store an agent was fitted on holds clicks alone, and remember how often each item occurs in it.
+
+    Args:
+        agent: The agent, fitted.
+        store: Its store.
+        part: The part it was fitted on.
+    """
+    sentence = only_reranks(store.manifest)
+    agent.support = None
+    if sentence is not None:
+        agent.warnings = (*agent.warnings, sentence)
+        counts = (np.bincount(shard.items, minlength=store.catalog.n_rows) for shard in store.shards(part))
+        agent.support = sum(counts, np.zeros(store.catalog.n_rows, np.int64))
 
 
 @torch.no_grad()

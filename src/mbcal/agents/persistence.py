@@ -49,6 +49,8 @@ def save_agent(agent: Agent, path: str | Path, overwrite: bool, provenance: Mapp
     if domain.fields:
         manifest["fields"] = domain.fields.record()
     files = {"weights": weights, "optimiser": optimiser_state}
+    if agent.support is not None:
+        files["support"] = {"occurrences": agent.support}
     return write_artifact(path, MODEL_KIND, manifest, files, domain.catalog, overwrite)
 
 
@@ -112,6 +114,8 @@ def read_agent(artifact: Artifact, kind: type[A], device: str = "auto") -> A:
         agent.n_fits, agent.choices = manifest["fits"], manifest["choices"]
         agent.records = {name: TrainingRecord(**record) for name, record in manifest["training"].items()}
         agent.warnings = tuple(manifest["warnings"])
+        if "support.safetensors" in manifest["files"]:
+            agent.support = artifact.arrays("support")["occurrences"]
         agent.origins, agent.provenance = tuple(manifest["origins"]), dict(manifest["provenance"])
     except (KeyError, TypeError, RuntimeError) as error:  # hashes match, content does not: not written by `save_agent`
         raise artifact.damage_error(str(error).splitlines()[0]) from error

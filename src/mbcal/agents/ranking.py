@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from mbcal.errors import InputError
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.retrieval import top_k
-from mbcal.scoring.scorers import UNKNOWN_USER
+from mbcal.scoring.scorers import UNKNOWN_USER, Scorer
+from mbcal.scoring.support import SupportScorer, support_weights
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW, UNKNOWN_ROW, Catalog, History, Name, Sessions, Steps, to_names, to_steps
 from mbcal.types.fields import Values
 
@@ -159,15 +161,34 @@ def recommend(
         scorer = to_numpy(agent.fitted_scorer)  # on numpy arrays the C kernel does the scoring
         state = scorer.begin(*encoded)
         state = state if user_features is None else scorer.with_user(state, user_features)
-        best, scores = top_k(scorer, state, rows, excluded, k, exact=exact)
+        best, scores = top_k(_shrunk(agent, scorer, candidates), state, rows, excluded, k, exact=exact)
     else:
         scorer = agent.fitted_scorer
         state = scorer.begin(*_to_tensors(encoded, agent.device))
         state = state if user_features is None else agent.with_user(state, user_features)
+        shrunk = _shrunk(agent, scorer, candidates)
         best, scores = top_k(
-            scorer, state, rows, excluded, k, exact=exact, as_rows=lambda r: torch.from_numpy(r).to(agent.device)
+            shrunk, state, rows, excluded, k, exact=exact, as_rows=lambda r: torch.from_numpy(r).to(agent.device)
         )
     return Recommendations(domain.catalog, best, scores)
+
+
+class ClicksAloneWarning(UserWarning):
+    """A whole catalogue is ranked by a model of clicks alone."""
+
+
+def _shrunk(agent: Agent, scorer: Scorer, candidates: object) -> Scorer:
+    """Return the scorer, shrunk by support if a whole catalogue is ranked by a model of clicks alone, with a warning."""
+    if candidates is not None or agent.support is None:
+        return scorer
+    warnings.warn(
+        "recommend: the model learned from clicks alone, which tell nothing about items that users passed over; scores of "
+        "rare items are shrunk. Give candidates, or fit on a store prepared with --negatives (docs/clicks.md)",
+        ClicksAloneWarning,
+        stacklevel=4,
+    )
+    weights: Any = support_weights(agent.support, agent.domain.catalog.n_rows)
+    return SupportScorer(scorer, weights if agent.device.type == "cpu" else torch.from_numpy(weights).to(agent.device))
 
 
 def _candidate_rows(

@@ -13,16 +13,17 @@ import typer
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, require_ray, shell_quoted
-from mbcal.data import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, Store, TableLog
+from mbcal.cli.prepare_parsing import parse_items, parse_rule_options
+from mbcal.data import KuaiRand, MovieLens, Netflix, SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
-from mbcal.data.behaviour_rules import Labels, behaviour_rule
+from mbcal.data.clicks import click_rule, only_reranks
 from mbcal.data.endings import suggest_ends
 from mbcal.data.ingest import LogReader
 from mbcal.data.readers import kuairand, movielens, netflix
-from mbcal.data.readers.table import parse_numbers, parse_rewards
+from mbcal.data.readers.table import parse_numbers
 from mbcal.data.sql import TimeUnit
 from mbcal.distributed.engines import EngineName, create_engine
-from mbcal.errors import InputError, OptionError
+from mbcal.errors import OptionError
 
 app = typer.Typer(
     help="Turn a log into a store: check the rows, cut sessions, split by user.\n\n"
@@ -107,6 +108,14 @@ def _job(
             show_default=False,
         ),
     ] = None,
+    negatives: Annotated[
+        int,
+        typer.Option(
+            help="For logs of clicks alone: add K items per row that were alive and that the user did not choose, as the "
+            "behaviour 'none' (docs/clicks.md).",
+        ),
+    ] = 0,
+    none_reward: Annotated[float, typer.Option(help="Reward of the behaviour 'none' of --negatives.")] = 0.0,
     memory_limit: Annotated[
         str, typer.Option(help="Memory to use, shared by all workers; the rest is spilled to disk beside --out.")
     ] = "1.5GB",
@@ -141,6 +150,8 @@ def _job(
         split_by_time=by_time,
         alive=alive,
         ends=labels,
+        negatives=negatives,
+        none_reward=none_reward,
     )
     return Job(out, config, memory_limit, overwrite, like, engine, workers, address)
 
@@ -178,6 +189,8 @@ def summarise(store: Store) -> None:
         typer.echo(f"Warning: {problem}; each has the smallest of its values", err=True)
     for suggestion in suggest_ends(store):
         typer.echo(suggestion)
+    if sentence := only_reranks(store.manifest):
+        typer.echo(f"Warning: {sentence}", err=True)
     typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
 
 
@@ -227,7 +240,14 @@ def prepare_table(
     user: Annotated[str, typer.Option(help="Column that names the user.")],
     item: Annotated[str, typer.Option(help="Column that names the item.")],
     time: Annotated[str, typer.Option(help="Column with the time: timestamps, dates, ISO text or epoch numbers.")],
-    behaviour: Annotated[str, typer.Option(help="Column with the behaviour: a label or a number.")],
+    behaviour: Annotated[
+        str | None,
+        typer.Option(
+            help="Column with the behaviour: a label or a number. 'next-click' derives dwell in seconds from the user's "
+            "next row (with --levels). Leave it out if every row is a click (with --negatives).",
+            show_default=False,
+        ),
+    ] = None,
     rewards: Annotated[
         str | None,
         typer.Option(
@@ -280,34 +300,14 @@ def prepare_table(
         item=item,
         time=time,
         behaviour=behaviour,
-        rule=parse_rule(rewards, levels),
+        rule=click_rule(behaviour, *parse_rule_options(rewards, levels)),
         session=session,
         propensity=propensity,
-        items=_items(items, features, items_key, separator, title),
+        items=parse_items(items, features, items_key, separator, title),
         time_unit=time_unit,
         time_format=time_format,
     )
     job().run(source)
-
-
-def parse_rule(rewards: str | None, levels: str | None) -> Labels | Levels:
-    """Return the rule that `--rewards` and `--levels` describe."""
-    if levels is not None:
-        numbers = None if rewards is None else parse_numbers("rewards", rewards)
-        return behaviour_rule(numbers, parse_numbers("levels", levels))
-    return behaviour_rule(None if rewards is None else parse_rewards(rewards), None)
-
-
-def _items(
-    paths: list[Path] | None, features: str | None, key: str | None, separator: str, title: str | None
-) -> ItemTable | None:
-    if not paths:
-        if features is not None or title is not None:
-            raise OptionError("features: need an item table; name it with --items FILE")
-        return None
-    if features is None and title is None:
-        raise InputError(f"{paths[0]}: name the columns to use with --features A,B or --title C")
-    return ItemTable(paths, [name.strip() for name in features.split(",")] if features else [], key, separator, title)
 
 
 @app.command("newsfeed")

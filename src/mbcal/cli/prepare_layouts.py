@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mbcal.cli.prepare import Job, Paths, parse_rule, require_paths, with_job
+from mbcal.cli.prepare import Job, Paths, require_paths, with_job
+from mbcal.cli.prepare_parsing import parse_rule
 from mbcal.data import Labels, Mind, RecBole, RetailRocket, Yoochoose
 from mbcal.data.readers import mind, recbole, retailrocket, yoochoose
 from mbcal.data.readers.table import parse_rewards

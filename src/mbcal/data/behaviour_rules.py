@@ -18,15 +18,18 @@ from mbcal.types import Behaviours
 class Labels:
     """Behaviours are labels in a column. If all labels are numbers, they match by value: `5`, `5.0` and `05` are the same.
 
+    One label alone is enough if rows of another behaviour are added (`clicks.code_behaviours`).
+
     Raises:
-        OptionError: If there are fewer than two labels, one is empty, or two are the same number.
+        OptionError: If there is no label, one is empty, or two are the same number.
     """
 
     rewards: Mapping[str, float]
     """Label -> reward, in the order of the behaviours' numbers."""
 
     def __post_init__(self) -> None:
-        self.behaviours()
+        if len(self.rewards) != 1:
+            self.behaviours()
         if "" in self.rewards:
             raise OptionError("rewards: a label is empty; write skip=0,click=1,like=5")
         numbers = self._numbers()
@@ -120,7 +123,40 @@ class Quantiles:
         return Levels(tuple(cuts))
 
 
-BehaviourRule = Labels | Levels | Quantiles
+LAST = "last"
+"""Behaviour of the last click of a session, after which nothing is known."""
+
+
+@dataclass(frozen=True)
+class NextClick:
+    """Behaviours are levels of the seconds until the user's next click in the session; the last click has its own, `last`.
+
+    Raises:
+        OptionError: If cut points are not ascending, or the number of rewards is neither one nor two more.
+    """
+
+    cuts: tuple[float, ...]
+    """Ascending cut points in seconds, at least one."""
+    rewards: tuple[float, ...] | None = None
+    """Reward of each level and, if given, of `last`; None for 1, 2, 3, … The last click gets that of the lowest level."""
+
+    def __post_init__(self) -> None:
+        self.behaviours()
+
+    def behaviours(self) -> Behaviours:
+        """Return the levels and `last`, with their rewards."""
+        rewards = self.rewards
+        has_last = rewards is not None and len(rewards) == len(self.cuts) + 2
+        levels = Behaviours.from_cuts(self.cuts, rewards[:-1] if rewards is not None and has_last else rewards)
+        last = rewards[-1] if rewards is not None and has_last else levels.rewards[0]
+        return Behaviours((*levels.names, LAST), (*levels.rewards, last))
+
+    def value_sql(self, column: str) -> str:  # noqa: ARG002 - like the other rules
+        """Return an expression for a constant: levels are known once rows are sorted."""
+        return "0::UTINYINT"
+
+
+BehaviourRule = Labels | Levels | Quantiles | NextClick
 """How the behaviour column becomes behaviours."""
 
 

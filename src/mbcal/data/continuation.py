@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from mbcal.data.behaviour_rules import BehaviourRule, Labels, Levels
+from mbcal.data.behaviour_rules import BehaviourRule, Labels, Levels, Quantiles
+from mbcal.data.clicks import is_extended
 from mbcal.data.source import LogDescription
 from mbcal.data.store import Store
 from mbcal.errors import OptionError
@@ -75,6 +76,8 @@ def _continued_rule(rule: BehaviourRule, known: Behaviours) -> BehaviourRule:
                 raise OptionError(f"{problem}, here {rule.rewards[name]:g}; give the same")
         return Labels({**dict(zip(known.names, known.rewards, strict=True)), **rule.rewards})
     if not known.cuts:
+        if not isinstance(rule, Quantiles) and is_extended(rule.behaviours(), known):
+            return rule
         raise OptionError("like: behaviours of that store are labels; give a reward for each label, not levels")
     if isinstance(rule, Levels) and rule.behaviours() != known:
         raise OptionError(f"like: the levels of that store are {', '.join(known.names)}; give the same levels and rewards")

@@ -21,6 +21,8 @@ HISTORY_SESSION = "#history"
 _HISTORY_HASH = np.uint64(
     int.from_bytes(hashlib.md5(HISTORY_SESSION.encode(), usedforsecurity=False).digest()[8:], "little")
 )
+MOST_NEGATIVES = 100
+"""Most items that are added to a row of the log."""
 _IF_SET = {"recorded": "if set"}
 """Metadata of options that the manifest names only where they were given."""
 ENDS_LENGTH = "length"
@@ -65,6 +67,14 @@ class SessionConfig:
     ends: tuple[str, ...] = field(default=(), metadata=_IF_SET)
     """Labels with which a user leaves: the session ends there. Or `("length",)`: a session shorter than the horizon is one
     that the user left, and every behaviour gets a terminal variant (`Behaviours.with_leaving`)."""
+    negatives: int = field(default=0, metadata=_IF_SET)
+    """Items that the user did not choose to add to each row, sampled from those alive (docs/clicks.md)."""
+    none_reward: float = field(default=0.0, metadata=_IF_SET)
+    """Reward of the behaviour `none` of these items."""
+    next_click: bool = field(default=False, metadata=_IF_SET)
+    """Whether the behaviour is the time to the next row of the session; set by ingestion."""
+    level_cuts: tuple[float, ...] = field(default=(), metadata=_IF_SET)
+    """Cut points of levels that have other behaviours beside them; set by ingestion."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.horizon <= LONGEST:
@@ -87,6 +97,8 @@ class SessionConfig:
             raise OptionError(f"time_cuts: must be two rising times, with split_by_time, got {self.time_cuts}")
         if self.alive is not None and not 0 < self.alive < float("inf"):
             raise OptionError(f"alive: must be a positive number of days, got {self.alive}")
+        if not 0 <= self.negatives <= MOST_NEGATIVES:
+            raise OptionError(f"negatives: must lie in 0..{MOST_NEGATIVES} for each row, got {self.negatives}")
 
         if ENDS_LENGTH in self.ends and len(self.ends) > 1:
             raise OptionError(f"ends: give labels, or {ENDS_LENGTH!r} alone, got {', '.join(self.ends)}")
@@ -94,7 +106,7 @@ class SessionConfig:
     @property
     def needs_item_times(self) -> bool:
         """Whether the store keeps when each item was first seen."""
-        return self.split_by_time or self.alive is not None
+        return self.split_by_time or self.alive is not None or self.negatives > 0
 
     def record(self) -> dict[str, Any]:
         """Return the options as they are written to the manifest, without optional ones that were not given."""

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mbcal.data.behaviour_rules import Labels, Quantiles
+from mbcal.data.behaviour_rules import Labels, NextClick, Quantiles
+from mbcal.data.clicks import code_behaviours
 from mbcal.data.continuation import continued_catalog, continued_log, first_seen_sql, known_items
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.item_features import count_item_conflicts, create_item_catalog
@@ -125,9 +126,11 @@ class Ingestion:
             InputError: If the log holds no rows or too many rejected ones, or the item table matches no item.
             OptionError: If users leave by `ends` in a way that the log cannot show.
         """
+        if not isinstance(self.log.rule, Quantiles):
+            self.config.ended(code_behaviours(self.log.rule, self.config)[0])  # refuses options before the log is read
+        self._require_no_propensities()
         scanned = self.backend.scan(self.log, self.config, self.progress)
-        if self.config.ends_by_length and self.config.gap is None and "session" not in scanned.columns:
-            raise OptionError("ends: sessions of this log have no length of their own; give --session or --gap")
+        self._require_sessions(scanned.columns)
         self.rows_read, self.rejected = scanned.rows, scanned.rejected
         if self.rows_read == 0:
             raise InputError("the log holds no rows; check that this is the right file")
@@ -142,6 +145,21 @@ class Ingestion:
         n_items = self._write_catalog()
         self._write_rejected(counts.duplicates, duplicates, behaviours)
         self._write_manifest(counts, behaviours, part, n_items)
+
+    def _require_sessions(self, columns: tuple[str, ...]) -> None:
+        """Raise OptionError if an option needs sessions that the log and its options do not have."""
+        if self.config.gap is not None or "session" in columns:
+            return
+        if self.config.ends_by_length:
+            raise OptionError("ends: sessions of this log have no length of their own; give --session or --gap")
+        if isinstance(self.log.rule, NextClick):
+            raise OptionError(
+                "behaviour: a pause of days is no dwell, so next-click needs sessions; give --session or --gap"
+            )
+
+    def _require_no_propensities(self) -> None:
+        if self.config.negatives and "propensity" in self.log.options.get("columns", ()):
+            raise OptionError("negatives: a log with propensities has items that users passed over; leave one of them out")
 
     def _require_few_rejected(self) -> None:
         n_rejected = sum(self.rejected.values())
@@ -202,7 +220,8 @@ class Ingestion:
         if isinstance(rule, Quantiles):
             values = self.connection.sql("FROM value_counts ORDER BY value").to_arrow_table()
             rule = rule.cut(values["value"].to_numpy(), values["n"].to_numpy())
-        return self.config.ended(rule.behaviours())
+        behaviours, self.config = code_behaviours(rule, self.config)
+        return self.config.ended(behaviours)
 
     def _write_users(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Write the users; returns the part (U,) and the number of rows (U,) of each."""
@@ -271,11 +290,13 @@ class Ingestion:
 
     def _optional_counts(self, counts: IngestCounts) -> dict[str, int]:
         """Counts that the manifest names only where there is something to count."""
-        n_used = counts.rows + counts.older_steps + counts.duplicates
+        n_used = counts.rows - counts.negatives + counts.older_steps + counts.duplicates
         n_rejected = sum(count for reason, count in self.rejected.items() if reason not in (DUPLICATE, MALFORMED_ITEM))
         optional = {
             "outside_parts": self.rows_read - n_rejected - n_used,
             "older_steps": counts.older_steps,
+            "negatives": counts.negatives,
+            "negatives_population": counts.negatives_population,
             "item_conflicts": count_item_conflicts(self.connection) if self.log.features_sql is not None else 0,
         }
         return {name: count for name, count in optional.items() if count}

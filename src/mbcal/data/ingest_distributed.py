@@ -217,7 +217,8 @@ class DistributedIngest:
         """Cut a few shards per task; see `IngestBackend`."""
         until = "" if config.time_cuts is None else ", until_us"
         _copy(self.connection, f'SELECT "user", u, key, digest {until} FROM users ORDER BY u', self.shared.users)
-        _copy(self.connection, "SELECT item, i, tie, digest FROM items", self.shared.items)
+        first_us = ", first_us" if config.negatives else ""
+        _copy(self.connection, f"SELECT item, i, tie, digest {first_us} FROM items", self.shared.items)
         runs = [plan[run] for run in _runs(plan.rows.tolist(), self._task_size(plan.rows.sum(), MAX_TASK_ROWS))]
         tasks = [ShardTask(self.shared, number, self.chunks, run, behaviours, config) for number, run in enumerate(runs)]
         progress.phase("sorting by user and time, cutting sessions", int(plan.rows.sum()))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbcal.data.behaviour_rules import behaviour_rule
+from mbcal.data.clicks import click_rule
 from mbcal.data.continuation import known_kinds
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.files import Paths
@@ -66,7 +66,8 @@ def prepare(
         user: Column that names the user.
         item: Column that names the item.
         time: Column with the time: timestamps, dates, ISO text or epoch numbers.
-        behaviour: Column with the user's behaviour: a label or a number.
+        behaviour: Column with the user's behaviour: a label or a number; `next-click` derives dwell from the next row of the
+            session, with `levels` in seconds. May be left out with `negatives` (`SessionConfig`): every row is then a click.
         rewards: Label -> reward. With `levels`: the reward of each level, one more than cut points.
         levels: Ascending cut points that turn a number into levels, with rewards 1, 2, 3, … unless `rewards` is given.
         session: Column that names the session, if the log has one.
@@ -94,9 +95,10 @@ def prepare(
     columns = {"user": user, "item": item, "time": time, "behaviour": behaviour}
     optional = {"session": session, "propensity": propensity, "items": items, "time_format": time_format}
     if is_frame(source) or isinstance(source, str | Path | Sequence):
-        _require_columns(columns)
+        _require_columns(columns, clicks_only=config is not None and config.negatives > 0)
         named: dict[str, Any] = {**columns, **optional}
-        reader: LogReader = TableLog(source, rule=behaviour_rule(rewards, levels), time_unit=time_unit, **named)
+        rule = click_rule(behaviour, rewards, levels)
+        reader: LogReader = TableLog(source, rule=rule, time_unit=time_unit, **named)
     else:
         unit = None if time_unit == "auto" else time_unit
         reader = _require_reader(source, {**columns, **optional, "rewards": rewards, "levels": levels, "time_unit": unit})
@@ -112,9 +114,9 @@ def prepare(
     return Store.open(out)
 
 
-def _require_columns(columns: Mapping[str, str | None]) -> None:
+def _require_columns(columns: Mapping[str, str | None], clicks_only: bool) -> None:
     for name, column in columns.items():
-        if column is None:
+        if column is None and not (clicks_only and name == "behaviour"):
             raise OptionError(f"{name}: missing; name the column of the log, {name}='…'")
 
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig, Steps, Windows, cut
-from mbcal.data.derived_rows import Block, latest_steps
+from mbcal.data.derived_rows import Block, add_negatives, latest_steps, mix, next_click_levels
 from mbcal.data.store_format import PARTS, Part, Shard
 from mbcal.data.store_writer import StoreWriter
 from mbcal.types import Behaviours
+from mbcal.types.item_life import ItemLife
 
 SHARD_STEPS = 1_000_000
 """About how many steps a shard has: it ends with the user who reaches this number, and with its part."""
@@ -71,11 +72,20 @@ class BlockIndex:
     """Tie -> hash of the item."""
     value_digest: NDArray[np.uint64] | None
     """Label -> hash; None if behaviours are levels of a number, which is hashed itself."""
+    item_life: ItemLife | None = None
+    """Tie -> when the item was first seen; None unless negatives are sampled."""
 
     @cached_property
     def user_shard(self) -> NDArray[np.int64]:
         """Number, in the plan, of the shard of each user of the plan."""
         return np.repeat(np.arange(len(self.plan.locations)), np.diff(self.plan.user_bounds))
+
+
+_SUMS = (
+    *("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates", "older_steps"),
+    *("negatives", "negatives_population"),
+)
+"""Counts that add up; the others have rules of their own."""
 
 
 @dataclass
@@ -91,15 +101,19 @@ class IngestCounts:
     ties: int = 0
     """Rows at the same time as another of the same user."""
     log_hash: int = 0
-    """Hash of the rows as a set; see `_hash`."""
+    """Hash of the rows as a set; see `_row_hashes`."""
     duplicates: int = 0
     older_steps: int = 0
     """Steps left out since the user has `max_per_user` later ones."""
+    negatives: int = 0
+    """Rows that were added for items which users did not choose."""
+    negatives_population: int = 0
+    """From how many pairs of a row and an item they were sampled."""
     parts: dict[Part, dict[str, int]] = field(default_factory=lambda: {part: {"sessions": 0, "steps": 0} for part in PARTS})
 
     def add(self, other: IngestCounts) -> None:
         """Add the counts of other users."""
-        for name in ("labels", "rows", "sessions", "full_sessions", "short_windows", "ties", "duplicates", "older_steps"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.log_hash = (self.log_hash + other.log_hash) % 2**64
         for part, counts in other.parts.items():
@@ -119,6 +133,8 @@ class _CutBlock:
     ties: int
     log_hash: int
     older_steps: int
+    drawn: int
+    population: int
 
 
 def write_shards(
@@ -168,16 +184,43 @@ def _cut_in_order(
 
 
 def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: SessionConfig) -> _CutBlock:
-    """Drop duplicates, compute levels and cut. A pure function."""
+    """Drop duplicates, compute behaviours, add negatives and cut. A pure function."""
     repeated = _duplicate_rows(block)
     duplicates = None
     if len(repeated):
         duplicates = {column: array[repeated] for column, array in block.items()}
         block = {column: np.delete(array, repeated, axis=0) for column, array in block.items()}
-    log_hash, n_rows = _hash(block, index), len(block["u"])
+    row_hashes = _row_hashes(block, index)
+    log_hash, n_rows = int(row_hashes.sum(dtype=np.uint64)), len(block["u"])
     if config.max_per_user is not None:
-        block = latest_steps(block, config.max_per_user)
-    codes = behaviours.level(block["value"]) if behaviours.cuts else block["value"]
+        kept = latest_steps({**block, "hash": row_hashes}, config.max_per_user)
+        row_hashes, block = kept.pop("hash"), kept
+    older_steps = n_rows - len(block["u"])
+    ties = (block["time_us"][1:] == block["time_us"][:-1]) & (block["u"][1:] == block["u"][:-1])
+    codes, drawn, population = _codes(block, behaviours, config), 0, 0
+    if config.negatives and index.item_life is not None:
+        keys = row_hashes + np.uint64(config.seed)
+        extended = add_negatives(block, codes, keys, index.item_life, config, behaviours)
+        block, codes, drawn, population = extended.block, extended.codes, extended.drawn, extended.population
+    pieces, short_windows = _cut_pieces(block, codes, index, behaviours, config)
+    labels = np.bincount(np.concatenate([shard.behaviours for _, shard in pieces]), minlength=len(behaviours))
+    n_ties = int(ties.sum())
+    return _CutBlock(pieces, duplicates, labels, short_windows, n_ties, log_hash, older_steps, drawn, population)
+
+
+def _codes(block: Block, behaviours: Behaviours, config: SessionConfig) -> NDArray[np.uint8]:
+    """Return the behaviour of each row, (S,)."""
+    if config.next_click:
+        return next_click_levels(block, config)
+    if config.level_cuts:
+        return np.searchsorted(config.level_cuts, block["value"], side="right").astype(np.uint8)
+    return behaviours.level(block["value"]) if behaviours.cuts else block["value"]
+
+
+def _cut_pieces(
+    block: Block, codes: NDArray[np.uint8], index: BlockIndex, behaviours: Behaviours, config: SessionConfig
+) -> tuple[list[tuple[int, Shard]], int]:
+    """Cut a block with behaviours (S,) into the parts of its shards; returns them and how many windows were too short."""
     owner = index.user_shard[block["u"] - index.plan.user_bounds[0]]
     edges = np.r_[0, np.flatnonzero(np.diff(owner)) + 1, len(owner)]
     pieces, short_windows = [], 0
@@ -207,10 +250,7 @@ def _cut_block(block: Block, index: BlockIndex, behaviours: Behaviours, config: 
         )
         pieces.append((int(owner[begin]), shard))
         short_windows += windows.dropped
-    labels = np.bincount(np.concatenate([shard.behaviours for _, shard in pieces]), minlength=len(behaviours))
-    ties = (block["time_us"][1:] == block["time_us"][:-1]) & (block["u"][1:] == block["u"][:-1])
-    older_steps = n_rows - len(block["u"])
-    return _CutBlock(pieces, duplicates, labels, short_windows, int(ties.sum()), log_hash, older_steps)
+    return pieces, short_windows
 
 
 def _with_leaving(codes: NDArray[np.uint8], windows: Windows, horizon: int, n_observed: int) -> NDArray[np.uint8]:
@@ -237,6 +277,8 @@ def _shards(
         counts.short_windows += block.short_windows
         counts.ties += block.ties
         counts.older_steps += block.older_steps
+        counts.negatives += block.drawn
+        counts.negatives_population += block.population
         counts.log_hash = (counts.log_hash + block.log_hash) % 2**64
         if block.duplicates is not None:
             counts.duplicates += len(block.duplicates["u"])
@@ -279,30 +321,21 @@ def _duplicate_rows(block: Block) -> NDArray[np.int64]:
     return rows
 
 
-def _hash(block: Block, index: BlockIndex) -> int:
-    """Hash rows as a set: the result depends on names and values, not on the order of rows or on options."""
+def _row_hashes(block: Block, index: BlockIndex) -> NDArray[np.uint64]:
+    """Hash rows by names and values; their sum is a hash of the rows as a set, whatever their order or the options."""
     value = block["value"]
     row = block["time_us"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     row ^= value.view(np.uint64) if index.value_digest is None else index.value_digest[value]
     if "propensity" in block:
         row += block["propensity"].view(np.uint32).astype(np.uint64) << np.uint64(32)
-    _mix(row)
+    mix(row)
     row += index.item_digest[block["tie"]]
     row ^= index.user_digest[block["u"] - index.plan.user_bounds[0]]
     if "session" in block:
-        _mix(row)
+        mix(row)
         row += block["session"]
     for column in block["context"].T if "context" in block else ():
-        _mix(row)
+        mix(row)
         row += np.ascontiguousarray(column).view(np.uint32)
-    _mix(row)
-    return int(row.sum(dtype=np.uint64))
-
-
-def _mix(x: NDArray[np.uint64]) -> None:
-    """Apply the finaliser of splitmix64 in place: every input bit affects every output bit."""
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
+    mix(row)
+    return row

@@ -22,6 +22,7 @@ from mbcal.data.store_writer import StoreWriter
 from mbcal.data.user_split import stable_hash
 from mbcal.progress import SILENT, Progress
 from mbcal.types import FIRST_ITEM_ROW, Behaviours
+from mbcal.types.item_life import ItemLife
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,8 +35,9 @@ _DUPLICATES = pa.schema([("u", pa.uint32()), ("time_us", pa.int64()), ("tie", pa
 
 
 def memory_factor(columns: Sequence[str], config: SessionConfig) -> int:
-    """Return how many times the usual memory a step needs: more if the log has sessions, whose histories are listed."""
-    return -(-config.history // USUAL_HISTORY) if "session" in columns and config.history else 1
+    """Return how many times the usual memory a row needs: histories of named sessions are listed, and rows may be added."""
+    listed = -(-config.history // USUAL_HISTORY) if "session" in columns and config.history else 1
+    return listed * (1 + config.negatives)
 
 
 def cut_accepted(
@@ -61,7 +63,7 @@ def cut_accepted(
     Returns:
         Counts of these users.
     """
-    index = _index(connection, plan, behaviours)
+    index = _index(connection, plan, behaviours, config)
     with pq.ParquetWriter(duplicates, _DUPLICATES) as out:
 
         def write_duplicates(block: Block) -> None:
@@ -72,18 +74,27 @@ def cut_accepted(
         )
 
 
-def _index(connection: duckdb.DuckDBPyConnection, plan: ShardPlan, behaviours: Behaviours) -> BlockIndex:
-    """Return arrays that map the numbers of users, ties and labels to hashes and catalogue rows."""
+def _index(
+    connection: duckdb.DuckDBPyConnection, plan: ShardPlan, behaviours: Behaviours, config: SessionConfig
+) -> BlockIndex:
+    """Return arrays that map the numbers of users, ties and labels to hashes, catalogue rows and first times."""
     users = connection.sql("SELECT digest FROM users ORDER BY u").to_arrow_table()
     items = connection.sql("SELECT i, digest FROM items ORDER BY tie").to_arrow_table()
-    labels = None if behaviours.cuts else np.array([stable_hash(label, 0, "label") for label in behaviours.names], np.uint64)
+    is_number = behaviours.cuts or (config.level_cuts and not config.next_click)
+    labels = None if is_number else np.array([stable_hash(label, 0, "label") for label in behaviours.names], np.uint64)
     return BlockIndex(
         plan=plan,
         user_digest=users["digest"].to_numpy(),
         item_row=items["i"].to_numpy().astype(np.int32) + FIRST_ITEM_ROW,
         item_digest=items["digest"].to_numpy(),
         value_digest=labels,
+        item_life=_item_life(connection, config) if config.negatives else None,
     )
+
+
+def _item_life(connection: duckdb.DuckDBPyConnection, config: SessionConfig) -> ItemLife:
+    times = connection.sql("SELECT first_us FROM items ORDER BY tie").to_arrow_table()
+    return ItemLife(times["first_us"].to_numpy(), config.alive)
 
 
 def _sorted(connection: duckdb.DuckDBPyConnection, rows: int, config: SessionConfig, progress: Progress) -> Iterator[Block]:

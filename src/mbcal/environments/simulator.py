@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mbcal.config import from_dict, to_dict, with_settings
+from mbcal.data.clicks import NONE, negative_rate
 from mbcal.data.store import Store
 from mbcal.distributed.group import SINGLE_WORKER
 from mbcal.distributed.worker_slice import WorkerSlice
@@ -36,6 +37,7 @@ from mbcal.nn.recurrent import RecurrentNet
 from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.fields import FieldReader
+from mbcal.scoring.sampled_negatives import undo_sampling
 from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact, write_artifact
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.calibration import calibrate
@@ -108,6 +110,8 @@ class Simulator:
         """Free notes that are saved with it."""
         self.card: ReportCard | None = None
         """The report card it was saved with; see `trust`."""
+        self.negative_rate = 1.0
+        """Share of all items not chosen that the log it was fitted on has as sampled negatives (docs/clicks.md)."""
         self._environment: ModelEnvironment | None = None
 
     def fit(
@@ -159,6 +163,7 @@ class Simulator:
         self.temperature = calibrate(net, device_sessions, held_out_rows)
         self._environment = ModelEnvironment(net, sessions.catalog, sessions.behaviour_set)
         self.fitted_users, self.origin, self.card = np.unique(sessions.user), sessions.origin, None
+        self.negative_rate = negative_rate(data.manifest) if isinstance(data, Store) else 1.0
         return self
 
     # ---- as an environment
@@ -213,6 +218,17 @@ class Simulator:
     def merge(self, mask: Tensor, yes: ModelState, no: ModelState) -> ModelState:
         """See `Environment`."""
         return self.environment.merge(mask, yes, no)
+
+    def expected_reward(self, state: ModelState, items: Tensor) -> Tensor:
+        """E[reward | state, item] in absolute terms: (B, C) for items (B, C).
+
+        If negatives were sampled, probabilities are corrected to those of a log with all of them (`undo_sampling`).
+        Responses are not: simulated users meet items they pass over as often as in the log the simulator was fitted on.
+        """
+        probabilities = self.environment.probabilities(state, items)
+        if self.negative_rate < 1:
+            probabilities = undo_sampling(probabilities, self.behaviours.index(NONE), self.negative_rate)
+        return probabilities @ self.environment.rewards
 
     def require_unseen_users(self, sessions: Sessions) -> None:
         """Raise unless the simulator can judge agents on these sessions.
@@ -314,6 +330,7 @@ class Simulator:
             "provenance": dict(self.provenance),
             "origin": self.origin,
             "report_card": None if self.card is None else asdict(self.card),
+            **({"negative_rate": self.negative_rate} if self.negative_rate < 1 else {}),
         }
         if self.fields:
             manifest["fields"] = self.fields.record()
@@ -342,6 +359,7 @@ class Simulator:
             simulator.record, simulator.provenance = TrainingRecord(**manifest["training"]), manifest["provenance"]
             simulator.temperature, card = float(manifest["temperature"]), manifest["report_card"]
             simulator.card = None if card is None else ReportCard(**card)
+            simulator.negative_rate = float(manifest.get("negative_rate", 1.0))
         except (KeyError, TypeError, RuntimeError) as error:
             raise artifact.damage_error(str(error).splitlines()[0]) from error
         return simulator

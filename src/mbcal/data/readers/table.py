@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mbcal.data.behaviour_rules import Labels, Levels
+from mbcal.data.behaviour_rules import Labels, Levels, NextClick
+from mbcal.data.clicks import CLICK, CLICKS_ONLY, NEXT_CLICK
 from mbcal.data.feature_kinds import FRACTIONS, KindFinder, is_list, split_kinds
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame
@@ -108,8 +109,9 @@ class TableLog:
     user: str
     item: str
     time: str
-    behaviour: str
-    rule: Labels | Levels
+    behaviour: str | None
+    """Column; None if every row is a click, `next-click` to derive dwell from the next one."""
+    rule: Labels | Levels | NextClick
     """How the behaviour column becomes behaviours."""
     session: str | None = None
     propensity: str | None = None
@@ -128,6 +130,8 @@ class TableLog:
         """
         roles = {role: getattr(self, role) for role in ("user", "item", "time", "behaviour", "session", "propensity")}
         columns = {role: column for role, column in roles.items() if column is not None}
+        if columns.get("behaviour") == NEXT_CLICK:
+            del columns["behaviour"]
         self._require_distinct(columns)
         if self.time_format is not None:
             _require_valid_format(self.time_format, work)
@@ -151,6 +155,7 @@ class TableLog:
                 "features": [] if self.items is None else list(self.items.columns),
                 "time_unit": self.time_unit,
                 "time_format": self.time_format,
+                **({} if "behaviour" in columns else {CLICKS_ONLY: True}),
             },
         )
 
@@ -186,10 +191,11 @@ def _log_files(source: Paths | Frame, columns: Mapping[str, str], work: Workspac
             value = f"({plain_text_sql(value, table.kinds[column])})::VARCHAR"
         return f"{value} AS {sql_identifier(role)}"
 
+    every_row = () if "behaviour" in columns else (f"{sql_string(CLICK)} AS behaviour",)
     return tuple(
         LogFile(
             table.path,
-            ", ".join(selected(table, role, column) for role, column in columns.items()),
+            ", ".join([*(selected(table, role, column) for role, column in columns.items()), *every_row]),
             table.from_sql,
             table.is_parquet,
         )

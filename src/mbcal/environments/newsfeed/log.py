@@ -90,8 +90,8 @@ def prepare_newsfeed(
         OutputError: If the folder exists or cannot be written.
     """
     newsfeed, config = newsfeed or NewsfeedConfig(), config or SessionConfig()
-    if config != replace(config, gap=None, min_length=1, max_per_user=None, split_by_time=False, alive=None):
-        unused = "--gap, --min-length, --max-per-user, --alive and time:"
+    if config != replace(config, gap=None, min_length=1, max_per_user=None, split_by_time=False, alive=None, negatives=0):
+        unused = "--gap, --min-length, --max-per-user, --alive, --negatives and time:"
         raise OptionError(f"newsfeed: its sessions are generated, not cut from a log; leave out {unused}")
     if 2 * config.horizon > newsfeed.items:
         problem = f"{config.horizon} steps need {2 * config.horizon} candidates, the feed has {newsfeed.items} items"
