@@ -21,7 +21,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 def commands_of(page: str, first: int = 0) -> list[str]:
     """Commands of the bash blocks of a page, from block number `first` on, at sizes that take seconds."""
-    lines = [line.split("  #")[0].strip() for block in blocks(page, "bash")[first:] for line in block.splitlines()]
+    joined = [block.replace("\\\n", " ") for block in blocks(page, "bash")[first:]]
+    lines = [line.split("  #")[0].strip() for block in joined for line in block.splitlines()]
     return [at_test_size(line) for line in lines]
 
 

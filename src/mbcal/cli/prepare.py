@@ -13,29 +13,28 @@ import typer
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, require_ray, shell_quoted
+from mbcal.cli.prepare_help import GENERATED, HELP, OWN, WORLD, in_panels
 from mbcal.cli.prepare_parsing import parse_items, parse_rule_options
-from mbcal.data import KuaiRand, MovieLens, Netflix, SessionConfig, Store, TableLog
+from mbcal.data import SessionConfig, Store, TableLog
 from mbcal.data import prepare as prepare_log
 from mbcal.data.clicks import click_rule, only_reranks
 from mbcal.data.endings import suggest_ends
 from mbcal.data.ingest import LogReader
-from mbcal.data.readers import kuairand, movielens, netflix
 from mbcal.data.readers.table import parse_numbers
 from mbcal.data.sql import TimeUnit
 from mbcal.distributed.engines import EngineName, create_engine
 from mbcal.errors import OptionError
 
-app = typer.Typer(
-    help="Turn a log into a store: check the rows, cut sessions, split by user.\n\n"
-    "All layouts give the same kind of folder. 'mbcal describe' shows it, and the other commands read it.",
-    no_args_is_help=True,
-)
+app = typer.Typer(help=HELP, no_args_is_help=True)
 
 _DEFAULT = SessionConfig()
 BY_TIME = "time:"
 """What `--split` begins with if it is by time as well as by user."""
 
-Paths = Annotated[list[Path] | None, typer.Argument(help="Folder, zip or files as published.", show_default=False)]
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Folders, zips or files as published; patterns and URLs, 's3://…', too.", show_default=False),
+]
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def with_job(command: Callable[..., None]) -> Callable[..., None]:
         job_options = {name: options.pop(name) for name in common}
         command(**options, job=lambda: _job(**job_options))
 
-    parameters = {**own, **common}
+    parameters = {parameter.name: parameter for parameter in in_panels({**own, **common}.values())}
     with_job.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]  # what typer reads
     with_job.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return with_job
@@ -202,41 +201,16 @@ def require_paths(paths: list[Path] | None, where: str) -> list[Path]:
     return paths
 
 
-@app.command("movielens")
-@with_job
-def prepare_movielens(
-    job: Callable[[], Job],
-    paths: Paths = None,
-    tags: Annotated[
-        list[Path] | None, typer.Option(help="Tags from another file: movieId,tag[,count].", show_default=False)
-    ] = None,
-) -> None:
-    """MovieLens 1m, 10m (.dat) or 20m, 25m, latest (.csv), with genres and tags. Without PATHS: where to download it."""
-    source = MovieLens(require_paths(paths, movielens.WHERE), tags or ())
-    job().run(source)
-
-
-@app.command("netflix")
-@with_job
-def prepare_netflix(job: Callable[[], Job], paths: Paths = None) -> None:
-    """Netflix Prize: combined_data_*.txt, mv_*.txt or Parquet. Without PATHS: where to download it."""
-    source = Netflix(require_paths(paths, netflix.WHERE))
-    job().run(source)
-
-
-@app.command("kuairand")
-@with_job
-def prepare_kuairand(job: Callable[[], Job], paths: Paths = None) -> None:
-    """KuaiRand Pure, 1K or 27K: dwell time in twelve levels, video features. Without PATHS: where to download it."""
-    source = KuaiRand(require_paths(paths, kuairand.WHERE))
-    job().run(source)
-
-
-@app.command("table")
+@app.command("table", rich_help_panel=OWN)
 @with_job
 def prepare_table(
     job: Callable[[], Job],
-    paths: Annotated[list[Path], typer.Argument(help="The log: Parquet or CSV files, folders or zips of them.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The log: Parquet or CSV files, folders or zips of them; patterns, 'logs/*.csv', and 's3://…' too."
+        ),
+    ],
     user: Annotated[str, typer.Option(help="Column that names the user.")],
     item: Annotated[str, typer.Option(help="Column that names the item.")],
     time: Annotated[str, typer.Option(help="Column with the time: timestamps, dates, ISO text or epoch numbers.")],
@@ -291,8 +265,16 @@ def prepare_table(
 ) -> None:
     """A log of your own: Parquet or CSV, with the column names given.
 
-    Example: mbcal prepare table log.parquet --user uid --item doc --time ts --behaviour action
+    Name the columns, and say what each behaviour is worth: --rewards for labels, --levels for a number such as dwell.
+
+    Labels: mbcal prepare table log.parquet --user uid --item doc --time ts --behaviour action
     --rewards "skip=0,click=1,like=5" --items docs.csv --features category,tags --out DIR
+
+    Dwell: mbcal prepare table plays.csv --user uid --item video --time ts --behaviour seconds --levels 3,10,30 --gap 30
+    --out DIR
+
+    Clicks: mbcal prepare table "s3://bucket/2026-*.parquet" --user uid --item doc --time ts --session visit --negatives 4
+    --out DIR
     """
     source = TableLog(
         paths,
@@ -310,16 +292,18 @@ def prepare_table(
     job().run(source)
 
 
-@app.command("newsfeed")
+@app.command("newsfeed", rich_help_panel=GENERATED)
 @with_job
 def prepare_feed(
     job: Callable[[], Job],
-    sessions: Annotated[int, typer.Option(help="Number of sessions; each user has four.")] = 20_000,
-    items: Annotated[int, typer.Option(help="Number of items.")] = 2_000,
+    sessions: Annotated[int, typer.Option(help="Number of sessions; each user has four.", rich_help_panel=WORLD)] = 20_000,
+    items: Annotated[int, typer.Option(help="Number of items.", rich_help_panel=WORLD)] = 2_000,
     leaving: Annotated[
         bool,
         typer.Option(
-            "--leaving", help="Users may leave: the more often, the worse their mood and the more a topic repeats."
+            "--leaving",
+            help="Users may leave: the more often, the worse their mood and the more a topic repeats.",
+            rich_help_panel=WORLD,
         ),
     ] = False,
 ) -> None:

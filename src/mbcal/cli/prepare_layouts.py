@@ -1,25 +1,34 @@
-"""`mbcal prepare recbole|mind|yoochoose|retailrocket`: logs as others publish them."""
+"""`mbcal prepare movielens|netflix|kuairand|recbole|mind|yoochoose|retailrocket`: logs as others publish them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mbcal.cli.prepare import Job, Paths, require_paths, with_job
+from mbcal.cli.prepare_help import PUBLIC
 from mbcal.cli.prepare_parsing import parse_rule
-from mbcal.data import Labels, Mind, RecBole, RetailRocket, Yoochoose
-from mbcal.data.readers import mind, recbole, retailrocket, yoochoose
+from mbcal.data import KuaiRand, Labels, Mind, MovieLens, Netflix, RecBole, RetailRocket, Yoochoose
+from mbcal.data.readers import kuairand, mind, movielens, netflix, recbole, retailrocket, yoochoose
 from mbcal.data.readers.table import parse_rewards
 
 
 def add_layouts(app: typer.Typer) -> None:
     """Add these commands to those of `mbcal prepare`."""
-    app.command("recbole")(prepare_recbole)
-    app.command("mind")(prepare_mind)
-    app.command("yoochoose")(prepare_yoochoose)
-    app.command("retailrocket")(prepare_retailrocket)
+    commands = {
+        "movielens": prepare_movielens,
+        "netflix": prepare_netflix,
+        "kuairand": prepare_kuairand,
+        "recbole": prepare_recbole,
+        "mind": prepare_mind,
+        "yoochoose": prepare_yoochoose,
+        "retailrocket": prepare_retailrocket,
+    }
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=PUBLIC)(command)
 
 
 def _rewards(text: str | None, default: Labels) -> Labels:
@@ -28,6 +37,48 @@ def _rewards(text: str | None, default: Labels) -> Labels:
 
 def _example(rule: Labels) -> str:
     return ",".join(f"{label}={reward:g}" for label, reward in rule.rewards.items())
+
+
+@with_job
+def prepare_movielens(
+    job: Callable[[], Job],
+    paths: Paths = None,
+    tags: Annotated[
+        list[Path] | None, typer.Option(help="Tags from another file: movieId,tag[,count].", show_default=False)
+    ] = None,
+) -> None:
+    """MovieLens 1m, 10m (.dat) or 20m, 25m, latest (.csv), with genres and tags.
+
+    Stars are behaviours, and their number is the reward; half stars are rounded down. Features are genres and tags.
+
+    Example: mbcal prepare movielens ml-20m.zip --out DIR
+    """
+    source = MovieLens(require_paths(paths, movielens.WHERE), tags or ())
+    job().run(source)
+
+
+@with_job
+def prepare_netflix(job: Callable[[], Job], paths: Paths = None) -> None:
+    """Netflix Prize: combined_data_*.txt, mv_*.txt or Parquet.
+
+    Stars are behaviours, and their number is the reward. Times are days: the order within a day is random, by the seed.
+
+    Example: mbcal prepare netflix netflix-prize.zip --out DIR
+    """
+    source = Netflix(require_paths(paths, netflix.WHERE))
+    job().run(source)
+
+
+@with_job
+def prepare_kuairand(job: Callable[[], Job], paths: Paths = None) -> None:
+    """KuaiRand Pure, 1K or 27K: dwell time in twelve levels, video features.
+
+    The levels are about equally common among users outside the test part, with rewards 1 to 12.
+
+    Example: mbcal prepare kuairand KuaiRand-Pure.zip --horizon 10 --out DIR
+    """
+    source = KuaiRand(require_paths(paths, kuairand.WHERE))
+    job().run(source)
 
 
 @with_job
@@ -66,7 +117,7 @@ def prepare_recbole(
         typer.Option(help="Column of the .item file with titles.", show_default="the first that ends in title or name"),
     ] = None,
 ) -> None:
-    """RecBole's atomic files: NAME.inter, and NAME.item with features. Without PATHS: where to download logs.
+    """RecBole's atomic files: NAME.inter, and NAME.item with features.
 
     Each number in the rating column is a behaviour whose reward is the number. A log without ratings is a log of clicks.
 
@@ -92,7 +143,7 @@ def prepare_mind(
     paths: Paths = None,
     rewards: Annotated[str | None, typer.Option(help="Rewards of the behaviours.", show_default=_example(mind.RULE))] = None,
 ) -> None:
-    """MIND, Microsoft's news: behaviors.tsv and news.tsv. Without PATHS: where to download it.
+    """MIND, Microsoft's news: behaviors.tsv and news.tsv.
 
     Each impression is a session: its news are the steps, in the order of the list, clicked or skipped. Features are
     category, subcategory and entities.
@@ -111,7 +162,7 @@ def prepare_yoochoose(
         str | None, typer.Option(help="Rewards of the behaviours.", show_default=_example(yoochoose.RULE))
     ] = None,
 ) -> None:
-    """Yoochoose (RecSys Challenge 2015): clicks and buys of a shop. Without PATHS: where to download it.
+    """Yoochoose (RecSys Challenge 2015): clicks and buys of a shop.
 
     Every click and every buy is a step. Sessions have no users, so each session is a user of its own, without history.
 
@@ -129,7 +180,7 @@ def prepare_retailrocket(
         str | None, typer.Option(help="Rewards of the behaviours.", show_default=_example(retailrocket.RULE))
     ] = None,
 ) -> None:
-    """RetailRocket: views, baskets and transactions of a shop. Without PATHS: where to download it.
+    """RetailRocket: views, baskets and transactions of a shop.
 
     Every event is a step. --gap 30 begins a session after half an hour without one. Features are the category and the one
     above it.
