@@ -11,11 +11,11 @@ import os
 import ssl
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mbcal.errors import OptionError, ServiceError
+from mbcal.errors import InputError, OptionError, ServiceError
 from mbcal.types import Name, Steps, to_name, to_names, to_steps
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ RETRY_STATUSES = (429, 502, 503, 504)
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 """Seconds between two attempts: doubled after each, up to the longest."""
 DEFAULT_ADDRESS = "http://127.0.0.1:8000"
+
+Candidate = Name | Mapping[str, Any]
+"""An item's name, or `{"item": name, "features": {...}}`."""
 
 _HEADERS = {"content-type": "application/json"}
 T = TypeVar("T")
@@ -103,7 +106,7 @@ class Client(_BaseClient):
     def rank(
         self,
         history: Steps,
-        candidates: Sequence[Name],
+        candidates: Sequence[Candidate],
         shown: Steps | None = None,
         *,
         k: int = 10,
@@ -115,7 +118,8 @@ class Client(_BaseClient):
         Args:
             history: What the user did before the session: (item, behaviour) pairs, oldest first. With a session, that of its
                 first request counts.
-            candidates: Items to rank, each once.
+            candidates: Items to rank, each once: names, or `{"item": name, "features": {...}}` for items that the service
+                may not know yet.
             shown: What was shown in the session so far, likewise; None for what the service remembers of the session.
             k: Maximum number of items to return.
             session: Name of the session, if the service is to remember it.
@@ -202,7 +206,7 @@ class AsyncClient(_BaseClient):
     async def rank(
         self,
         history: Steps,
-        candidates: Sequence[Name],
+        candidates: Sequence[Candidate],
         shown: Steps | None = None,
         *,
         k: int = 10,
@@ -262,9 +266,26 @@ def _tls_context(certificate: str | Path | None) -> ssl.SSLContext | bool:
         raise OptionError(f"{certificate}: not a certificate ({reason}); give a PEM file") from error
 
 
+def _candidates(candidates: Sequence[Candidate]) -> list[Any]:
+    """Names as text, and items with features, of which the service checks the values."""
+    from mbcal.serving.messages import CandidateItem
+
+    if isinstance(candidates, str | bytes) or not any(isinstance(candidate, Mapping) for candidate in candidates):
+        return list(to_names(candidates))  # type: ignore[arg-type]  # names alone
+    listed: list[Any] = []
+    for candidate in candidates:
+        if not isinstance(candidate, Mapping):
+            listed.append(to_name(candidate, "candidates"))
+        elif "item" not in candidate or not candidate.keys() <= {"item", "features"}:
+            raise InputError(f"candidates: an item with features is {{'item': …, 'features': …}}, got {sorted(candidate)}")
+        else:
+            listed.append(CandidateItem(to_name(candidate["item"]), dict(candidate.get("features", {}))))
+    return listed
+
+
 def _rank_body(
     history: Steps,
-    candidates: Sequence[Name],
+    candidates: Sequence[Candidate],
     shown: Steps | None,
     k: int,
     session: Name | None,
@@ -276,7 +297,7 @@ def _rank_body(
 
     request = RankRequest(
         history=list(to_steps(history)),
-        candidates=list(to_names(candidates)),
+        candidates=_candidates(candidates),
         shown=None if shown is None else list(to_steps(shown, "shown")),
         k=k,
         session=None if session is None else to_name(session, "session"),

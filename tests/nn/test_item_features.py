@@ -7,8 +7,9 @@ import torch
 
 from mbcal import Catalog, Feature
 from mbcal.nn.config import NetConfig
-from mbcal.nn.embeddings import MAX_DEVIATIONS, DenseFeature, ItemEmbedding
+from mbcal.nn.embeddings import DenseFeature, ItemEmbedding
 from mbcal.nn.recurrent import RecurrentNet
+from mbcal.scoring.item_projection import MAX_DEVIATIONS
 from mbcal.types import NumberFeature, VectorFeature
 from tests.support.batches import LABELS
 

@@ -35,6 +35,8 @@ def version(agent: Any, name: str = "v1") -> Any:
         behaviours=domain.behaviours,
         history=domain.history,
         seen=agent.seen(),
+        features={},
+        unknown_items=None,
     )
 
 

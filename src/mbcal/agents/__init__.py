@@ -19,6 +19,7 @@ from mbcal.agents.mcpe import MCPE
 from mbcal.agents.popular import Popular
 from mbcal.agents.random import Random
 from mbcal.agents.ranking import RankedItem, Recommendations
+from mbcal.agents.unknown_items import item_projections
 from mbcal.agents.values import ValueConfig
 
 
@@ -53,5 +54,6 @@ __all__ = [
     "Recommendations",
     "ValueConfig",
     "agent_class",
+    "item_projections",
     "load",
 ]

@@ -14,6 +14,7 @@ from mbcal.distributed.group import SINGLE_WORKER, Group
 from mbcal.errors import ModelError, OptionError, nearest
 from mbcal.nn.config import NetConfig
 from mbcal.nn.growth import grow_rows, padded_rows
+from mbcal.scoring.item_projection import MAX_DEVIATIONS
 from mbcal.types import (
     FIRST_ITEM_ROW,
     MASK_ROW,
@@ -26,8 +27,6 @@ from mbcal.types import (
     VectorFeature,
 )
 
-MAX_DEVIATIONS = 10.0
-"""Standardised numbers are clipped to this many standard deviations, so that one strange value cannot dominate."""
 MIN_DEVIATION = 1e-8
 """A standard deviation up to this counts as 1."""
 

@@ -209,16 +209,21 @@ class RecurrentNet(SessionNet):
         """(G, embedding) the columns of W_x that read the context: the last ones."""
         return self._weights("ih")[0][:, -self.config.embedding :]
 
-    def _cell_tables(self, layer: nn.RNNBase) -> CellTables:
-        items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
-        weight, n_behaviour_inputs = layer.get_parameter("weight_ih_l0"), self.config.embedding
-        item_weight = weight[:, n_behaviour_inputs : n_behaviour_inputs + self.items.size]
+    def item_inputs(self, layer: nn.RNNBase) -> tuple[Tensor, Tensor]:
+        """Return what embeddings of items are multiplied with in a layer, (G, size), and what is added, (G,)."""
+        n_behaviour_inputs = self.config.embedding
+        weight = layer.get_parameter("weight_ih_l0")[:, n_behaviour_inputs : n_behaviour_inputs + self.items.size]
         bias: Tensor = layer.get_parameter("bias_ih_l0")
         if self.context is not None and layer is self.cell:
             bias = bias + self._context_weight() @ self.context.bias
+        return weight, bias
+
+    def _cell_tables(self, layer: nn.RNNBase) -> CellTables:
+        items = self.items(torch.arange(self.items.id.num_embeddings, device=self.items.id.weight.device))
+        weight, bias = self.item_inputs(layer)
         return CellTables(
-            items=items @ item_weight.T + bias,
-            behaviours=self.behaviours.weight @ weight[:, :n_behaviour_inputs].T,
+            items=items @ weight.T + bias,
+            behaviours=self.behaviours.weight @ layer.get_parameter("weight_ih_l0")[:, : self.config.embedding].T,
             weight=layer.get_parameter("weight_hh_l0").clone(),
             bias=layer.get_parameter("bias_hh_l0").clone(),
         )

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from mbcal.errors import ModelError, OptionError
 from mbcal.registry.verification import SCORES_PREFIX, score_difference, verification_cases, verification_scores
-from mbcal.registry.version import MODEL_FILES, VERSION_KIND, VERSION_SCHEMA
+from mbcal.registry.version import MODEL_FILES, UNKNOWN_PREFIX, VERSION_KIND, VERSION_SCHEMA
 from mbcal.scoring.backend import to_numpy
+from mbcal.scoring.item_projection import projections_to_arrays
 from mbcal.scoring.scorer_io import scorer_from_arrays, scorer_to_arrays
 from mbcal.storage.artifacts import MODEL_KIND, Artifact, write_artifact
 
@@ -110,11 +111,12 @@ def _scorer_files(
     """Return the scorer's description and arrays, and the verification cases with the agent's own scores."""
     import torch
 
-    from mbcal.agents import load
+    from mbcal.agents import item_projections, load
 
     agent = load(model.path, "cpu") if agent_class is None else agent_class.load(model.path, "cpu")
     rows, behaviours = agent.domain.catalog.n_rows, len(agent.domain.behaviours)
     description, arrays = scorer_to_arrays(to_numpy(agent.fitted_scorer))
+    unknown_items, projection_arrays = projections_to_arrays(item_projections(agent))
     cases = verification_cases(rows, behaviours, agent.domain.n_users, agent.domain.history)
     with torch.no_grad():
         scores = verification_scores(agent.fitted_scorer, cases, torch.from_numpy)
@@ -126,4 +128,7 @@ def _scorer_files(
     if difference:
         raise ModelError(f"{model.path}: ranks differently without torch ({difference}); it was not published")
     labelled_scores = {f"{SCORES_PREFIX}{name}": values for name, values in scores.items()}
+    if unknown_items:
+        description |= {"unknown_items": unknown_items}
+        arrays |= {f"{UNKNOWN_PREFIX}{name}": array for name, array in projection_arrays.items()}
     return description, {**arrays, "seen": agent.seen()}, {**cases, **labelled_scores}

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,12 @@ from mbcal.errors import MbcalError, ModelError
 from mbcal.registry.verification import SCORES_PREFIX, case_problem, score_difference, verification_scores
 from mbcal.scoring.scorer_io import scorer_from_arrays
 from mbcal.scoring.scorers import Scorer
+from mbcal.scoring.unknown_items import UnknownItems
 from mbcal.storage.artifacts import SCHEMA, Artifact
+from mbcal.storage.catalog_io import names_catalog, table_declarations, table_vocabulary
 from mbcal.storage.manifest import ArtifactKind
 from mbcal.types import Behaviours, Catalog
+from mbcal.types.feature_values import FeatureDeclaration
 
 VERSION_SCHEMA = 1
 VERSION_KIND = ArtifactKind(
@@ -36,6 +39,8 @@ VERSION_KIND = ArtifactKind(
 )
 MODEL_FILES = ("weights.safetensors", "optimiser.safetensors", "items.parquet")
 """Files that a version takes over from its model."""
+UNKNOWN_PREFIX = "unknown items/"
+"""Before the names of the scorer file's arrays by which unknown items are scored."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,6 +61,10 @@ class Version:
     parent: str | None
     """The version that was live when this one was published."""
     metrics: Mapping[str, Any]
+    features: Mapping[str, FeatureDeclaration] = field(default_factory=dict)
+    """Item features of the catalogue it was fitted on: what requests may say about unknown items."""
+    unknown_items: UnknownItems | None = None
+    """Scores unknown items by their features; None if the model reads none, or is no sum of networks."""
 
     def __repr__(self) -> str:
         return f"<Version {self.name}: {self.manifest['agent']}, {len(self.catalog):,} items>"
@@ -94,13 +103,17 @@ def open_version(path: Path) -> Version:
 
 def _verify(artifact: Artifact) -> Version:
     manifest, details = artifact.manifest, artifact.manifest["version"]
-    for name in MODEL_FILES:
+    for name in MODEL_FILES[:-1]:
         VERSION_KIND.read(artifact.path, manifest, name)
-    catalog, behaviours = artifact.names, artifact.behaviours
+    items = artifact.items_file
+    catalog, behaviours = names_catalog(items), artifact.behaviours
     arrays, cases = artifact.arrays("scorer"), artifact.arrays("verification")
     seen = arrays.pop("seen", None)
     if seen is None or seen.dtype != bool or seen.shape != (catalog.n_rows,):
         raise ModelError(f"scorer: 'seen' must hold {catalog.n_rows} booleans, one per catalogue row")
+    projection_arrays = {
+        name.removeprefix(UNKNOWN_PREFIX): arrays.pop(name) for name in list(arrays) if name.startswith(UNKNOWN_PREFIX)
+    }
     scorer = scorer_from_arrays(details["scorer"], arrays, catalog.n_rows, len(behaviours))
     problem = case_problem(cases, catalog.n_rows, len(behaviours))
     if not problem:
@@ -110,6 +123,16 @@ def _verify(artifact: Artifact) -> Version:
         problem = score_difference(expected, verification_scores(scorer, cases))
     if problem:
         raise ModelError(f"verification failed: {problem}")
+    unknown_items = None
+    if "unknown_items" in details["scorer"]:
+        arrays.clear()  # the tables are copied to get spare rows, one after another
+        unknown_items = UnknownItems.create(
+            scorer,
+            details["scorer"]["unknown_items"],
+            projection_arrays,
+            lambda name: table_vocabulary(items, name),
+        )
+        scorer = unknown_items.scorer
     return Version(
         name=artifact.path.name,
         path=artifact.path,
@@ -122,4 +145,6 @@ def _verify(artifact: Artifact) -> Version:
         seen=seen,
         parent=details["parent"],
         metrics=dict(details["metrics"]),
+        features=table_declarations(items),
+        unknown_items=unknown_items,
     )

@@ -7,7 +7,9 @@ many unknown names), they are decoded and looked up one by one, with the same re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,18 +17,34 @@ from numpy.typing import NDArray
 
 from mbcal.errors import InputError
 from mbcal.kernels.native.names import NameFinder, name_finder
-from mbcal.serving.messages import RankRequest
-from mbcal.types import Catalog, Name, to_names
+from mbcal.serving.messages import CandidateItem, RankRequest
+from mbcal.types import UNKNOWN_ROW, Catalog, Name, to_name, to_names
+from mbcal.types.feature_values import FeatureDeclaration, ItemValues, read_values
 
 _decoder = msgspec.json.Decoder(RankRequest)
+_item_decoder = msgspec.json.Decoder(CandidateItem)
+_to_json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 
 
 class NameList:
     """Candidates as Python texts, with their catalogue rows (C,)."""
 
-    def __init__(self, names: Sequence[str], catalog: Catalog) -> None:
+    def __init__(self, names: Sequence[str], catalog: Catalog, features: Mapping[int, ItemValues] | None = None) -> None:
+        """Look the names up.
+
+        Args:
+            names: The candidates.
+            catalog: The version's catalogue.
+            features: Position -> the features that the request gave; those of known items are left out.
+        """
         self._names, self.rows = names, catalog.rows_of(names)
+        self.features: dict[int, ItemValues] = {}
+        """Position -> features, of unknown items only."""
+        if features:
+            self.features = {
+                position: values for position, values in features.items() if self.rows[position] == UNKNOWN_ROW and values
+            }
 
     def at(self, positions: Iterable[int]) -> list[str]:
         """Return the names at these positions."""
@@ -37,15 +55,33 @@ class NameList:
         return list(self._names)
 
     def packed(self) -> bytes:
-        """Return all names as MessagePack, one after another: the same bytes for every class of candidates."""
-        return b"".join(map(_pack, self._names))
+        """Return all names as MessagePack, one after another, and the features: the same bytes for every class."""
+        names = b"".join(map(_pack, self._names))
+        return names + _pack(self.logged_features()) if self.features else names
+
+    def logged_features(self) -> dict[str, dict[str, Any]]:
+        """Return the features of unknown items by name, in the form the decision log encodes."""
+        return {self._names[position]: dict(values) for position, values in self.features.items()}
 
 
 class JsonNames:
-    """Candidates as spans of their JSON, with their catalogue rows (C,); valid until the next request is read."""
+    """Candidates as spans of their JSON, with their catalogue rows (C,); valid until the next request is read.
 
-    def __init__(self, json: bytes, rows: NDArray[np.int32], finder: NameFinder) -> None:
-        self._json, self.rows, self._finder = json, rows, finder
+    Args:
+        json: The list of names.
+        rows: Their rows.
+        finder: Has found them.
+        features: Position -> features of unknown items.
+    """
+
+    def __init__(
+        self,
+        json: bytes,
+        rows: NDArray[np.int32],
+        finder: NameFinder,
+        features: Mapping[int, ItemValues] = MappingProxyType({}),
+    ) -> None:
+        self._json, self.rows, self._finder, self.features = json, rows, finder, features
 
     def at(self, positions: Iterable[int]) -> list[str]:
         """Return the names at these positions."""
@@ -56,8 +92,13 @@ class JsonNames:
         return msgspec.Raw(self._finder.packed())  # type: ignore[return-value]
 
     def packed(self) -> bytes:
-        """Return all names as MessagePack, one after another: the same bytes for every class of candidates."""
-        return self._finder.packed()[3:]  # without the length of the list
+        """Return all names as MessagePack, one after another, and the features: the same bytes for every class."""
+        names = self._finder.packed()[3:]  # without the length of the list
+        return names + _pack(self.logged_features()) if self.features else names
+
+    def logged_features(self) -> dict[str, dict[str, Any]]:
+        """Return the features of unknown items by name, in the form the decision log encodes."""
+        return dict(zip(self.at(self.features), map(dict, self.features.values()), strict=True)) if self.features else {}
 
 
 Candidates = NameList | JsonNames
@@ -66,21 +107,27 @@ Candidates = NameList | JsonNames
 class CandidateReader:
     """Reads candidates and finds their rows in one version's catalogue."""
 
-    def __init__(self, catalog: Catalog, rows: NDArray[np.int32] | None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        rows: NDArray[np.int32] | None,
+        declared: Mapping[str, FeatureDeclaration] = MappingProxyType({}),
+    ) -> None:
         """Prepare for a catalogue.
 
         Args:
             catalog: The version's catalogue.
             rows: (most,) array the C kernel writes rows to; None to do without it.
+            declared: Item features that requests may give.
         """
-        self._catalog, self._rows = catalog, rows
+        self._catalog, self._rows, self._declared = catalog, rows, declared
         self._finder = None if rows is None else name_finder(catalog.items, rows)
 
-    def read(self, candidates: msgspec.Raw | Sequence[Name], k: int, most: int) -> Candidates:
+    def read(self, candidates: msgspec.Raw | Sequence[Name | CandidateItem], k: int, most: int) -> Candidates:
         """Read the candidates of a request.
 
         Args:
-            candidates: A JSON list of names, or the names themselves.
+            candidates: A JSON list of names and of items with features, or these themselves.
             k: Number of items asked for.
             most: Maximum number of candidates.
 
@@ -88,20 +135,78 @@ class CandidateReader:
             The candidates with their rows; unknown names have the row `UNKNOWN_ROW`.
 
         Raises:
-            InputError: If there are no candidates or more than `most`, a name repeats, or k is outside [1, most].
+            InputError: If there are no candidates or more than `most`, a name repeats, k is outside [1, most], or a feature
+                is not declared or not of its kind.
             msgspec.DecodeError: If the JSON is invalid.
-            msgspec.ValidationError: If the JSON is not a list of names.
+            msgspec.ValidationError: If the JSON is not a list of candidates.
         """
         if isinstance(candidates, msgspec.Raw):
             json = bytes(candidates)
-            count = 0 if self._finder is None else self._finder.find(json)
-            if 0 < count <= most >= k >= 1 and self._finder is not None and self._rows is not None:
-                return JsonNames(json, self._rows[:count], self._finder)
+            if self._finder is not None and self._rows is not None:
+                plain, objects = _split_objects(json) if b"{" in json else (json, [])
+                count = self._finder.find(plain)
+                if 0 < count <= most >= k >= 1:
+                    rows = self._rows[:count]
+                    return JsonNames(plain, rows, self._finder, self._features_at(objects, rows))
             # decoded as part of a request, so that errors name the field
             candidates = _decoder.decode(b'{"candidates":' + json + b"}").candidates
-        names = to_names(candidates)
+        features = {
+            position: read_values(candidate.features, self._declared)
+            for position, candidate in enumerate(candidates)
+            if type(candidate) is CandidateItem
+        }
+        names = _item_names(candidates) if features else to_names(candidates)  # type: ignore[arg-type]  # names alone
         require_rankable(names, k, most)
-        return NameList(names, self._catalog)
+        return NameList(names, self._catalog, features)
+
+    def _features_at(self, objects: Sequence[tuple[int, CandidateItem]], rows: NDArray[np.int32]) -> dict[int, ItemValues]:
+        """Position -> features of unknown items, given where in the JSON found last each item with features begins."""
+        features: dict[int, ItemValues] = {}
+        if objects and self._finder is not None:
+            positions = self._finder.positions([begin for begin, _ in objects], len(rows))
+            for position, (_, candidate) in zip(positions, objects, strict=True):
+                values = read_values(candidate.features, self._declared)
+                if values and rows[position] == UNKNOWN_ROW:
+                    features[position] = values
+        return features
+
+
+def _split_objects(json: bytes) -> tuple[bytes, list[tuple[int, CandidateItem]]]:
+    """Replace items with features by their names, so that the C parser can read the list.
+
+    An object ends where its braces are balanced. If it does not, because there are braces in its texts, its bytes are not
+    valid JSON; then, and if a brace is in a name, the list is returned as it is, which the C parser refuses.
+
+    Returns:
+        The list of names, and where in it each of these items begins.
+    """
+    parts: list[bytes] = []
+    objects: list[tuple[int, CandidateItem]] = []
+    done, length, begin = 0, 0, json.find(b"{")
+    while begin >= 0:
+        end = json.find(b"}", begin) + 1
+        while end and json.count(b"{", begin, end) != json.count(b"}", begin, end):
+            end = json.find(b"}", end) + 1
+        try:
+            candidate = _item_decoder.decode(json[begin:end])
+        except msgspec.MsgspecError:
+            return json, []
+        parts += (json[done:begin], _to_json(candidate.item))
+        length += begin - done
+        objects.append((length, candidate))
+        length += len(parts[-1])
+        done, begin = end, json.find(b"{", end)
+    return b"".join([*parts, json[done:]]), objects
+
+
+def _item_names(candidates: Sequence[Name | CandidateItem]) -> list[str]:
+    """The names of candidates, some of which have features."""
+    return [
+        candidate
+        if type(candidate) is str
+        else to_name(candidate.item if isinstance(candidate, CandidateItem) else candidate, "candidates")
+        for candidate in candidates
+    ]
 
 
 def require_rankable(candidates: Sequence[str], k: int, most: int) -> None:

@@ -18,10 +18,25 @@ Text = Annotated[str, Meta(min_length=1, max_length=256)]
 WholeNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 RequestName = Text | WholeNumber
 """A name in a request: 1 to 256 characters of text, or a 64-bit integer."""
+FeatureList = Annotated[list[float | int | str | bool | None], Meta(max_length=8192)]
+FeatureValue = str | float | int | bool | FeatureList | None
+"""A feature in a request: a value of a category or a list of them, a number, or a vector."""
 RequestStep = tuple[RequestName, RequestName]
 """(item, behaviour)."""
 MAX_STEPS = 1000
 """Maximum number of steps of a history, and of a session, in a request."""
+
+
+class CandidateItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A candidate with its features, by which it is scored if the version does not know the item."""
+
+    item: RequestName
+    features: Annotated[dict[str, FeatureValue], Meta(max_length=256)] = {}
+    """Feature -> value: text or a list of texts for a category, a number, or a list of numbers for a vector."""
+
+
+RequestCandidate = RequestName | CandidateItem
+"""A candidate in a request: the name of an item, or an item with its features."""
 
 
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -33,8 +48,8 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     history: Annotated[list[RequestStep], Meta(max_length=MAX_STEPS)] = []
     """What the user did before the session, oldest first."""
-    candidates: Annotated[list[RequestName], Meta(min_length=1, max_length=10_000)]
-    """Items to rank, each once."""
+    candidates: Annotated[list[RequestCandidate], Meta(min_length=1, max_length=10_000)]
+    """Items to rank, each once: names, or objects with the features of items that the service may not know."""
     shown: Annotated[list[RequestStep], Meta(max_length=MAX_STEPS)] | None = None
     """What was shown in the session so far, oldest first; null for what the service remembers of the session."""
     k: Annotated[int, Meta(ge=1, le=1000)] = 10

@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from mbcal.errors import InputError
 from mbcal.kernels.native.session import MOST, ChosenCandidates, TermArrays, session_ranker
+from mbcal.scoring.item_projection import SPARE_ROWS
 from mbcal.scoring.scorers import UNKNOWN_USER, NetScorer, Scorer, ScorerState
+from mbcal.scoring.unknown_items import UnknownItems
 from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.candidates import CandidateReader, Candidates, NameList
 from mbcal.serving.messages import RankedItem
 from mbcal.types import UNKNOWN_ROW, Behaviours, Catalog
+from mbcal.types.feature_values import FeatureDeclaration
 
 TextSteps = Sequence[tuple[str, str]]
 """(item, behaviour) pairs, oldest first."""
@@ -49,6 +52,12 @@ class RankableVersion(Protocol):
     @property
     def seen(self) -> NDArray[np.bool_]: ...
 
+    @property
+    def features(self) -> Mapping[str, FeatureDeclaration]: ...
+
+    @property
+    def unknown_items(self) -> UnknownItems | None: ...
+
 
 class _CachedState(NamedTuple):
     """The scorer's state of a session after these steps, which are known by their hashes, so that its size is constant."""
@@ -74,14 +83,16 @@ class Ranker:
         self._states: BoundedDict[str, _CachedState] = BoundedDict(cache_bytes)
         self._terminal = frozenset(version.behaviours.terminal)
         self._behaviour_index = {name: index for index, name in enumerate(version.behaviours.names)}
-        self._known = (version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)).tobytes()
+        known = version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)
+        self._known = known.tobytes() + bytes(0 if version.unknown_items is None else SPARE_ROWS)
         self._all = np.ones(MOST, np.bool_)
         self._is_shown = np.zeros(version.catalog.n_rows, np.bool_)  # scratch of `_available`, false between calls
         state = self._begin(())
         self._state_bytes = STATE_BYTES + _array_bytes(state)
         self._parts = tuple(version.scorer.score_parts(state, np.full((1, 1), UNKNOWN_ROW, np.int32)))
         self._native = session_ranker(_terms(version.scorer))
-        self.reader = CandidateReader(version.catalog, None if self._native is None else self._native.rows)
+        rows = None if self._native is None else self._native.rows
+        self.reader = CandidateReader(version.catalog, rows, version.features)
 
     @property
     def uses_c(self) -> bool:
@@ -129,12 +140,13 @@ class Ranker:
         listed = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
         state, available = self.state_after(history, shown, session), self._available(listed, shown)
         k = min(k, int(np.count_nonzero(available)))
-        arguments = (listed.rows, available, k, epsilon, uniform[:k])
+        table_rows = self._place(listed) if listed.features else listed.rows
+        arguments = (table_rows, available, k, epsilon, uniform[:k])
         chosen = None
         if self._native is not None and isinstance(state, ScorerState):
             chosen = self._native.rank(state.hidden, state.previous, *arguments)  # None if it cannot
         positions, propensities, scores, parts = chosen or self._rank_in_numpy(state, *arguments)
-        rows = listed.rows.data
+        rows = table_rows.data
         known = [self._known[rows[position]] == 1 for position in positions]
         return [
             RankedItem(item, score, dict(zip(self._parts, values, strict=True)), propensity, is_known)
@@ -142,6 +154,17 @@ class Ranker:
                 listed.at(positions), scores, parts, propensities, known, strict=True
             )
         ]
+
+    def _place(self, candidates: Candidates) -> NDArray[np.int32]:
+        """Rows (C,) of the scorer's tables; unknown items with features have rows of their own, until the next call."""
+        unknown_items = self.version.unknown_items
+        if unknown_items is None:
+            return candidates.rows
+        unknown_items.write(list(candidates.features.values()))
+        rows = candidates.rows.copy()
+        for row, position in enumerate(candidates.features, unknown_items.first_row):
+            rows[position] = row
+        return rows
 
     def _available(self, candidates: Candidates, shown: TextSteps) -> NDArray[np.bool_]:
         """Which candidates may be chosen, (C,): those not shown yet; all if all were shown or repeats are allowed."""

@@ -190,7 +190,8 @@ class Service:
         ranker, epsilon = self._ranker_of(session)  # both may be replaced while the decision is being logged
         try:
             candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
-            uniform = self.generator.random((min(request.k, len(candidates.rows)), 2))
+            count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))
+            uniform = self.generator.random((min(request.k, count), 2))
             items = ranker.rank(
                 session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
             )
@@ -200,7 +201,6 @@ class Service:
             await self.canary.fail(error)
             return await self._rank(request, decision, hashed)  # by the live version
         names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
-        count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))  # valid until an await
         if self.log is not None:
             await self.log.append_async(
                 Decision(
@@ -217,6 +217,7 @@ class Service:
                     items=names,
                     propensities=[entry.propensity for entry in items],
                     repeats=self.repeats,
+                    features=candidates.logged_features(),
                     **answer_fields(hashed, items),
                 )
             )

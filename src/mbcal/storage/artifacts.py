@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mbcal.errors import ModelError
 from mbcal.storage.atomic import AtomicFolder
-from mbcal.storage.catalog_io import catalog_table, parquet_table, table_catalog
+from mbcal.storage.catalog_io import catalog_table, names_catalog, parquet_table, table_catalog
 from mbcal.storage.manifest import ArtifactKind, file_entry, write_manifest
 from mbcal.types import Behaviours, Catalog
 from mbcal.version import __version__
@@ -117,16 +116,17 @@ class Artifact:
     @property
     def catalog(self) -> Catalog:
         """The catalogue with all features."""
-        return table_catalog(self._items)
+        return table_catalog(parquet_table(self.items_file))
 
     @property
     def names(self) -> Catalog:
         """The catalogue without features: enough for scoring, and several times faster to load."""
-        return table_catalog(self._items, features=False)
+        return names_catalog(self.items_file)
 
     @property
-    def _items(self) -> pa.Table:
-        return parquet_table(self.kind.read(self.path, self.manifest, "items.parquet"))
+    def items_file(self) -> bytes:
+        """The content of `items.parquet`."""
+        return self.kind.read(self.path, self.manifest, "items.parquet")
 
     @property
     def behaviours(self) -> Behaviours:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mbcal.types import FIRST_ITEM_ROW, AnyFeature, Catalog, Feature, NumberFeature, VectorFeature
+from mbcal.types.feature_values import FeatureDeclaration
+from mbcal.types.features import default_vocabulary, require_kind
 
 PREFIX = "feature:"
 """Before the name of a feature, in the names of columns."""
@@ -18,10 +22,36 @@ _VOCABULARY = b"vocabulary"
 """Key of a column's metadata."""
 
 
-def parquet_table(data: bytes) -> pa.Table:
-    """Return the table in the bytes of a Parquet file."""
+def parquet_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the table in the bytes of a Parquet file, or those of the given columns that it has."""
+    file = pq.ParquetFile(pa.BufferReader(data))
     # without Arrow's thread pool: a process that ends soon after starting it sometimes aborts (pyarrow 26)
-    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+    return file.read(columns if columns is None else list(columns), use_threads=False)
+
+
+def table_declarations(data: bytes) -> dict[str, FeatureDeclaration]:
+    """Return the kinds of the features in the bytes of a catalogue's Parquet file, without reading their values."""
+    declared = {}
+    for field in pq.read_schema(pa.BufferReader(data)):
+        if field.name.startswith(PREFIX):
+            name, kind, length = field.name.removeprefix(PREFIX), "category", 0
+            if pa.types.is_floating(field.type):
+                kind = "number"
+            elif pa.types.is_fixed_size_list(field.type):
+                kind, length = "vector", field.type.list_size
+            declared[name] = FeatureDeclaration(name, require_kind(kind, name), length, pa.types.is_list(field.type))
+    return declared
+
+
+def table_vocabulary(data: bytes, name: str) -> tuple[str, ...]:
+    """Return the vocabulary of a category in the bytes of a catalogue's Parquet file, in the order of the codes."""
+    table = parquet_table(data, [f"{PREFIX}{name}"])
+    field, column = table.schema.field(0), table.column(0)
+    metadata = field.metadata or {}
+    if _VOCABULARY in metadata:
+        return tuple(json.loads(metadata[_VOCABULARY]))
+    values = pc.list_flatten(column) if pa.types.is_list(field.type) else column
+    return default_vocabulary(pc.unique(values.drop_null()).to_pylist())
 
 
 def catalog_table(catalog: Catalog) -> pa.Table:
@@ -43,10 +73,16 @@ def catalog_table(catalog: Catalog) -> pa.Table:
     return table
 
 
-def table_catalog(table: pa.Table, features: bool = True) -> Catalog:
-    """Return the catalogue of a table that `catalog_table` made, with or without its features."""
+def names_catalog(data: bytes) -> Catalog:
+    """Return the catalogue in the bytes of its Parquet file without features, which are not read."""
+    names = pq.read_schema(pa.BufferReader(data)).names
+    return table_catalog(parquet_table(data, [name for name in ("item", "title") if name in names]))
+
+
+def table_catalog(table: pa.Table) -> Catalog:
+    """Return the catalogue of a table that `catalog_table` made."""
     loaded: dict[str, AnyFeature] = {}
-    for column in table.column_names if features else ():
+    for column in table.column_names:
         if column.startswith(PREFIX):
             name = column.removeprefix(PREFIX)
             loaded[name] = _feature(name, table.schema.field(column), table[column])

@@ -340,7 +340,12 @@ def _without(feature: AnyFeature) -> dict[str, int]:
     return {"items_without": int(feature.missing[FIRST_ITEM_ROW:].sum())}
 
 
+def default_vocabulary(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct values in the order of their codes: shortest first, so that whole numbers are in order."""
+    return tuple(sorted(set(values), key=lambda value: (len(value), value)))
+
+
 def _vocabulary(values: Iterable[str], given: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the vocabulary, if not given the values, shortest first so that whole numbers are in order; and their codes."""
-    vocabulary = tuple(sorted(set(values), key=lambda value: (len(value), value)) if given is None else given)
+    """Return the vocabulary, by default that of the values, and the code of each of its values."""
+    vocabulary = default_vocabulary(values) if given is None else tuple(given)
     return vocabulary, {value: code for code, value in enumerate(vocabulary, FIRST_ITEM_ROW)}

@@ -83,6 +83,12 @@ class NameFinder:
         ends = self._spans.data
         return [(ends[index, 0], ends[index, 1]) for index in indices]
 
+    def positions(self, begins: Sequence[int], count: int) -> list[int]:
+        """Indices, among the `count` names found last, of those that begin at these bytes of the JSON, with the quotes."""
+        # a span begins after the quote of a text, or at the first digit of a number
+        found: list[int] = np.searchsorted(self._spans[:count, 0], begins).tolist()
+        return found
+
     def packed(self) -> bytes:
         """The list found last, as MessagePack."""
         return self._packed[: self._found.packed_length].tobytes()

@@ -1,0 +1,74 @@
+"""A scorer whose tables have spare rows, into which unknown items of one request are written by their features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.errors import InputError, ModelError
+from mbcal.scoring.item_projection import SPARE_ROWS, JointProjection, projections_from_arrays
+from mbcal.scoring.scorers import NetScorer, Scorer
+from mbcal.types.feature_values import ItemValues
+
+
+@dataclass(frozen=True, eq=False)
+class UnknownItems:
+    """Unknown items as rows of a scorer's tables. Not safe for two threads at once."""
+
+    scorer: NetScorer
+    """The scorer, with `SPARE_ROWS` rows after those of the catalogue in the tables of its terms."""
+    projection: JointProjection
+    first_row: int
+    """The first spare row."""
+
+    @classmethod
+    def create(
+        cls,
+        scorer: Scorer,
+        description: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        vocabulary: Callable[[str], Sequence[str]],
+    ) -> Self:
+        """Prepare a scorer.
+
+        Args:
+            scorer: A sum of networks, on numpy arrays.
+            description: Of its projections, with `arrays` (`item_projection.projections_to_arrays`).
+            arrays: See above.
+            vocabulary: Returns the vocabulary of a category.
+
+        Raises:
+            ModelError: If the projections do not fit the scorer.
+        """
+        if not isinstance(scorer, NetScorer) or set(description) != set(scorer.terms):
+            raise ModelError("scorer: the projections of unknown items are not those of its terms")
+        widths = {name: term.tables.cell.items.shape[1] for name, term in scorer.terms.items()}
+        found = projections_from_arrays(description, arrays, widths)
+        projections = {name: found[name] for name in scorer.terms}  # JSON does not keep the order of the terms
+        terms, first_row = {}, 0
+        for name, term in scorer.terms.items():
+            cell = term.tables.cell
+            first_row = len(cell.items)
+            items = np.concatenate([cell.items, np.zeros((SPARE_ROWS, widths[name]), cell.items.dtype)])
+            terms[name] = replace(term, tables=replace(term.tables, cell=replace(cell, items=items)))
+        vocabularies = {name: vocabulary(name) for name in next(iter(projections.values())).categories}
+        return cls(replace(scorer, terms=terms), JointProjection(projections, vocabularies), first_row)
+
+    def write(self, items: Sequence[ItemValues]) -> None:
+        """Write the rows of N items, from `first_row` on, into the tables of all terms.
+
+        Raises:
+            InputError: If there are more than `SPARE_ROWS`.
+        """
+        if len(items) > SPARE_ROWS:
+            raise InputError(f"candidates: {len(items)} unknown items have features, at most {SPARE_ROWS} may; send fewer")
+        rows, begin = self.projection.rows(items), 0
+        for term in self.scorer.terms.values():
+            table = term.tables.cell.items
+            end = begin + table.shape[1]
+            table[self.first_row : self.first_row + len(items)] = rows[:, begin:end]
+            begin = end
