@@ -49,10 +49,10 @@ def serve(  # long, since every option has its help here
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of one request's body.")] = 512 * 1024,
     max_in_progress: Annotated[
         int,
-        typer.Option(min=1, help="Requests in progress, each member of a batch counted; more are refused with 503."),
+        typer.Option(min=1, help="Requests in progress; more are refused with 503. A batch takes a quarter at a time."),
     ] = 64,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Open connections; beyond, those that have waited longest are closed.")
+        int, typer.Option(min=1, help="Open connections; beyond, those are closed that kept the server waiting longest.")
     ] = 1000,
     max_memory: Annotated[
         int,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
 import msgspec
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class _Members(msgspec.Struct):
@@ -26,3 +33,34 @@ def members_of(body: bytes) -> int:
         msgspec.DecodeError: If the body is a batch but not valid JSON.
     """
     return max(len(_count_members(body).batch), 1) if is_batch(body) else 1
+
+
+async def handle_members(handle: Callable[[T], Awaitable[R]], members: Sequence[T], at_a_time: int) -> list[R]:
+    """Handle the members of a batch, in order but several at a time, and return their answers.
+
+    Args:
+        handle: Handles one member.
+        members: The members.
+        at_a_time: How many are in progress at once.
+
+    Raises:
+        Exception: The error of a member that failed; members after it are not begun, and none is in progress any more.
+    """
+    answers: list[R | None] = [None] * len(members)
+    waiting = iter(range(len(members)))
+    failures: list[Exception] = []
+
+    async def work() -> None:
+        for number in waiting:
+            try:
+                answers[number] = await handle(members[number])
+            except Exception as error:
+                failures.append(error)
+            if failures:
+                return
+            await asyncio.sleep(0)  # requests of others have their turn, also where nothing has to be waited for
+
+    await asyncio.gather(*(work() for _ in range(min(at_a_time, len(members)))))
+    if failures:
+        raise failures[0]
+    return answers  # type: ignore[return-value] # every member was handled

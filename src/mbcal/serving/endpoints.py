@@ -11,7 +11,7 @@ import msgspec
 from mbcal.errors import InputError
 from mbcal.pages import page_file
 from mbcal.registry.updates import read_update_page
-from mbcal.serving.batches import is_batch
+from mbcal.serving.batches import handle_members, is_batch
 from mbcal.serving.hub import merge_metrics
 from mbcal.serving.messages import (
     AliveAnswer,
@@ -57,14 +57,14 @@ class Endpoints:
 
     async def rank(self, body: bytes) -> Response:
         if is_batch(body):
-            requests = _decode_rank_batch(body).batch
-            return _ok(RankAnswers(await asyncio.gather(*map(self._service.rank, requests))))
+            requests, at_a_time = _decode_rank_batch(body).batch, self._service.limits.batch_slots
+            return _ok(RankAnswers(await handle_members(self._service.rank, requests, at_a_time)))
         return _ok(await self._service.rank(_decode_rank(body)))
 
     async def feedback(self, body: bytes) -> Response:
         if is_batch(body):
-            requests = _decode_feedback_batch(body).batch
-            return _ok(FeedbackAnswers(await asyncio.gather(*map(self._service.feedback, requests))))
+            requests, at_a_time = _decode_feedback_batch(body).batch, self._service.limits.batch_slots
+            return _ok(FeedbackAnswers(await handle_members(self._service.feedback, requests, at_a_time)))
         return _ok(await self._service.feedback(_decode_feedback(body)))
 
     async def model(self, _: bytes) -> Response:

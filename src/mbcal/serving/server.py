@@ -2,7 +2,7 @@
 
 ::
 
-    Host and token ──▶ route ──▶ body read, up to its limits ──▶ slots taken (a batch takes one per member) ──▶ handler
+    Host and token ──▶ route ──▶ body read, up to its limits ──▶ slots taken (`admission`) ──▶ handler
 
 Bodies are read up to the limit on their size, whatever their headers say, and only for a few seconds; a client that sends
 slowly holds no slot. When too many requests are in progress, further ones are refused at once. Every refusal is JSON with
@@ -124,12 +124,13 @@ class App:
         if not route.limited:
             return await handler(body)
         client = (scope.get("client") or ("?",))[0]
-        slots = self._admission.take(members_of(body) if method == "POST" else 1, client)
+        members = members_of(body) if method == "POST" else 1
+        slots = self._admission.take(members, client)
         try:
             await asyncio.sleep(0)  # requests that arrived together are all admitted or refused before the first is handled
             return await handler(body)
         finally:
-            self._admission.release(slots)
+            self._admission.release(slots, members, client)
 
     def _no_route(self, path: str) -> RefusedError:
         methods = [method for method, other in self._routes if other == path]
