@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,17 @@ def shared_registry(models: list[Path], tmp_path_factory: pytest.TempPathFactory
     registry = Registry(tmp_path_factory.mktemp("shared") / "registry")
     registry.publish(models[0])
     return registry
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate of localhost and its key, made as docs/service.md shows."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl program here")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    names = ["-subj", "/CN=ranker.example", "-addext", "subjectAltName=DNS:ranker.example,DNS:localhost"]
+    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from mbcal.errors import ModelError, OptionError, ServiceError
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access, page_headers, read_token
 from mbcal.serving.sentences import without_paths
-from mbcal.serving.service import Limits, Service
+from mbcal.serving.service import Service
 from tests.support.servers import run_app, serving
 from tests.support.versions import ITEMS
 
@@ -147,33 +146,6 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
         read_token(tmp_path / "absent", "MBCAL_TOKEN")
 
 
-def test_a_batch_takes_as_many_slots_and_as_much_of_the_rate_as_its_members(registry: Registry) -> None:
-    batch = {"batch": [{"candidates": ITEMS}] * 6}
-
-    async def slots(http: httpx.AsyncClient, _: Service) -> None:
-        answers = await asyncio.gather(*(http.post("/v1/rank", json=batch) for _ in range(2)))
-        assert sorted(answer.status_code for answer in answers) == [200, 503]
-        alone = await http.post("/v1/rank", json={"batch": [{"candidates": ITEMS}] * 30})  # needs all slots, and gets them
-        assert alone.status_code == 200
-
-    run_app(registry, slots, limits=Limits(max_in_progress=10))
-    now = [0.0]
-
-    async def rate(http: httpx.AsyncClient, _: Service) -> None:
-        assert (await http.post("/v1/rank", json=batch)).status_code == 200
-        assert (await http.post("/v1/rank", json=batch)).status_code == 429
-        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
-        now[0] += 1.0
-        large = {"batch": [{"candidates": ITEMS}] * 30}
-        assert (await http.post("/v1/rank", json=large)).status_code == 200
-        now[0] += 1.5  # 20 of the 30 are still owed
-        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 429
-        now[0] += 1.0
-        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
-
-    run_app(registry, rate, limits=Limits(rate=10.0), clock=lambda: now[0])
-
-
 def test_no_answer_names_a_path_of_the_machine(registry: Registry, tmp_path: Path) -> None:
     async def story(http: httpx.AsyncClient, service: Service) -> None:
         problems = [ModelError(f"{registry.path}/versions/v1/x.json: damaged"), RuntimeError(f"{tmp_path}/secret")]
@@ -188,20 +160,6 @@ def test_no_answer_names_a_path_of_the_machine(registry: Registry, tmp_path: Pat
 
     run_app(registry, story)
     assert without_paths("/a b/c/d.x: gone, see rel/e", [Path("/a b")]) == "d.x: gone, see e"
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate of localhost and its key, made as docs/service.md shows."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("there is no openssl program here")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    names = ["-subj", "/CN=ranker.example", "-addext", "subjectAltName=DNS:ranker.example,DNS:localhost"]
-    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, "-keyout", key, "-out", cert]
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
 
 
 def test_tls_with_a_token(

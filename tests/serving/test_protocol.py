@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -45,8 +46,9 @@ def run_server(limits: ConnectionLimits, story: Story) -> None:
     asyncio.run(run())
 
 
-def connect(port: int) -> socket.socket:
+def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
     wire = socket.socket()
+    wire.bind((address, 0))
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     wire.settimeout(5)
     wire.connect(("127.0.0.1", port))
@@ -122,6 +124,48 @@ def test_with_too_many_connections_those_that_waited_longest_without_a_request_g
         assert connections.closed["evicted"] == 31
         writer.close()
         for wire in wires:
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=10), story)
+
+
+def test_unfinished_bodies_go_before_newcomers_and_those_who_were_served() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        head = b"POST /small HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        slow = []
+        for _ in range(25):
+            writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+            slow.append(connect(port))
+            slow[-1].sendall(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")  # it was served, too
+            await asyncio.sleep(0.01)
+            slow[-1].sendall(head)
+            await asyncio.sleep(0.01)
+            assert len(connections.open) <= 10
+            assert (await small_answer(port)).endswith(b"ok")
+        assert connections.closed["refused"] == 0
+        assert connections.closed["evicted"] >= 16
+        writer.close()
+        for wire in slow:
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=10), story)
+
+
+def test_an_address_with_most_connections_loses_its_own() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        many = [connect(port) for _ in range(8)]
+        for wire in many:
+            wire.sendall(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        few = [connect(port, "127.0.0.2") for _ in range(4)]  # they have asked nothing yet
+        await asyncio.sleep(0.1)
+        assert sorted(Counter(connection.address for connection in connections.open).items()) == [
+            ("127.0.0.1", 6),
+            ("127.0.0.2", 4),
+        ]
+        for wire in (*many, *few):
             wire.close()
 
     run_server(ConnectionLimits(max_connections=10), story)

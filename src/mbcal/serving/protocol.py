@@ -3,8 +3,9 @@
 Of one request, everything but its body is limited to `max_head` bytes and must arrive within `head_seconds`; the parser is
 fed in pieces, so that a connection never buffers more. Bodies that are being received and answers that are not read are
 limited in bytes for all connections together: if they grow beyond it, the connection that holds most is closed. When too
-many connections are open, those are closed that have waited longest without a request, first those of the address that has
-most. Every refusal is JSON with one sentence.
+many connections are open, those are closed that have made the server wait longest for a complete request: first those of an
+address that has more than half of all, last those that have been answered and are idle. Connections count from the moment
+they are accepted (`tls`). Every refusal is JSON with one sentence.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -46,17 +47,45 @@ class HeadTooLargeError(Exception):
     """The head of a request is too large."""
 
 
+class Connection(Protocol):
+    """An open connection, as `Connections` sees it: HTTP, or a TLS handshake that is not complete."""
+
+    address: str
+    """The client's."""
+    since: float
+    """Time of the event loop since which the server has waited for the client."""
+    held: int
+    """Bytes this connection makes the server hold: of bodies, and of answers not read."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server waits for the client: no complete request is being handled."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a request was answered and no other has begun."""
+
+    def end(self, reason: str) -> None:
+        """Close the connection at once, whatever the client has not read."""
+
+    def refuse(self, status: int, sentence: str, reason: str, /) -> None:
+        """Answer with a refusal, if that is possible, and close the connection."""
+
+    def check_time(self, now: float, seconds: float) -> None:
+        """Close the connection if the client takes longer than allowed."""
+
+
 class Connections:
     """All connections of a process."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.open: set[BoundedProtocol] = set()
+        self.open: set[Connection] = set()
         self.closed: Counter[str] = Counter()
         """Connections that were closed, by reason."""
         self._buffered = 0
 
-    def opened(self, newcomer: BoundedProtocol) -> None:
+    def opened(self, newcomer: Connection) -> None:
         """Add a connection; if there are too many, close some that wait, or else the newcomer."""
         self.open.add(newcomer)
         if len(self.open) <= self.limits.max_connections:
@@ -65,15 +94,21 @@ class Connections:
         if not waiting:
             newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
             return
-        per_address = Counter(connection.address for connection in self.open)
-        waiting.sort(key=lambda other: (other.served > 0, -per_address[other.address], other.since))
-        for connection in waiting[: max(1, self.limits.max_connections // 50)]:  # several: sorting is not free
+        most, per_address = self.limits.max_connections, Counter(connection.address for connection in self.open)
+
+        def last_to_go(other: Connection) -> tuple[bool, bool, int, float]:
+            count = per_address[other.address]
+            return count <= most // 2, other.is_idle, -count, other.since
+
+        waiting.sort(key=last_to_go)
+        for connection in waiting[: max(1, most // 50)]:  # several: sorting is not free
             connection.end("evicted")
 
-    def lost(self, connection: BoundedProtocol) -> None:
+    def lost(self, connection: Connection) -> None:
         """Remove a connection."""
         self.open.discard(connection)
-        connection.hold(0, 0)
+        self._buffered -= connection.held
+        connection.held = 0
 
     def changed(self, change: int) -> None:
         """Count bytes that connections make the server hold; if they are too many, close the connection that holds most."""
@@ -98,9 +133,13 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection; `bounded_protocol` makes the class that shares a `Connections`."""
 
     shared: ClassVar[Connections]
+    handshake: Connection | None = None
+    """What was counted in place of this connection until its TLS handshake was complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.handshake is not None:
+            self.shared.lost(self.handshake)
         self.address = self.client[0] if self.client else ""
         self.since = self.loop.time()
         """When the connection began to wait for a request, or the request began to arrive."""
@@ -124,8 +163,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is being handled."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether no complete request is being handled: none has begun to arrive, or its body has not ended."""
+        cycle = self.cycle  # the latest; while an earlier one is handled, it is in the pipeline
+        return cycle is None or cycle.response_complete or (cycle.more_body and not self.pipeline)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a request was answered and no other has begun."""
+        return self.served > 0 and not self._is_arriving
 
     # ---- arriving
 
@@ -220,7 +265,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.end("unread")
             return
         self._stalled = None
-        if self.is_waiting and now - self.since > seconds:
+        if (
+            self.cycle is None or self.cycle.response_complete
+        ) and now - self.since > seconds:  # bodies have a limit in `App`
             if self._is_arriving and not self.transport.is_closing():
                 limit = self.shared.limits.head_seconds
                 self.refuse(408, f"the request was not sent within {limit:g} seconds", "slow")

@@ -29,11 +29,10 @@ from mbcal.serving.protocol import ConnectionLimits, Connections, bounded_protoc
 from mbcal.serving.server import App, print_event
 from mbcal.serving.service import Limits, Service
 from mbcal.serving.state import SessionStore, session_store
+from mbcal.serving.tls import TlsListener
 
 LINGER = 0.002
 """Seconds a decision waits for others, so that one fsync serves them all."""
-HANDSHAKE_SECONDS = 5.0
-"""Seconds in which a TLS handshake must be complete."""
 DRAIN_SECONDS = 10
 """Seconds that requests in progress have to finish when the server stops."""
 RECOVERED_BYTES = 128 << 20
@@ -168,11 +167,10 @@ class Server(uvicorn.Server):
         loop, config = asyncio.get_running_loop(), self.config
         make: Any = config.http_protocol_class
         protocol = partial(make, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        timeout = None if config.ssl is None else HANDSHAKE_SECONDS
         self.servers = [
-            await loop.create_server(
-                protocol, sock=listener, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=timeout
-            )
+            await loop.create_server(protocol, sock=listener, backlog=config.backlog)
+            if config.ssl is None
+            else TlsListener(listener, self._connections, config.ssl, protocol)  # type: ignore[misc]
             for listener in sockets or []
         ]
         self._sweeper = loop.create_task(self._connections.sweep_forever())
