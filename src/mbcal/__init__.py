@@ -18,6 +18,7 @@ from mbcal.data import (
     SessionConfig,
     Store,
     TableLog,
+    UserTable,
     Yoochoose,
     prepare,
 )
@@ -128,6 +129,7 @@ __all__ = [
     "TableLog",
     "TrainingConfig",
     "UpdateConfig",
+    "UserTable",
     "ValueConfig",
     "Yoochoose",
     "__version__",

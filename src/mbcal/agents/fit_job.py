@@ -32,7 +32,7 @@ from mbcal.storage.atomic import AtomicFolder
 from mbcal.storage.checkpoints import Checkpoints, checkpoint_folder
 from mbcal.training.config import TrainingConfig
 from mbcal.training.record import TrainingRecord
-from mbcal.types import FeatureKind
+from mbcal.types import NO_FIELDS, FeatureKind, SessionFields
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 """Least time between two messages about progress."""
@@ -151,6 +151,8 @@ class FittedModel:
     """What a user should know about the log, in words."""
     features: Mapping[str, FeatureKind] = field(default_factory=dict)
     """Item features it reads, with their kinds."""
+    fields: SessionFields = NO_FIELDS
+    """Fields of users and steps it reads."""
 
 
 def fit(
@@ -226,6 +228,7 @@ def fit(
         choices=manifest["choices"],
         warnings=tuple(manifest["warnings"]),
         features={name: features[name].kind for name in manifest["config"]["net"]["features"] or ()},
+        fields=SessionFields.from_record(manifest.get("fields")),
     )
 
 

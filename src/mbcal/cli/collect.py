@@ -8,7 +8,7 @@ import typer
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import DeviceOption, Out, Overwrite, Seed
-from mbcal.cli.prepare import summarise
+from mbcal.cli.store_summary import summarise
 from mbcal.data.readers.table import parse_numbers
 
 

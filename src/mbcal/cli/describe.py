@@ -50,6 +50,8 @@ def describe_store(
         _heaviest_users(statistics),
         _popularity(statistics),
         _features(statistics),
+        _fields(statistics, "user", "Fields of users"),
+        _fields(statistics, "context", "Context of steps"),
         _rejected(statistics),
     ):
         if table is not None:
@@ -173,6 +175,21 @@ def _feature_values(entry: dict[str, Any]) -> str:
     if entry["kind"] == "number":
         return f"{entry['lowest']:g} to {entry['highest']:g}" if "lowest" in entry else "none"
     return f"{entry['values']:,}, {'several' if entry['multi'] else 'one'} per item"
+
+
+def _fields(statistics: dict[str, Any], group: str, title: str) -> Table | None:
+    if group not in statistics["fields"]:
+        return None
+    table = _table(title, "name", "kind", "what it holds")
+    for entry in statistics["fields"][group]:
+        if entry["kind"] == "category":
+            holds = f"{entry['values']:,} values: {', '.join(entry['examples'])}{', …' * (entry['values'] > 5)}"
+        elif entry["kind"] == "number":
+            holds = f"mean {entry['mean']:g}, deviation {entry['deviation']:g} in the train part"
+        else:
+            holds = f"{entry['length']} numbers"
+        table.add_row(entry["name"], entry["kind"], holds)
+    return table
 
 
 def _rejected(statistics: dict[str, Any]) -> Table | None:

@@ -12,6 +12,7 @@ from mbcal.cli.console import progress
 from mbcal.cli.options import (
     AddressOption,
     BatchOption,
+    ContextOption,
     DataDir,
     DeviceOption,
     EmbeddingOption,
@@ -23,6 +24,7 @@ from mbcal.cli.options import (
     Overwrite,
     PatienceOption,
     RateOption,
+    UserFeaturesOption,
     WorkersOption,
     feature_names,
     given,
@@ -59,6 +61,8 @@ def fit_agent(
     user: Annotated[
         str | None, typer.Option(help="How users are encoded: history, id or none.", show_default="history")
     ] = None,
+    context: ContextOption = None,
+    user_features: UserFeaturesOption = None,
     hidden: HiddenOption = None,
     embedding: EmbeddingOption = None,
     gamma: Annotated[
@@ -108,6 +112,8 @@ def fit_agent(
         batch=batch,
         learning_rate=learning_rate,
         features=None if features is None else feature_names(features),
+        context=None if context is None else feature_names(context),
+        user_features=None if user_features is None else feature_names(user_features),
         user=user,
         hidden=hidden,
         embedding=embedding,
@@ -141,6 +147,8 @@ def _show(model: FittedModel, data: Path) -> None:
     typer.echo(f"{model.path}: {model.agent}, fitted on {model.n_sessions:,} sessions")
     print_records(model.records)
     typer.echo(f"  item features: {', '.join(f'{name} ({kind})' for name, kind in model.features.items()) or 'none'}")
+    if model.fields:
+        typer.echo(f"  fields: {model.fields.describe()}")
     if "gamma" in model.choices:
         typer.echo(f"  {_describe_gamma(model.choices['gamma'])}")
     for warning in model.warnings:

@@ -39,6 +39,30 @@ BatchOption = Annotated[
     int | None, typer.Option(help="Sessions per update.", show_default="640 to 5,120 steps, by the data")
 ]
 RateOption = Annotated[float | None, typer.Option(help="Learning rate after the warm-up.", show_default="0.003")]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(help="Fields of steps that are read: 'device,hour', or 'none'.", show_default="all that the store has"),
+]
+UserFeaturesOption = Annotated[
+    str | None,
+    typer.Option(help="Fields of users that are read: 'country,age', or 'none'.", show_default="all that the store has"),
+]
+ContextColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Columns of the log that describe steps, 'device,hour:number'. Kinds are inferred as for --features, "
+        "or declared. Agents and simulators use them, and requests may carry them.",
+        show_default=False,
+    ),
+]
+UserFilesOption = Annotated[list[Path] | None, typer.Option(help="Table of users, Parquet or CSV.", show_default=False)]
+UserColumnsOption = Annotated[
+    str | None,
+    typer.Option(help="Columns of the user table that describe users, 'country,age:number'.", show_default=False),
+]
+UsersKeyOption = Annotated[
+    str | None, typer.Option(help="User column of the user table, if not called as in the log.", show_default=False)
+]
 HiddenOption = Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="64; 128 for large logs")]
 EmbeddingOption = Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]

@@ -12,13 +12,22 @@ from typing import Annotated, Any
 import typer
 
 from mbcal.cli.console import progress
-from mbcal.cli.options import AddressOption, EngineOption, WorkersOption, require_ray, shell_quoted
+from mbcal.cli.options import (
+    AddressOption,
+    ContextColumnsOption,
+    EngineOption,
+    UserColumnsOption,
+    UserFilesOption,
+    UsersKeyOption,
+    WorkersOption,
+    require_ray,
+)
 from mbcal.cli.prepare_help import GENERATED, HELP, OWN, WORLD, in_panels
-from mbcal.cli.prepare_parsing import parse_items, parse_rule_options
-from mbcal.data import SessionConfig, Store, TableLog
+from mbcal.cli.prepare_parsing import column_names, parse_items, parse_rule_options, parse_users
+from mbcal.cli.store_summary import summarise
+from mbcal.data import SessionConfig, TableLog
 from mbcal.data import prepare as prepare_log
-from mbcal.data.clicks import click_rule, only_reranks
-from mbcal.data.endings import suggest_ends
+from mbcal.data.clicks import click_rule
 from mbcal.data.ingest import LogReader
 from mbcal.data.readers.table import parse_numbers
 from mbcal.data.sql import TimeUnit
@@ -172,27 +181,6 @@ def with_job(command: Callable[..., None]) -> Callable[..., None]:
     return with_job
 
 
-def summarise(store: Store) -> None:
-    """Print the sizes of a new store."""
-    counts, rejected = store.manifest["counts"], sum(store.manifest["rejected"].values())
-    typer.echo(
-        f"{store.path}: {counts['rows']:,} steps of {counts['users']:,} users with {counts['items']:,} items, "
-        f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
-        + (f"; {rejected:,} rejected rows in rejected.parquet" if rejected else "")
-    )
-    if features := store.catalog.features:
-        kinds = ", ".join(f"{name} ({feature.kind})" for name, feature in features.items())
-        typer.echo(f"Item features: {kinds}")
-    if conflicts := counts.get("item_conflicts"):
-        problem = f"rows of the item table contradict each other about {conflicts:,} items"
-        typer.echo(f"Warning: {problem}; each has the smallest of its values", err=True)
-    for suggestion in suggest_ends(store):
-        typer.echo(suggestion)
-    if sentence := only_reranks(store.manifest):
-        typer.echo(f"Warning: {sentence}", err=True)
-    typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
-
-
 def require_paths(paths: list[Path] | None, where: str) -> list[Path]:
     """Return the paths; without any, print where the log can be downloaded, and exit."""
     if not paths:
@@ -258,6 +246,10 @@ def prepare_table(
         str | None, typer.Option(help="Column of the item table with titles for display.", show_default=False)
     ] = None,
     separator: Annotated[str, typer.Option(help="Separates the values of a multi-valued text column.")] = "|",
+    context: ContextColumnsOption = None,
+    users: UserFilesOption = None,
+    user_features: UserColumnsOption = None,
+    users_key: UsersKeyOption = None,
     time_unit: Annotated[TimeUnit, typer.Option(help="Unit of epoch numbers; by default decided by their size.")] = "auto",
     time_format: Annotated[
         str | None, typer.Option(help="strptime format of the time, '%d/%m/%Y %H:%M'.", show_default=False)
@@ -286,6 +278,8 @@ def prepare_table(
         session=session,
         propensity=propensity,
         items=parse_items(items, features, items_key, separator, title),
+        context=column_names(context),
+        users=parse_users(users, user_features, users_key),
         time_unit=time_unit,
         time_format=time_format,
     )

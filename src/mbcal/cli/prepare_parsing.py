@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mbcal.data import ItemTable, Labels, Levels
+from mbcal.data import ItemTable, Labels, Levels, UserTable
 from mbcal.data.behaviour_rules import behaviour_rule
 from mbcal.data.readers.table import parse_numbers, parse_rewards
 from mbcal.errors import InputError, OptionError
@@ -35,4 +35,18 @@ def parse_items(
         return None
     if features is None and title is None:
         raise InputError(f"{paths[0]}: name the columns to use with --features A,B or --title C")
-    return ItemTable(paths, [name.strip() for name in features.split(",")] if features else [], key, separator, title)
+    return ItemTable(paths, column_names(features), key, separator, title)
+
+
+def parse_users(paths: list[Path] | None, features: str | None, key: str | None) -> UserTable | None:
+    """Return the user table that `--users` and its options describe; None if there is none."""
+    if not paths:
+        if features is not None:
+            raise OptionError("user-features: need a user table; name it with --users FILE")
+        return None
+    return UserTable(paths, column_names(features), key)
+
+
+def column_names(text: str | None) -> list[str]:
+    """Return the names in `device, hour:number`; none for None."""
+    return [name.strip() for name in text.split(",")] if text else []

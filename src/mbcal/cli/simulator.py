@@ -11,6 +11,7 @@ from rich.table import Table
 from mbcal.cli.console import progress
 from mbcal.cli.options import (
     BatchOption,
+    ContextOption,
     DataDir,
     DeviceOption,
     EmbeddingOption,
@@ -22,6 +23,7 @@ from mbcal.cli.options import (
     PatienceOption,
     RateOption,
     Seed,
+    UserFeaturesOption,
     feature_names,
     given,
     print_records,
@@ -43,6 +45,8 @@ def simulator_command(
     features: Annotated[
         str | None, typer.Option(help="Item features seen beside the id, or 'none'.", show_default="all")
     ] = None,
+    context: ContextOption = None,
+    user_features: UserFeaturesOption = None,
     hidden: HiddenOption = None,
     embedding: EmbeddingOption = None,
     seed: Seed = 0,
@@ -63,6 +67,8 @@ def simulator_command(
         batch=batch,
         learning_rate=learning_rate,
         features=None if features is None else feature_names(features),
+        context=None if context is None else feature_names(context),
+        user_features=None if user_features is None else feature_names(user_features),
         hidden=hidden,
         embedding=embedding,
     )
@@ -82,6 +88,8 @@ def simulator_command(
         typer.echo((out / "report-card.json").read_text("utf-8"))
         return
     print_records({"simulator": fit.simulator.record})
+    if fit.simulator.fields:
+        typer.echo(f"  fields: {fit.simulator.fields.describe()}")
     _print_card(fit.card)
     typer.echo(f"{out}: {family} simulator, evaluated on {fit.card.sessions:,} sessions of users it never saw")
     typer.echo(f"See {out}/report-card.png. Next: mbcal fit {shell_quoted(data)} --out MODEL, then mbcal evaluate")

@@ -12,6 +12,7 @@ from mbcal.data.readers.netflix import Netflix
 from mbcal.data.readers.recbole import RecBole
 from mbcal.data.readers.retailrocket import RetailRocket
 from mbcal.data.readers.table import ItemTable, TableLog
+from mbcal.data.readers.user_table import UserTable
 from mbcal.data.readers.yoochoose import Yoochoose
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part
@@ -31,6 +32,7 @@ __all__ = [
     "SessionConfig",
     "Store",
     "TableLog",
+    "UserTable",
     "Yoochoose",
     "prepare",
 ]

@@ -12,7 +12,7 @@ from mbcal.data.log_facts import LogFacts
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part
 from mbcal.metrics import gini
-from mbcal.types import FIRST_ITEM_ROW, Catalog
+from mbcal.types import FIRST_ITEM_ROW, Catalog, Field, Fields
 
 TOP = 10
 """Items listed as the most popular."""
@@ -69,6 +69,7 @@ def describe(store: Store) -> dict[str, Any]:
         "new_items": facts.new_items(),
         "popularity": _popularity(totals.shown[FIRST_ITEM_ROW:], catalog),
         "features": {name: feature.summary() for name, feature in catalog.features.items()},
+        "fields": {name: [_field_summary(one) for one in fields] for name, fields in _fields(store).items()},
         "item_conflicts": counts.get("item_conflicts", 0),
         "warnings": facts.warnings(store),
         "rejected": store.manifest["rejected"],
@@ -132,3 +133,17 @@ def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]
         "gini": gini(shown),
         "half": int(np.searchsorted(np.cumsum(ascending[::-1]), total / 2) + 1),
     }
+
+
+def _fields(store: Store) -> dict[str, Fields]:
+    """The fields of users and of steps, where there are any."""
+    return {name: fields for name, fields in (("user", store.fields.user), ("context", store.fields.context)) if len(fields)}
+
+
+def _field_summary(field: Field) -> dict[str, Any]:
+    summary: dict[str, Any] = {"name": field.name, "kind": field.kind}
+    if field.kind == "category":
+        return {**summary, "values": len(field.vocabulary), "examples": list(field.vocabulary[:5])}
+    if field.kind == "number":
+        return {**summary, "mean": field.mean, "deviation": field.deviation}
+    return {**summary, "length": field.length}

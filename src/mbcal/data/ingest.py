@@ -20,6 +20,7 @@ from mbcal.data.continuation import continued_catalog, continued_log, first_seen
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.item_features import count_item_conflicts, create_item_catalog
 from mbcal.data.scan import ScanResult, collect_malformed_lines, create_value_counts, scan
+from mbcal.data.session_fields import context_fields, user_fields
 from mbcal.data.shards import IngestCounts, ShardPlan
 from mbcal.data.sort import BATCH, cut_accepted, memory_factor
 from mbcal.data.source import LogDescription
@@ -32,6 +33,7 @@ from mbcal.data.user_split import part_thresholds, stable_hash_sql
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import Progress
+from mbcal.storage.field_columns import USER_PREFIX, field_columns
 from mbcal.types import Behaviours
 
 DUPLICATE = "exact duplicate"
@@ -139,8 +141,10 @@ class Ingestion:
             self._cut_time()
         self._number_users_and_items()
         behaviours = self._behaviours()
+        self._declare_context()
         part, rows = self._write_users()
-        plan = ShardPlan.from_users(part, rows, memory_factor(scanned.columns, self.config))
+        weight = memory_factor(scanned.columns, self.config, self.writer.fields.context)
+        plan = ShardPlan.from_users(part, rows, weight)
         counts, duplicates = self.backend.cut(plan, behaviours, self.config, self.writer, self.progress)
         n_items = self._write_catalog()
         self._write_rejected(counts.duplicates, duplicates, behaviours)
@@ -223,11 +227,24 @@ class Ingestion:
         behaviours, self.config = code_behaviours(rule, self.config)
         return self.config.ended(behaviours)
 
+    def _declare_context(self) -> None:
+        """Declare the fields of steps, by rows that belong to the part of their user."""
+        if self.log.context:
+            self.progress.phase("declaring context")
+            in_part = "" if self.config.time_cuts is None else "WHERE time_us < until_us"
+            context = context_fields(self.log.context, self.connection, in_part)
+            self.writer.fields = replace(self.writer.fields, context=context)
+
     def _write_users(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Write the users; returns the part (U,) and the number of rows (U,) of each."""
         users = self.connection.sql("SELECT name, part, n FROM users ORDER BY u").to_arrow_table()
         parts = pa.array(PARTS).take(users["part"].combine_chunks())
-        self.writer.table("users.parquet", pa.table({"user": users["name"], "part": parts}))
+        columns: dict[str, Any] = {"user": users["name"], "part": parts}
+        if self.log.users_sql is not None:
+            fields, encoded = user_fields(self.log.users_sql, self.connection)
+            self.writer.fields = replace(self.writer.fields, user=fields)
+            columns |= field_columns(fields, encoded, USER_PREFIX)
+        self.writer.table("users.parquet", pa.table(columns))
         return users["part"].to_numpy(), users["n"].to_numpy()
 
     def _write_catalog(self) -> int:

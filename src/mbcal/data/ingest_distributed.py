@@ -40,7 +40,7 @@ from mbcal.data.sql import parquet_sql, sql_identifier, sql_string
 from mbcal.data.store_writer import StoreWriter
 from mbcal.data.workspace import Workspace, connect_duckdb
 from mbcal.progress import Progress
-from mbcal.types import Behaviours
+from mbcal.types import Behaviours, SessionFields
 
 if TYPE_CHECKING:
     import duckdb
@@ -117,6 +117,8 @@ class ShardTask:
     """The shards to cut."""
     behaviours: Behaviours
     config: SessionConfig
+    fields: SessionFields
+    """Fields of the store."""
 
 
 def scan_chunk(task: LogChunk) -> ScanResult:
@@ -159,7 +161,7 @@ def cut_shards(task: ShardTask) -> tuple[IngestCounts, dict[str, dict[str, Any]]
             CREATE TEMP VIEW accepted AS SELECT * EXCLUDE (key) FROM {parquet_sql(*rows)}
             WHERE key >= {first}::UBIGINT AND key <= {last}::UBIGINT""")
         (worker_dir / "store").mkdir()
-        writer, duplicates = StoreWriter(worker_dir / "store"), worker_dir / "duplicates.parquet"
+        writer, duplicates = StoreWriter(worker_dir / "store", task.fields), worker_dir / "duplicates.parquet"
         counts = cut_accepted(connection, task.plan, task.behaviours, task.config, writer, duplicates)
         for name in writer.files:
             os.replace(writer.folder / name, shared.build / name)
@@ -204,9 +206,10 @@ class DistributedIngest:
             self._create_view("item_names", "DISTINCT item")
         if config.split_by_time:
             self._create_view("time_counts", "minute, sum(n)::BIGINT AS n", "GROUP BY minute")
-            self._create_view("accepted", "* EXCLUDE (key)", table="rows")
         elif isinstance(log.rule, Quantiles):
             self._create_view("value_counts", "value, sum(n)::BIGINT AS n", "GROUP BY value")
+        if config.split_by_time or log.context:
+            self._create_view("accepted", "* EXCLUDE (key)", table="rows")
         self._create_view("rejected", "*")
         rejected = sum((Counter(scanned.rejected) for scanned in results), Counter[str]())
         return ScanResult(sum(scanned.rows for scanned in results), dict(rejected), results[0].columns)
@@ -220,7 +223,10 @@ class DistributedIngest:
         first_us = ", first_us" if config.negatives else ""
         _copy(self.connection, f"SELECT item, i, tie, digest {first_us} FROM items", self.shared.items)
         runs = [plan[run] for run in _runs(plan.rows.tolist(), self._task_size(plan.rows.sum(), MAX_TASK_ROWS))]
-        tasks = [ShardTask(self.shared, number, self.chunks, run, behaviours, config) for number, run in enumerate(runs)]
+        tasks = [
+            ShardTask(self.shared, number, self.chunks, run, behaviours, config, writer.fields)
+            for number, run in enumerate(runs)
+        ]
         progress.phase("sorting by user and time, cutting sessions", int(plan.rows.sum()))
         total = IngestCounts(np.zeros(len(behaviours), np.int64))
         for number, (counts, files) in self.engine.map_unordered(cut_shards, tasks):

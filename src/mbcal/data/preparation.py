@@ -15,6 +15,7 @@ from mbcal.data.frames import Frame, is_frame
 from mbcal.data.ingest import Ingestion, LocalIngest, LogReader
 from mbcal.data.ingest_distributed import DistributedIngest
 from mbcal.data.readers.table import ItemTable, TableLog
+from mbcal.data.readers.user_table import UserTable
 from mbcal.data.sql import TimeUnit
 from mbcal.data.store import Store
 from mbcal.data.workspace import Workspace
@@ -39,6 +40,8 @@ def prepare(
     session: str | None = None,
     propensity: str | None = None,
     items: ItemTable | None = None,
+    context: Sequence[str] | None = None,
+    users: UserTable | None = None,
     time_unit: TimeUnit = "auto",
     time_format: str | None = None,
     like: Store | str | Path | None = None,
@@ -73,6 +76,9 @@ def prepare(
         session: Column that names the session, if the log has one.
         propensity: Column with the probability with which the item was shown, if the log has one.
         items: Table of item features and titles.
+        context: Columns of the log that describe steps, with their kinds if these are not to be inferred:
+            `["device", "hour:number"]`.
+        users: Table of the fields of users.
         time_unit: Unit of epoch numbers; `auto` decides for each value by its size.
         time_format: strptime format of the time, if it is text in another form than ISO 8601.
         like: A store that this log continues. Its items keep their rows and features their kinds and codes; new items and
@@ -93,10 +99,17 @@ def prepare(
         EngineError: If the workers do not share the storage, or are lost again and again.
     """
     columns = {"user": user, "item": item, "time": time, "behaviour": behaviour}
-    optional = {"session": session, "propensity": propensity, "items": items, "time_format": time_format}
+    optional = {
+        "session": session,
+        "propensity": propensity,
+        "items": items,
+        "context": context,
+        "users": users,
+        "time_format": time_format,
+    }
     if is_frame(source) or isinstance(source, str | Path | Sequence):
         _require_columns(columns, clicks_only=config is not None and config.negatives > 0)
-        named: dict[str, Any] = {**columns, **optional}
+        named: dict[str, Any] = {**columns, **optional, "context": context or ()}
         rule = click_rule(behaviour, rewards, levels)
         reader: LogReader = TableLog(source, rule=rule, time_unit=time_unit, **named)
     else:

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbcal.data.behaviour_rules import BehaviourRule
+from mbcal.data.feature_kinds import FRACTIONS, is_list
 from mbcal.data.rejection import reject_conditions
-from mbcal.data.sql import TimeUnit, entity_name_sql, time_sql
-from mbcal.errors import OptionError
+from mbcal.data.sql import TimeUnit, entity_name_sql, plain_text_sql, sql_identifier, time_sql
+from mbcal.errors import InputError, OptionError
+from mbcal.types import FeatureKind
 
 if TYPE_CHECKING:
     import duckdb
 
 ITEM_KEY = "#item"
 """Column by which `LogDescription.features_sql` and `titles_sql` name an item: not a name a feature would have."""
+USER_KEY = "#user"
+"""Column by which `LogDescription.users_sql` names a user."""
+CONTEXT = "context:"
+"""What the names of context columns begin with, among the columns of a log."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class LogFile:
 
     path: Path
     columns_sql: str
-    """What to select: expressions named user, item, time, behaviour and, if the log has them, session and propensity."""
+    """What to select: expressions named user, item, time, behaviour and, if the log has them, session, propensity and
+    `context:NAME`."""
     from_sql: str
     """What to select from: a table function or a subquery that reads only this file."""
     is_parquet: bool = False
@@ -56,6 +63,10 @@ class LogDescription:
     vector."""
     titles_sql: str | None = None
     """SELECT of ITEM_KEY and title."""
+    users_sql: str | None = None
+    """SELECT of USER_KEY and one column per field of users: text, FLOAT for a number, FLOAT[] for a vector."""
+    context: Mapping[str, FeatureKind | None] = field(default_factory=dict)
+    """Fields of steps -> their kind; None if it is inferred."""
     time_unit: TimeUnit = "auto"
     time_format: str | None = None
     """strptime format of the time column."""
@@ -83,6 +94,7 @@ def parsed_rows_sql(log: LogDescription, connection: duckdb.DuckDBPyConnection) 
         value           number of the label, or the value that levels are cut from
         session         UBIGINT hash of the name; only if the log has sessions
         propensity      FLOAT; only if the log has propensities
+        context:NAME    text, or a list of fractions; for every field of steps
         reason          UTINYINT, index of the first reason that applies; NULL for valid rows
         raw             [time, behaviour] as text; NULL for valid rows, so that these cost nothing
 
@@ -102,8 +114,20 @@ def parsed_rows_sql(log: LogDescription, connection: duckdb.DuckDBPyConnection) 
         columns += f", md5_number_lower(({entity_name_sql('session', kinds['session'])})::VARCHAR) AS session"
     if "propensity" in kinds:
         columns += ", try_cast(propensity AS FLOAT) AS propensity"
+    for name in log.context:
+        columns += f", {_context_sql(name, kinds[CONTEXT + name])} AS {sql_identifier(CONTEXT + name)}"
     conditions = reject_conditions(log.rule, kinds)
     cases = " ".join(f"WHEN {condition} THEN {number}" for number, (condition, _) in enumerate(conditions))
     with_reason = f"SELECT *, CASE {cases} END::UTINYINT AS reason FROM (SELECT {columns} FROM ({log.rows_sql}))"
     raw = 'CASE WHEN reason IS NOT NULL THEN ["time"::VARCHAR, behaviour::VARCHAR] END AS raw'
     return f'SELECT * EXCLUDE ("time", behaviour), {raw} FROM ({with_reason})', [reason for _, reason in conditions]
+
+
+def _context_sql(name: str, column_type: str) -> str:
+    """A context column as text, or as it is if it holds lists of fractions."""
+    column = sql_identifier(CONTEXT + name)
+    if column_type in FRACTIONS:
+        return column
+    if is_list(column_type):
+        raise InputError(f"context: {name!r} holds {column_type}; a step has one value, or a vector of fractions")
+    return f"({plain_text_sql(column, column_type)})::VARCHAR"

@@ -1,4 +1,4 @@
-"""KuaiRand (Pure, 1K, 27K) in its published layout: impressions of a short-video feed, and basic video features.
+"""KuaiRand (Pure, 1K, 27K) in its published layout: impressions of a short-video feed, video and user features.
 
 A behaviour is one of twelve levels of dwell time (`play_time_ms`), with rewards 1..12. The cut points are quantiles over the
 users outside the test part, and are stored in the manifest.
@@ -12,7 +12,7 @@ from mbcal.data import files
 from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.files import Paths
 from mbcal.data.readers.csv_files import csv_file_sql
-from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
+from mbcal.data.source import ITEM_KEY, USER_KEY, LogDescription, LogFile
 from mbcal.data.sql import sql_identifier
 from mbcal.data.workspace import Workspace
 
@@ -21,11 +21,24 @@ KuaiRand is published by its authors at https://kuairand.com (KuaiRand-Pure, -1K
 et al. (CIKM 2022).
 Download one, then:  mbcal prepare kuairand KuaiRand-Pure.zip --horizon 10 --out DIR"""
 
-PATTERNS = {"log": ["log_standard_*.csv"], "videos": ["video_features_basic_*.csv"]}
+PATTERNS = {
+    "log": ["log_standard_*.csv"],
+    "videos": ["video_features_basic_*.csv"],
+    "users": ["user_features_*.csv"],
+}
 LEVELS = 12
 """Levels of dwell time."""
 COLUMNS = ("user_id", "video_id", "time_ms", "play_time_ms")
 VIDEO_COLUMNS = ("tag", "author_id", "video_type", "upload_type", "music_type", "video_duration")
+
+USER_CATEGORIES = (
+    *("user_active_degree", "is_lowactive_period", "is_live_streamer", "is_video_author"),
+    *("follow_user_num_range", "fans_user_num_range", "friend_user_num_range", "register_days_range"),
+    *(f"onehot_feat{number}" for number in range(18)),
+)
+"""Columns of the user table that become categories. Counts of friends and fans are long-tailed: their ranges say more."""
+USER_NUMBERS = ("register_days",)
+"""Columns of the user table that become numbers."""
 
 DURATIONS = (7, 15, 30, 60, 120, 300)
 """Boundaries, in seconds, of the buckets of a video's length."""
@@ -65,11 +78,19 @@ class KuaiRand:
         features = " UNION ALL ".join(
             f"SELECT video_id AS {sql_identifier(ITEM_KEY)}, {feature_columns} FROM ({video_sql})" for video_sql in videos
         )
+        categories = [f"nullif({sql_identifier(name)}, '') AS {sql_identifier(name)}" for name in USER_CATEGORIES]
+        numbers = [f"try_cast({name} AS FLOAT) AS {sql_identifier(name)}" for name in USER_NUMBERS]
+        user_columns = ", ".join([f"user_id AS {sql_identifier(USER_KEY)}", *categories, *numbers])
+        users = " UNION ALL ".join(
+            f"SELECT {user_columns} FROM ({csv_file_sql(path, ['user_id', *USER_CATEGORIES, *USER_NUMBERS], work, 'user')})"
+            for path in found["users"]
+        )
         return LogDescription(
             layout="kuairand",
             files=tuple(LogFile(path, columns_sql, f"({csv_file_sql(path, COLUMNS, work, 'log')})") for path in logs),
             rule=Quantiles(LEVELS),
             features_sql=features or None,
+            users_sql=users or None,
             time_unit="ms",
             options={"features": list(FEATURES) if features else []},
         )

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mbcal.data.behaviour_rules import Labels, Levels, NextClick
 from mbcal.data.clicks import CLICK, CLICKS_ONLY, NEXT_CLICK
@@ -13,7 +14,8 @@ from mbcal.data.feature_kinds import FRACTIONS, KindFinder, is_list, split_kinds
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame
 from mbcal.data.readers.table_files import OpenTable, column_kinds, open_tables
-from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
+from mbcal.data.readers.user_table import UserTable, create_user_table
+from mbcal.data.source import CONTEXT, ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import TimeUnit, entity_name_sql, plain_text_sql, sql_identifier, sql_string
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
@@ -117,6 +119,10 @@ class TableLog:
     propensity: str | None = None
     items: ItemTable | None = None
     """Item features and titles."""
+    context: Sequence[str] = ()
+    """Columns that describe steps, each with its kind if that is not to be inferred: `["device", "hour:number"]`."""
+    users: UserTable | None = None
+    """Fields of users."""
     time_unit: TimeUnit = "auto"
     time_format: str | None = None
     """strptime format of the time column."""
@@ -132,6 +138,8 @@ class TableLog:
         columns = {role: column for role, column in roles.items() if column is not None}
         if columns.get("behaviour") == NEXT_CLICK:
             del columns["behaviour"]
+        names, kinds = split_kinds(self.context)
+        columns |= {f"{CONTEXT}{name}": name for name in names}
         self._require_distinct(columns)
         if self.time_format is not None:
             _require_valid_format(self.time_format, work)
@@ -142,12 +150,19 @@ class TableLog:
             features_sql = _features_sql(self.items, times, work) if self.items.features else None
             if self.items.title:
                 titles_sql = f"SELECT {sql_identifier(ITEM_KEY)}, {sql_identifier(TITLE)} AS title FROM item_table"
+        options: dict[str, Any] = {}
+        if names:
+            options["context"] = list(names)
+        if self.users is not None:
+            options["user_features"] = list(self.users.columns)
         return LogDescription(
             layout="table",
             files=log_files,
             rule=self.rule,
             features_sql=features_sql,
             titles_sql=titles_sql,
+            users_sql=None if self.users is None else create_user_table(self.users, self.user, work),
+            context={name: kinds.get(name) for name in names},
             time_unit=self.time_unit,
             time_format=self.time_format,
             options={
@@ -156,6 +171,7 @@ class TableLog:
                 "time_unit": self.time_unit,
                 "time_format": self.time_format,
                 **({} if "behaviour" in columns else {CLICKS_ONLY: True}),
+                **options,
             },
         )
 
@@ -180,14 +196,18 @@ def _require_valid_format(time_format: str, work: Workspace) -> None:
 def _log_files(source: Paths | Frame, columns: Mapping[str, str], work: Workspace) -> tuple[LogFile, ...]:
     """Open the files of a log. If their types differ, such as for Parquet beside text, all values are read as text."""
     tables = open_tables(source, "log", list(dict.fromkeys(columns.values())), work)
-    for column, kind in ((column, table.kinds[column]) for table in tables for column in columns.values()):
+    single = [column for role, column in columns.items() if not role.startswith(CONTEXT)]
+    for column, kind in ((column, table.kinds[column]) for table in tables for column in single):
         if re.search(r"\]$|^(STRUCT|MAP|BLOB)", kind):
             raise InputError(f"column {column!r} holds {kind}; a log's columns must hold one plain value each")
     same_types = all(table.kinds == tables[0].kinds for table in tables)
+    lists = [column for column in columns.values() if any(is_list(table.kinds[column]) for table in tables)]
 
     def selected(table: OpenTable, role: str, column: str) -> str:
         value = sql_identifier(column)
-        if not same_types:
+        if not same_types and column in lists:
+            value = f"try_cast({value} AS DOUBLE[])"
+        elif not same_types:
             value = f"({plain_text_sql(value, table.kinds[column])})::VARCHAR"
         return f"{value} AS {sql_identifier(role)}"
 

@@ -1,0 +1,33 @@
+"""What `mbcal prepare` and `mbcal collect` print about a new store."""
+
+from __future__ import annotations
+
+import typer
+
+from mbcal.cli.options import shell_quoted
+from mbcal.data import Store
+from mbcal.data.clicks import only_reranks
+from mbcal.data.endings import suggest_ends
+
+
+def summarise(store: Store) -> None:
+    """Print the sizes of a new store."""
+    counts, rejected = store.manifest["counts"], sum(store.manifest["rejected"].values())
+    typer.echo(
+        f"{store.path}: {counts['rows']:,} steps of {counts['users']:,} users with {counts['items']:,} items, "
+        f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
+        + (f"; {rejected:,} rejected rows in rejected.parquet" if rejected else "")
+    )
+    if features := store.catalog.features:
+        kinds = ", ".join(f"{name} ({feature.kind})" for name, feature in features.items())
+        typer.echo(f"Item features: {kinds}")
+    if store.fields:
+        typer.echo(f"Fields: {store.fields.describe()}")
+    if conflicts := counts.get("item_conflicts"):
+        problem = f"rows of the item table contradict each other about {conflicts:,} items"
+        typer.echo(f"Warning: {problem}; each has the smallest of its values", err=True)
+    for suggestion in suggest_ends(store):
+        typer.echo(suggestion)
+    if sentence := only_reranks(store.manifest):
+        typer.echo(f"Warning: {sentence}", err=True)
+    typer.echo(f"Next: mbcal describe {shell_quoted(store.path)}")
