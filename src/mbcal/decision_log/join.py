@@ -62,6 +62,17 @@ class JoinCounts:
     """Items that the log added to the catalogue (`new_items.extend_by_log`). Whoever extends it fills it in."""
 
 
+class StepOrigin(NamedTuple):
+    """The decision behind a step."""
+
+    decision: str
+    """Its id."""
+    time: int
+    """Its time, in microseconds since 1970."""
+    rank: int
+    """Position of the step's item among those it returned."""
+
+
 @dataclass(frozen=True)
 class Joined:
     """Sessions, and the names behind their numbers."""
@@ -76,6 +87,8 @@ class Joined:
     """(N,) the version that decided each row; None if several did."""
     epsilons: NDArray[np.float64]
     """(N, T) exploration with which each step was decided; 0 in the padding."""
+    origins: tuple[tuple[StepOrigin, ...], ...]
+    """(N,) the decisions of each row's steps."""
     counts: JoinCounts
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
@@ -103,7 +116,7 @@ class _CompactDecision(NamedTuple):
 class _Step(NamedTuple):
     item: int
     behaviour: int
-    time: int
+    origin: StepOrigin
     propensity: float
     candidates: NDArray[np.int32]
     version: str
@@ -163,7 +176,7 @@ def join_sessions(
         entries = sorted(sessions[user, session])
         steps: list[_Step] = []
         for _, _, decision_id in entries:
-            new_steps = builder.steps(decisions[decision_id], behaviour_of.get(decision_id, {}))
+            new_steps = builder.steps(decision_id, decisions[decision_id], behaviour_of.get(decision_id, {}))
             counts.unanswered += not new_steps
             steps += new_steps
         if steps:
@@ -208,8 +221,11 @@ def _gather(
     return decisions, behaviour_of
 
 
-def _available(decision: Decision) -> list[str]:
-    """The candidates that the first item was chosen from: without those shown, if items are not repeated and any is left."""
+def available_candidates(decision: Decision) -> list[str]:
+    """Return the candidates that the first item was chosen from.
+
+    Without those shown, if items are not repeated and any is left.
+    """
     shown = set() if decision.repeats else {item for item, _ in decision.shown}
     return [name for name in decision.candidates if name not in shown] or decision.candidates
 
@@ -240,26 +256,27 @@ class _SessionBuilder:
             sys.intern(session),
             tuple(map(sys.intern, decision.items)),
             tuple(decision.propensities),
-            self.catalog.rows_of(_available(decision)).tobytes(),
+            self.catalog.rows_of(available_candidates(decision)).tobytes(),
             (items, behaviours, len(past) - len(known)),
             sys.intern(decision.version),
             decision.epsilon,
         )
 
-    def steps(self, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
+    def steps(self, decision_id: str, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
         """Return the steps of one decision, in the order of its ranking."""
         steps: list[_Step] = []
         if not behaviour_of:
             return steps
         available, pending = np.frombuffer(decision.candidates, np.int32), dict(behaviour_of)
         rows = self.catalog.rows_of(decision.items).tolist()
-        for item, row, propensity in zip(decision.items, rows, decision.propensities, strict=True):
+        for rank, (item, row, propensity) in enumerate(zip(decision.items, rows, decision.propensities, strict=True)):
             behaviour = pending.pop(item, None)  # an item returned twice counts at its first position
             if behaviour is not None:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
                 number = self.behaviour_number[behaviour]
-                steps.append(_Step(row, number, decision.time, propensity, available, decision.version, decision.epsilon))
+                origin = StepOrigin(decision_id, decision.time, rank)
+                steps.append(_Step(row, number, origin, propensity, available, decision.version, decision.epsilon))
             if not pending:
                 break
             available = np.delete(available, np.flatnonzero(available == row)[:1])
@@ -285,7 +302,7 @@ class _SessionBuilder:
         """
         last, n_observed = steps[-1], self.behaviours.n_observed
         has_variants, is_short = n_observed < len(self.behaviours), len(steps) % horizon
-        if not has_variants or not is_short or last.behaviour >= n_observed or newest - last.time <= IDLE * 1e6:
+        if not has_variants or not is_short or last.behaviour >= n_observed or newest - last.origin.time <= IDLE * 1e6:
             return steps
         return [*steps[:-1], last._replace(behaviour=last.behaviour + n_observed)]
 
@@ -320,9 +337,9 @@ class _SessionBuilder:
         for row, window in enumerate(self.windows):
             for column, (item, behaviour) in enumerate(window.history):
                 arrays["history_items"][row, column], arrays["history_behaviours"][row, column] = item, behaviour
-            latest = min(step.time for step in window.steps)
+            latest = min(step.origin.time for step in window.steps)
             for column, step in enumerate(window.steps):
-                latest = max(latest, step.time)  # times do not decrease within a row, even if a clock was set back
+                latest = max(latest, step.origin.time)  # times do not decrease within a row, even if a clock was set back
                 arrays["items"][row, column], arrays["behaviours"][row, column] = step.item, step.behaviour
                 arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
                 arrays["candidates"][row, column, : len(step.candidates)] = step.candidates
@@ -333,4 +350,5 @@ class _SessionBuilder:
         sessions = Sessions(self.catalog, self.behaviours, **arrays, origin=origin)
         session_names = tuple(window.session for window in self.windows)
         versions = tuple(window.version for window in self.windows)
-        return Joined(sessions, users, session_names, versions, epsilons, self.counts)
+        origins = tuple(tuple(step.origin for step in window.steps) for window in self.windows)
+        return Joined(sessions, users, session_names, versions, epsilons, origins, self.counts)

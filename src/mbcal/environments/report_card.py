@@ -130,7 +130,7 @@ class ReportCardBuilder:
             rmse=float(np.sqrt(self._squared_error / count)),
             ece=reliability.error,
             reliability={name: getattr(reliability, name).tolist() for name in ("confidence", "accuracy", "count")},
-            real=(real.sum(0) / present)[reached].tolist(),
+            real=(np.where(mask, real, 0).sum(0) / present)[reached].tolist(),
             simulated=(np.where(mask, simulated, 0).sum(0) / present)[reached].tolist(),
             error=np.sqrt(variance / present)[reached].tolist(),
             reached=sessions.mask.mean(0)[reached].tolist(),

@@ -24,7 +24,7 @@ from mbcal.evaluation.ope.difference import Difference, bound_difference
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.intervals import Estimate
-from mbcal.evaluation.ope.propensity import policy_choices
+from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
@@ -129,24 +129,22 @@ def combined_answer(checks: Sequence[Check]) -> Answer:
 
 
 def compare_by_log(
-    candidate: Policy, live: Policy, sessions: Sessions, gate: GateConfig, *, epsilon: Floats, progress: Progress = SILENT
+    candidate: PolicyChoices, live: PolicyChoices, sessions: Sessions, gate: GateConfig, *, epsilon: Floats
 ) -> tuple[Check, Difference]:
     """Compare a candidate with what the live version earned.
 
     Args:
-        candidate: The policy that would go live.
-        live: The policy it would replace.
+        candidate: What would have been served along the sessions, had the candidate been live (`served_choices`).
+        live: What the live version serves along them.
         sessions: Logged sessions of the live version with propensities, of users who did not teach the candidate.
         gate: The conditions.
         epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
             with less of it, a candidate that is worse would look better than it is.
-        progress: Notified of sessions.
 
     Returns:
         The check `log`, and the difference behind it.
     """
-    choices = [policy_choices(policy, sessions, progress=progress) for policy in (candidate, live)]
-    difference = bound_difference(sessions, choices[0], choices[1], epsilon=epsilon, level=gate.level)
+    difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level)
     least = -gate.tolerance * abs(difference.reward)
     answer = interval_answer(difference.low, difference.high, least)
     found = _found(difference.value, difference.low, difference.high, least)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from mbcal.release.gate import (
     split_judges,
     why_undecided,
 )
+from mbcal.release.served_choices import AgentVersion, served_choices
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -137,7 +138,9 @@ def update(
         candidate.extend_catalog(sessions.catalog)
         candidate.domain.require_compatible(sessions, "the candidate")
     judged, epsilon = sessions[judging], joined.epsilons[judging]
-    check, difference = compare_by_log(candidate, live, judged, gate, epsilon=epsilon, progress=progress)
+    versions = (AgentVersion.of(candidate), registry.open(live_name))
+    new, old = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
+    check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
         candidate, live, judged, difference, epsilon=float(epsilon[judged.mask].mean()), seed=config.seed
@@ -238,18 +241,20 @@ def _join_versions(
     earlier = registry.previous_versions()[-(replay - 1) :] if replay > 1 else []
     versions = {*earlier, live_name}
     lost: list[Loss] = []
-
-    def records(lost: list[Loss]) -> Iterator[Record]:
-        for folder in [log] if isinstance(log, str | Path) else log:
-            for record in read_log(folder, lost):
-                if isinstance(record, Feedback) or record.version in versions:
-                    yield record
-
-    grown = extend_by_log(catalog, records([]))
-    joined = join_sessions(records(lost), grown, domain.behaviours, horizon=domain.horizon, history=domain.history)
+    grown = extend_by_log(catalog, _records(log, versions, []))
+    records = _records(log, versions, lost)
+    joined = join_sessions(records, grown, domain.behaviours, horizon=domain.horizon, history=domain.history)
     joined.counts.new_items = len(grown) - len(catalog)
     joined.counts.lost = [str(loss) for loss in lost]
     return joined
+
+
+def _records(log: LogFolders, versions: Collection[str], lost: list[Loss]) -> Iterator[Record]:
+    """All feedback of a log, and the decisions of some versions; what is lost is added to `lost`."""
+    for folder in [log] if isinstance(log, str | Path) else log:
+        for record in read_log(folder, lost):
+            if isinstance(record, Feedback) or record.version in versions:
+                yield record
 
 
 def _learn(

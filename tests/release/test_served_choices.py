@@ -1,0 +1,95 @@
+"""The gate judges what is served: asked again about its own log, a version chooses what it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from mbcal import AgentConfig, GRU4Rec, NetConfig, TrainingConfig
+from mbcal.agents.base import Agent
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.records import Decision, Feedback, Record
+from mbcal.errors import LogError
+from mbcal.evaluation.ope.propensity import policy_choices
+from mbcal.release.served_choices import AgentVersion, served_choices
+from mbcal.serving.ranker import Ranker
+from tests.support.batches import sessions
+from tests.support.versions import ITEMS, fitted
+
+LABELS = ("skip", "click", "like")
+
+
+def served_log(agent: Agent, *, count: int = 40, k: int = 3, requests: int = 4, seed: int = 0) -> Iterator[Record]:
+    """Sessions of several requests without exploration: k items each, feedback late or missing, some items unknown."""
+    ranker, draw = Ranker(AgentVersion.of(agent)), np.random.default_rng(seed)
+    for number in range(count):
+        shown: list[tuple[str, str]] = []
+        late: list[tuple[str, str]] = []
+        history = [(str(draw.choice(ITEMS)), str(draw.choice(LABELS))) for _ in range(int(draw.integers(0, 4)))]
+        for step in range(requests):
+            names = [*draw.permutation(ITEMS)[:8].tolist(), "new 1", "new 2"]
+            ranked = ranker.rank(history, names, shown, k=k, epsilon=0.0, uniform=np.ones((k, 2)))
+            items, name = [entry.item for entry in ranked], f"d{number}-{step}"
+            time = 1_000_000 * (1000 * number + step)
+            yield Decision(
+                name,
+                time,
+                f"s{number}",
+                f"u{number % 7}",
+                len(shown),
+                "v1",
+                0.0,
+                history,
+                list(shown),
+                names,
+                items,
+                [1.0] * len(items),
+            )
+            shown += late
+            late = []
+            for item in items:
+                if draw.random() < 0.7:
+                    behaviour = str(draw.choice(LABELS))
+                    yield Feedback(name, item, behaviour, time + 1, f"f-{name}-{item}")
+                    (late if draw.random() < 0.3 else shown).append((item, behaviour))
+
+
+@pytest.mark.parametrize("kind", ["history", "id"])
+def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str) -> None:
+    config = AgentConfig(net=NetConfig(hidden=8, embedding=5, user=kind), training=TrainingConfig(epochs=2))  # type: ignore[arg-type]
+    agent = GRU4Rec(config, "cpu").fit(sessions(count=120, seed=3))
+    records = list(served_log(agent))
+    domain = agent.domain
+    joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
+    rows = np.arange(len(joined.sessions))
+    (found,) = served_choices([AgentVersion.of(agent)], records, joined, rows)
+    mask = joined.sessions.mask
+    assert mask.sum() > 200
+    assert np.array_equal(found.best[mask], found.logged[mask])
+    assert (found.propensities(0.0)[mask] == 1).all()
+    decision = {record.id: record for record in records if isinstance(record, Decision)}
+    for row, column in np.argwhere(mask).tolist():
+        origin = joined.origins[row][column]
+        left = [name for name in decision[origin.decision].candidates if name not in dict(decision[origin.decision].shown)]
+        assert found.count[row, column] == len(left) - origin.rank
+    # the same sessions replayed item by item are another policy
+    replayed = policy_choices(agent, joined.sessions)
+    assert (replayed.best[mask] != replayed.logged[mask]).any()
+
+
+def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error() -> None:
+    agent, other = fitted("gru4rec"), fitted("gru4rec", seed=1)
+    records = list(served_log(agent, count=10))
+    domain = agent.domain
+    joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
+    rows = np.arange(len(joined.sessions))[2:]
+    same, another = served_choices([AgentVersion.of(agent), AgentVersion.of(other)], records, joined, rows)
+    mask = joined.sessions[rows].mask
+    assert np.array_equal(same.best[mask], same.logged[mask])
+    assert 0.1 < (another.best[mask] != another.logged[mask]).mean() < 1
+    assert np.array_equal(same.count, another.count)
+    lost = joined.origins[int(rows[-1])][0].decision
+    with pytest.raises(LogError, match="1 decisions have left the log while it was judged; run the update again"):
+        served_choices([AgentVersion.of(agent)], (r for r in records if r.id != lost), joined, rows[-1:])
