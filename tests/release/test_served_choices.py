@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import policy_choices
-from mbcal.release.served_choices import AgentVersion, served_choices
+from mbcal.registry.registry import Registry
+from mbcal.registry.version import Version
+from mbcal.release.served_choices import served_choices
 from mbcal.serving.ranker import Ranker
 from tests.support.batches import sessions
 from tests.support.versions import ITEMS, fitted
@@ -21,9 +24,15 @@ from tests.support.versions import ITEMS, fitted
 LABELS = ("skip", "click", "like")
 
 
-def served_log(agent: Agent, *, count: int = 40, k: int = 3, requests: int = 4, seed: int = 0) -> Iterator[Record]:
+def opened(agent: Agent, folder: Path) -> Version:
+    """The agent as the service opens it."""
+    registry = Registry(folder)
+    return registry.open(registry.publish(agent))
+
+
+def served_log(version: Version, *, count: int = 40, k: int = 3, requests: int = 4, seed: int = 0) -> Iterator[Record]:
     """Sessions of several requests without exploration: k items each, feedback late or missing, some items unknown."""
-    ranker, draw = Ranker(AgentVersion.of(agent)), np.random.default_rng(seed)
+    ranker, draw = Ranker(version), np.random.default_rng(seed)
     for number in range(count):
         shown: list[tuple[str, str]] = []
         late: list[tuple[str, str]] = []
@@ -57,14 +66,15 @@ def served_log(agent: Agent, *, count: int = 40, k: int = 3, requests: int = 4, 
 
 
 @pytest.mark.parametrize("kind", ["history", "id"])
-def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str) -> None:
+def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str, tmp_path: Path) -> None:
     config = AgentConfig(net=NetConfig(hidden=8, embedding=5, user=kind), training=TrainingConfig(epochs=2))  # type: ignore[arg-type]
     agent = GRU4Rec(config, "cpu").fit(sessions(count=120, seed=3))
-    records = list(served_log(agent))
+    version = opened(agent, tmp_path)
+    records = list(served_log(version))
     domain = agent.domain
     joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
     rows = np.arange(len(joined.sessions))
-    (found,) = served_choices([AgentVersion.of(agent)], records, joined, rows)
+    (found,) = served_choices([version], records, joined, rows)
     mask = joined.sessions.mask
     assert mask.sum() > 200
     assert np.array_equal(found.best[mask], found.logged[mask])
@@ -79,17 +89,18 @@ def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str) -> None:
     assert (replayed.best[mask] != replayed.logged[mask]).any()
 
 
-def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error() -> None:
+def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_path: Path) -> None:
     agent, other = fitted("gru4rec"), fitted("gru4rec", seed=1)
-    records = list(served_log(agent, count=10))
+    live, candidate = opened(agent, tmp_path / "a"), opened(other, tmp_path / "b")
+    records = list(served_log(live, count=10))
     domain = agent.domain
     joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
     rows = np.arange(len(joined.sessions))[2:]
-    same, another = served_choices([AgentVersion.of(agent), AgentVersion.of(other)], records, joined, rows)
+    same, another = served_choices([live, candidate], records, joined, rows)
     mask = joined.sessions[rows].mask
     assert np.array_equal(same.best[mask], same.logged[mask])
     assert 0.1 < (another.best[mask] != another.logged[mask]).mean() < 1
     assert np.array_equal(same.count, another.count)
     lost = joined.origins[int(rows[-1])][0].decision
     with pytest.raises(LogError, match="1 decisions have left the log while it was judged; run the update again"):
-        served_choices([AgentVersion.of(agent)], (r for r in records if r.id != lost), joined, rows[-1:])
+        served_choices([live], (r for r in records if r.id != lost), joined, rows[-1:])

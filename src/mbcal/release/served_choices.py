@@ -13,40 +13,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.agents.base import Agent
 from mbcal.decision_log.join import Joined, available_candidates
 from mbcal.decision_log.records import Decision, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
-from mbcal.scoring.backend import to_numpy
-from mbcal.scoring.scorers import Scorer
+from mbcal.serving.candidates import Candidates
+from mbcal.serving.messages import CandidateItem
 from mbcal.serving.ranker import RankableVersion, Ranker
-from mbcal.types import Behaviours, Catalog
-
-
-@dataclass(frozen=True)
-class AgentVersion:
-    """A fitted agent as a version that can be ranked with, without being published."""
-
-    name: str
-    scorer: Scorer
-    catalog: Catalog
-    behaviours: Behaviours
-    history: int
-    seen: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, agent: Agent, name: str = "candidate") -> AgentVersion:
-        """Return what publishing the agent would serve."""
-        domain = agent.domain
-        scorer = to_numpy(agent.fitted_scorer)
-        return cls(name, scorer, domain.catalog, domain.behaviours, domain.history, agent.seen())
 
 
 def served_choices(
@@ -102,5 +80,9 @@ def served_choices(
 def _order(ranker: Ranker, decision: Decision, candidates: Sequence[str], k: int) -> list[str]:
     """The k best candidates of a decision, best first."""
     uniform = np.ones((min(k, len(candidates)), 2))  # with epsilon 0 nothing is random
-    ranked = ranker.rank(decision.history, candidates, decision.shown, k=k, epsilon=0.0, uniform=uniform)
+    listed: Candidates | Sequence[str] = candidates
+    if features := decision.features:
+        items = [CandidateItem(name, features[name]) if name in features else name for name in candidates]
+        listed = ranker.reader.read(items, 1, len(items))
+    ranked = ranker.rank(decision.history, listed, decision.shown, k=k, epsilon=0.0, uniform=uniform)
     return [entry.item for entry in ranked]

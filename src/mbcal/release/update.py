@@ -48,7 +48,7 @@ from mbcal.release.gate import (
     split_judges,
     why_undecided,
 )
-from mbcal.release.served_choices import AgentVersion, served_choices
+from mbcal.release.served_choices import served_choices
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -138,8 +138,10 @@ def update(
         candidate.extend_catalog(sessions.catalog)
         candidate.domain.require_compatible(sessions, "the candidate")
     judged, epsilon = sessions[judging], joined.epsilons[judging]
-    versions = (AgentVersion.of(candidate), registry.open(live_name))
-    new, old = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
+    with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
+        unpublished = Registry(folder)
+        versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
+        new, old = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
