@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from mbcal.errors import InputError, OptionError, OutputError
 
-_CHUNK = 1 << 23
-"""Bytes of one file in memory."""
+_CHUNK = 1 << 24
+"""Bytes of one file in memory. Each chunk is a request, which may take a tenth of a second."""
 _FILES_AT_A_TIME = 4
 _PATTERN = re.compile(r"[*?\[]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")
