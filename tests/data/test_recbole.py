@@ -115,6 +115,27 @@ def test_floats_are_numbers_and_lists_of_floats_vectors(tmp_path: Path) -> None:
     assert embedding.missing[2:].tolist() == [False, True]
 
 
+def test_the_user_file_has_fields_of_users_and_context_those_of_steps(tmp_path: Path) -> None:
+    inter = INTER.replace("timestamp:float\n", "timestamp:float\tdevice:token\thour:float\n")
+    inter = "".join(f"{line}\ttv\t{k}\n" if k else f"{line}\n" for k, line in enumerate(inter.splitlines()))
+    user = "user_id:token\tage:float\tgender:token\tlikes:token_seq\n196\t30\tF\ta b\n22\t\tM\t\n"
+    folder = unpacked(tmp_path / "raw", {"a.inter": inter.encode(), "a.user": user.encode()})
+    store = prepare(RecBole(folder, context=["device", "hour"]), tmp_path / "store", ONE_PART)
+    fields = store.fields
+    assert {field.name: field.kind for field in fields.user} == {"age": "number", "gender": "category"}
+    assert {field.name: field.kind for field in fields.context} == {"device": "category", "hour": "number"}
+    none = prepare(RecBole(folder, user_features=[]), tmp_path / "none", ONE_PART)
+    assert (len(none.fields.user), len(none.fields.context)) == (0, 0)
+    with pytest.raises(OptionError, match="user-features: 'likes' holds several categories"):
+        prepare(RecBole(folder, user_features=["likes"]), tmp_path / "likes", ONE_PART)
+    printed = mbcal_here(
+        *("prepare", "recbole", str(folder), "--context", "device", "--user-features", "gender", "--out", "by-command"),
+        cwd=tmp_path,
+    )
+    assert "device" in printed
+    assert "gender" in printed
+
+
 def test_item_files_that_differ_and_malformed_lines(tmp_path: Path) -> None:
     files = {
         "a.inter": INTER.encode(),

@@ -24,6 +24,7 @@ def write_sample_logs(folder: Path) -> list[tuple[str, ...]]:
 
 def _write(folder: Path, name: str, header: str, rows: list[tuple[object, ...]]) -> tuple[str, ...]:
     columns = tuple(header.split(","))
+    folder.mkdir(exist_ok=True)
     write_csv(folder / name, rows, columns)
     return columns
 
@@ -67,10 +68,21 @@ def _impressions(folder: Path, generator: random.Random) -> list[tuple[str, ...]
     users: list[tuple[object, ...]] = [(f"u{user}", generator.choice(["fr", "de"])) for user in range(USERS)]
     return [
         _write(folder, "impressions.csv", "user,article,shown_at,visit,action,device", impressions),
+        _write(folder / "days", "day-10.csv", "user,article,shown_at,visit,action,device", _next_day(impressions)),
         _write(folder, "articles.csv", "article,category,words,headline", articles),
         _write(folder, "users.csv", "user,country", users),
         _write(folder, "clicks.csv", "user,article,clicked_at,session", clicks),
     ]
+
+
+def _next_day(impressions: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    """Every visit again on the day after the last, with articles that are new."""
+    day = FIRST + timedelta(days=DAYS)
+    again: list[tuple[object, ...]] = []
+    for number, (user, article, _, visit, *rest) in enumerate(impressions):
+        time = (day + timedelta(seconds=10 * number)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        again.append((user, f"{article}-new" if number % 3 else article, time, f"{visit}-again", *rest))
+    return again
 
 
 def _plays(folder: Path, generator: random.Random) -> list[tuple[str, ...]]:

@@ -35,6 +35,11 @@ def _rewards(text: str | None, default: Labels) -> Labels:
     return default if text is None else Labels(parse_rewards(text))
 
 
+def _columns(text: str | None) -> list[str] | None:
+    """Return the columns that an option names; none for `none`."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip() != "none"]
+
+
 def _example(rule: Labels) -> str:
     return ",".join(f"{label}={reward:g}" for label, reward in rule.rewards.items())
 
@@ -116,8 +121,15 @@ def prepare_recbole(
         str | None,
         typer.Option(help="Column of the .item file with titles.", show_default="the first that ends in title or name"),
     ] = None,
+    user_features: Annotated[
+        str | None,
+        typer.Option(help="Columns of the .user file that describe users, 'age,gender', or 'none'.", show_default="all"),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Columns of the .inter file that describe steps, 'device,hour'.", show_default=False)
+    ] = None,
 ) -> None:
-    """RecBole's atomic files: NAME.inter, and NAME.item with features.
+    """RecBole's atomic files: NAME.inter, NAME.item and NAME.user.
 
     Each number in the rating column is a behaviour whose reward is the number. A log without ratings is a log of clicks.
 
@@ -131,7 +143,9 @@ def prepare_recbole(
         item=item,
         time=time,
         session=session,
-        features=None if features is None else [name.strip() for name in features.split(",") if name.strip() != "none"],
+        features=_columns(features),
+        user_features=_columns(user_features),
+        context=_columns(context) or (),
         title=title,
     )
     job().run(source)

@@ -1,4 +1,4 @@
-"""RecBole's atomic files: `NAME.inter` (interactions) and `NAME.item` (item features), tab-separated with typed headers.
+"""RecBole's atomic files: `NAME.inter` (interactions), `NAME.item` and `NAME.user` (features), tabs and typed headers.
 
 ::
 
@@ -15,19 +15,27 @@ from pathlib import Path
 from mbcal.data import files
 from mbcal.data.behaviour_rules import Labels, Levels
 from mbcal.data.files import Paths
-from mbcal.data.source import ITEM_KEY, LogDescription, LogFile
+from mbcal.data.source import CONTEXT, ITEM_KEY, USER_KEY, LogDescription, LogFile
 from mbcal.data.sql import csv_sql, finite_sql, sql_identifier
 from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
+from mbcal.types import FeatureKind
 
 WHERE = """\
 RecBole publishes more than forty logs as atomic files (MovieLens, Amazon, Yelp, Steam, Diginetica, Tmall, …), under the
 terms of their owners, at https://recbole.io/dataset_list.html.
 Download one, then:  mbcal prepare recbole ml-100k.zip --out DIR"""
 
-PATTERNS = {"inter": ["*.inter"], "item": ["*.item"]}
+PATTERNS = {"inter": ["*.inter"], "item": ["*.item"], "user": ["*.user"]}
 KINDS = ("token", "token_seq", "float", "float_seq")
 """Types of RecBole's columns: a category, several separated by spaces, a number, a vector."""
+FIELD_KINDS: dict[str, FeatureKind] = {
+    "token": "category",
+    "float": "number",
+    "float_seq": "vector",
+    "token_seq": "category",
+}
+"""Type of a column -> kind of the field of steps that it becomes."""
 BEHAVIOUR_COLUMNS = ("rating", "label")
 """Columns that are taken for the behaviour, the first that exists."""
 CLICKS = Labels({"none": 0.0, "click": 1.0})
@@ -60,6 +68,10 @@ class RecBole:
     """Column that names the session, if the log has one."""
     features: Sequence[str] | None = None
     """Columns of the `.item` file that become features; None for all but the title."""
+    user_features: Sequence[str] | None = None
+    """Columns of the `.user` file that become fields of users; None for all but those with several categories."""
+    context: Sequence[str] = ()
+    """Columns of the `.inter` file that become fields of steps."""
     title: str | None = None
     """Column of the `.item` file with titles for display; None for the first whose name ends in `title` or `name`."""
 
@@ -74,20 +86,25 @@ class RecBole:
         found = files.find_files(paths, PATTERNS, work.scratch)
         logs = [_AtomicFile(path, work, "log") for path in files.require_files(found, "inter", paths, PATTERNS)]
         items = [_AtomicFile(path, work, "item") for path in found["item"]]
+        users = [_AtomicFile(path, work, "user") for path in found["user"]]
         behaviour, rule = self._behaviours(logs, work)
         columns = {"user": self._user(logs[0]), "item": self.item, "time": self.time, "behaviour": behaviour}
         columns |= {} if self.session is None else {"session": self.session}
+        columns |= {f"{CONTEXT}{column}": column for column in self.context}
         named = {role: column for role, column in columns.items() if column is not None}
         selected = ", ".join(f"{sql_identifier(column)} AS {sql_identifier(role)}" for role, column in named.items())
         if behaviour is None:
             selected += ", 'click' AS behaviour"
         title, features = self._item_columns(items)
+        fields = self._user_columns(users, columns["user"] or "")
         return LogDescription(
             layout="recbole",
             files=tuple(LogFile(log.text.path, selected, f"({log.select(list(named.values()))})") for log in logs),
             rule=rule,
-            features_sql=_features_sql(items, self.item, features) if features else None,
+            features_sql=_features_sql(items, self.item, ITEM_KEY, features) if features else None,
             titles_sql=_titles_sql(items, self.item, title) if title else None,
+            users_sql=_features_sql(users, columns["user"] or "", USER_KEY, fields) if fields else None,
+            context={column: FIELD_KINDS[_kinds(logs)[column]] for column in self.context},
             options={"columns": named, "features": list(features)},
         )
 
@@ -120,15 +137,24 @@ class RecBole:
 
     def _item_columns(self, items: Sequence[_AtomicFile]) -> tuple[str | None, dict[str, str]]:
         """Return the column with titles, and the kinds of the columns that become features."""
-        kinds = {column: kind for table in items for column, kind in table.kinds.items() if column != self.item}
-        if self.features is not None:
-            files.require_columns(items[0].text.path if items else "the .item file", list(kinds), self.features)
-        if self.title is not None:
-            files.require_columns(items[0].text.path if items else "the .item file", list(kinds), [self.title])
+        kinds = {column: kind for column, kind in _kinds(items).items() if column != self.item}
+        named = [*(self.features or ()), *([self.title] if self.title is not None else [])]
+        files.require_columns(items[0].text.path if items else "the .item file", list(kinds), named)
         titles = [column for column in kinds if column.endswith(("title", "name"))]
         title = self.title or (titles[0] if titles else None)
         chosen = [column for column in kinds if column != title] if self.features is None else self.features
         return title, {column: kinds[column] for column in chosen}
+
+    def _user_columns(self, users: Sequence[_AtomicFile], user: str) -> dict[str, str]:
+        """Return the kinds of the columns that become fields of users, which have one value each."""
+        kinds = {column: kind for column, kind in _kinds(users).items() if column != user}
+        if self.user_features is None:
+            return {column: kind for column, kind in kinds.items() if kind != "token_seq"}
+        files.require_columns(users[0].text.path if users else "the .user file", list(kinds), self.user_features)
+        for column in self.user_features:
+            if kinds[column] == "token_seq":
+                raise OptionError(f"user-features: {column!r} holds several categories, and a user has one; leave it out")
+        return {column: kinds[column] for column in self.user_features}
 
 
 class _AtomicFile:
@@ -152,15 +178,27 @@ class _AtomicFile:
         return csv_sql(self.text, self.header, distinct, delimiter="\t", quoted=False, rejects=self.rejects)
 
 
-def _features_sql(items: Sequence[_AtomicFile], item: str, features: dict[str, str]) -> str:
-    """Return a SELECT of ITEM_KEY and the features of all files; a file may lack a column."""
+def _kinds(tables: Sequence[_AtomicFile]) -> dict[str, str]:
+    """Return the RecBole types of the columns of several files."""
+    return {column: kind for table in tables for column, kind in table.kinds.items()}
+
+
+def _features_sql(tables: Sequence[_AtomicFile], named: str, key: str, features: dict[str, str]) -> str:
+    """Return a SELECT of the features of all files; a file may lack a column.
+
+    Args:
+        tables: The files.
+        named: Column that names the item or user.
+        key: What it is called in the result: ITEM_KEY or USER_KEY.
+        features: Column -> RecBole type.
+    """
     selects = []
-    for table in items:
+    for table in tables:
         present = [feature for feature in features if feature in table.kinds]
         columns = {feature: sql_identifier(feature) if feature in present else "NULL::VARCHAR" for feature in features}
         values = [f"{_value_sql(columns[feature], kind)} AS {sql_identifier(feature)}" for feature, kind in features.items()]
-        key = f"{sql_identifier(item)} AS {sql_identifier(ITEM_KEY)}"
-        selects.append(f"SELECT {', '.join([key, *values])} FROM ({table.select([item, *present])})")
+        name = f"{sql_identifier(named)} AS {sql_identifier(key)}"
+        selects.append(f"SELECT {', '.join([name, *values])} FROM ({table.select([named, *present])})")
     return " UNION ALL ".join(selects)
 
 
