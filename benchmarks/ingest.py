@@ -7,6 +7,8 @@ own, alternating; the best of the repeats counts.
     python benchmarks/ingest.py                     2M and 20M generated rows, as Parquet and CSV; netflix-40k when present,
                                                     as it is (sorted by user and date) and shuffled
     python benchmarks/ingest.py --rows 100000000 --repeats 1 --memory-limit 2GB
+    python benchmarks/ingest.py --options           options that change what is stored, against none on the same rows; three
+                                                    negatives are added to a quarter of the rows, so that as many are stored
     python benchmarks/ingest.py --engine ray --workers 1 2
                                                     the same logs on Ray, against one process: "start" is the cluster,
                                                     "first" includes the start of workers, "again" does not; CPU seconds
@@ -24,10 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -37,6 +39,14 @@ if TYPE_CHECKING:
 NETFLIX = Path(__file__).resolve().parents[2] / "shared" / "data" / "netflix-40k" / "ratings.parquet"
 GENERATED = {"user": "user_id", "item": "item_id", "time": "ts", "behaviour": "rating"}
 VARIANTS = ("sort", "sort+write", "mbcal")
+NEGATIVES = 3
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mbcal": {},
+    "max-per-user": {"max_per_user": 100},
+    "time": {"split_by_time": True, "alive": 30.0},
+    "negatives": {"negatives": NEGATIVES},
+}
+"""Variant -> options of `SessionConfig`."""
 MEMORY = ("mib", "worker")
 
 
@@ -81,12 +91,15 @@ def sort_by_duckdb(path: Path, write: bool, memory_limit: str, folder: Path) -> 
                 pass
 
 
-def prepare_store(path: Path, memory_limit: str, folder: Path, engine: Engine | None = None) -> None:
-    from mbcal import Labels, Netflix, TableLog, prepare
+def prepare_store(
+    path: Path, memory_limit: str, folder: Path, engine: Engine | None = None, options: Mapping[str, Any] | None = None
+) -> None:
+    from mbcal import Labels, Netflix, SessionConfig, TableLog, prepare
 
     labels = Labels({str(label): float(label) for label in range(6)})
     source = Netflix(path) if is_netflix(path) else TableLog(path, **GENERATED, rule=labels)
-    prepare(source, folder / "store", memory_limit=memory_limit, overwrite=True, engine=engine)
+    config = SessionConfig(**(options or {}))
+    prepare(source, folder / "store", config, memory_limit=memory_limit, overwrite=True, engine=engine)
 
 
 def on_ray(path: Path, memory_limit: str, folder: Path, workers: int) -> dict[str, float]:
@@ -133,8 +146,9 @@ def run_variant(variant: str, path: Path, memory_limit: str) -> None:
 
     with tempfile.TemporaryDirectory(dir=path.parent if path != NETFLIX else None) as folder:
         start, cpu_before, measured = time.perf_counter(), cpu_seconds(), {}
-        if variant == "mbcal":
-            prepare_store(path, memory_limit, Path(folder))
+        if variant in OPTIONS:
+            log = path.with_name(f"quarter-{path.name}") if variant == "negatives" else path
+            prepare_store(log, memory_limit, Path(folder), options=OPTIONS[variant])
         elif variant.startswith("ray"):
             measured = on_ray(path, memory_limit, Path(folder), int(variant.split()[1]))
         else:
@@ -167,6 +181,14 @@ def compare_with_duckdb(name: str, rows: int, best: dict[str, dict[str, float]])
     )
 
 
+def compare_options(name: str, rows: int, best: dict[str, dict[str, float]]) -> None:
+    plain = best["mbcal"]
+    for variant, measured in best.items():
+        figures = [f"{measured[key]:.2f} | {measured[key] / plain[key]:.2f}" for key in ("seconds", "cpu")]
+        memory = f"{measured['mib']:.0f} | {measured['mib'] / plain['mib']:.2f}"
+        print(f"| {name} | {rows:,} | {variant} | {' | '.join(figures)} | {memory} |", flush=True)
+
+
 def compare_with_ray(name: str, rows: int, best: dict[str, dict[str, float]]) -> None:
     local = best.pop("mbcal")
     for variant, ray in best.items():
@@ -184,6 +206,7 @@ def main() -> None:
     parser.add_argument("--memory-limit", default="1.5GB")
     parser.add_argument("--formats", nargs="+", default=["parquet", "csv"])
     parser.add_argument("--no-netflix", dest="netflix", action="store_false")
+    parser.add_argument("--options", action="store_true", help="Compare options on the generated logs.")
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="Workers of --engine ray.")
     parser.add_argument("--child", nargs=2, metavar=("VARIANT", "FILE"), help=argparse.SUPPRESS)
@@ -191,7 +214,10 @@ def main() -> None:
     if options.child:
         run_variant(options.child[0], Path(options.child[1]), options.memory_limit)
         return
-    if options.engine == "local":
+    if options.options:
+        variants, compare = tuple(OPTIONS), compare_options
+        columns = "log | rows | options | s | / none | CPU s | / none | MiB | / none"
+    elif options.engine == "local":
         variants, compare = VARIANTS, compare_with_duckdb
         columns = "log | rows | sort s | sort+write s | mbcal s | / sort | / sort+write | µs per row | mbcal MiB | sort MiB"
     else:
@@ -202,13 +228,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".context-") as folder:
         shuffled = Path(folder) / "ratings-shuffled.parquet"
         logs = [(rows, Path(folder) / f"{rows}.{form}") for form in options.formats for rows in options.rows]
-        if NETFLIX.exists() and options.netflix:
+        if NETFLIX.exists() and options.netflix and not options.options:
             logs += [(9_314_805, NETFLIX), (9_314_805, shuffled)]
         for rows, path in logs:
             if path == shuffled:
                 shuffle(NETFLIX, path)
             elif path != NETFLIX:
                 generate(rows, path)
+            if options.options:
+                generate(rows // (1 + NEGATIVES), path.with_name(f"quarter-{path.name}"))
             name = {NETFLIX: "netflix-40k", shuffled: "netflix-40k, shuffled"}.get(path, f"generated, {path.suffix[1:]}")
             compare(name, rows, measure(path, variants, options.repeats, options.memory_limit))
             if path != NETFLIX:

@@ -14,7 +14,7 @@ from mbcal.agents.lookup import agent_class
 from mbcal.data.behaviour_rules import Quantiles
 from mbcal.data.ingest import Ingestion, LocalIngest
 from mbcal.data.store_format import PARTS
-from mbcal.data.time_split import MINUTE, cut_minutes
+from mbcal.data.time_split import first_reaching
 from mbcal.data.workspace import Workspace
 from mbcal.environments.candidates import sample_candidates
 from mbcal.errors import InputError, OptionError
@@ -119,17 +119,26 @@ def _first_seen(store: Store) -> dict[str, int]:
     return dict(zip(store.catalog.items, life.first_seen[2:].tolist(), strict=True))
 
 
-def test_the_cuts_depend_on_what_is_before_them_and_the_number_of_rows() -> None:
-    minutes, counts = np.arange(10), np.full(10, 100)
-    assert cut_minutes(minutes, counts, (0.4, 0.4, 0.2)) == (4 * MINUTE, 8 * MINUTE)
-    later = np.r_[minutes[:8], 5000, 6000]
-    assert cut_minutes(later, counts, (0.4, 0.4, 0.2)) == (4 * MINUTE, 5000 * MINUTE)
-    assert cut_minutes(minutes, counts, (0.35, 0.45, 0.2)) == (4 * MINUTE, 8 * MINUTE)
-    assert cut_minutes(minutes, counts, (0.0, 0.8, 0.2))[0] == 0
-    with pytest.raises(InputError, match="no time is left for part train"):
-        cut_minutes(np.arange(2), np.array([90, 10]), (0.4, 0.4, 0.2))
+def test_the_cuts_depend_on_what_is_before_them_and_the_number_of_rows(tmp_path: Path) -> None:
+    rows, times = _rows(500), []
+    for later in (0, 5_000, 10**7):
+        second = sorted(row.time for row in rows)[399] // 60 * 60 + 60
+        moved = [replace(row, time=row.time + later) if row.time >= second else row for row in rows]
+        times.append(_cuts(_store(tmp_path, moved, name=f"later-{later}")))
+        assert times[-1] == times[0]
+        assert times[-1][1] == second
+        before = sum(row.time < times[-1][0] for row in moved)
+        assert 200 <= before < 203  # rows are three minutes apart
+        assert times[-1][0] % 60 == 0
+    with pytest.raises(InputError, match="no rows are left for part train"):
+        _store(tmp_path, [replace(row, time=BEGIN + k // 400) for k, row in enumerate(rows)], name="one")
     with pytest.raises(OptionError, match="time_cuts"):
         SessionConfig(time_cuts=(1, 2))
+
+
+def test_counts_up_to_a_target() -> None:
+    counts = np.array([3, 1, 6])
+    assert [first_reaching(counts, target) for target in (1, 3, 4, 4.5, 10)] == [(0, 0), (0, 0), (1, 3), (2, 4), (2, 4)]
 
 
 def test_levels_are_cut_before_the_first_cut(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ class DistributedIngest:
         else:
             self._create_view("item_names", "DISTINCT item")
         if config.split_by_time:
-            self._create_view("time_counts", "minute, sum(n)::BIGINT AS n", "GROUP BY minute")
+            self._create_view("time_counts", "hour, sum(n)::BIGINT AS n", "GROUP BY hour")
         elif isinstance(log.rule, Quantiles):
             self._create_view("value_counts", "value, sum(n)::BIGINT AS n", "GROUP BY value")
         if config.split_by_time or log.context:

@@ -10,7 +10,7 @@ The steps of an ingestion communicate through DuckDB tables and views:
     item_names    item (, first_us)
     value_counts  value, n: of users outside the test part; only if behaviours are quantiles; in a split by time, created
                   once the cuts are known
-    time_counts   minute, n; only for a split by time, as is first_us of users, the time of the first row
+    time_counts   hour, n; only for a split by time, as is first_us of users, the time of the first row
 """
 
 from __future__ import annotations

@@ -21,60 +21,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.data.rejection import LATEST_TIME
+from mbcal.data.store_format import PARTS
 from mbcal.errors import InputError
 
 if TYPE_CHECKING:
     import duckdb
 
-MINUTE = 60_000_000
-"""Microseconds in a minute. Cuts lie on whole minutes: rows are counted by minute, which takes little memory."""
+HOUR, MINUTE = 3_600_000_000, 60_000_000
+"""Microseconds. Cuts lie on whole minutes. Rows are counted by hour, and by minute within the hours of the cuts, which takes
+little time and memory."""
 
 
 def create_time_counts(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create the table `time_counts` (minute, n) of the rows of `accepted`."""
-    counts = f"SELECT time_us // {MINUTE} AS minute, count(*) AS n FROM accepted GROUP BY minute"
+    """Create the table `time_counts` (hour, n) of the rows of `accepted`."""
+    counts = f"SELECT time_us // {HOUR} AS hour, count(*) AS n FROM accepted GROUP BY hour"
     connection.execute(f"CREATE TEMP TABLE time_counts AS {counts}")
 
 
 def find_time_cuts(connection: duckdb.DuckDBPyConnection, split: tuple[float, float, float]) -> tuple[int, int]:
-    """Return where the parts are cut, in microseconds.
-
-    Args:
-        connection: Has the table `time_counts`.
-        split: Shares of rows in the times of simulator, train and test.
-
-    Raises:
-        InputError: If the log has too few different times.
-    """
-    counts = connection.sql("FROM time_counts ORDER BY minute").to_arrow_table()
-    return cut_minutes(counts["minute"].to_numpy(), counts["n"].to_numpy(), split)
-
-
-def cut_minutes(minutes: NDArray[np.int64], counts: NDArray[np.int64], split: tuple[float, float, float]) -> tuple[int, int]:
-    """Return the first minutes with at least the shares of all rows before them, in microseconds.
+    """Return where the parts are cut, in microseconds: the first whole minutes with at least the shares of rows before.
 
     A cut depends on the rows before it and on the number of all rows alone.
 
     Args:
-        minutes: (M,) distinct minutes, ascending.
-        counts: (M,) rows of each.
+        connection: Has the tables `accepted` and `time_counts`.
         split: Shares of rows in the times of simulator, train and test.
 
     Raises:
         InputError: If a part with a share would have no rows.
     """
-    before = np.cumsum(counts) - counts
-    total = int(counts.sum())
-    cuts = []
-    for share, shares_before in ((split[0], 0.0), (split[1], split[0])):
-        position = int(np.searchsorted(before, (shares_before + share) * total - 1e-6))
-        cuts.append(int(minutes[position]) * MINUTE if position < len(minutes) else LATEST_TIME)
-    edges = [int(minutes[0]) * MINUTE, *cuts, LATEST_TIME]
-    for part, share, begin, end in zip(("simulator", "train", "test"), split, edges, edges[1:], strict=False):
-        if share > 0 and begin >= end:
-            problem = f"split: no time is left for part {part}; the log has {len(minutes):,} different minutes"
-            raise InputError(f"{problem}: split it by user alone (--split A,B,C), or give it another share")
-    return cuts[0], cuts[1]
+    hours, counts = _counted(connection, "SELECT hour, n FROM time_counts ORDER BY hour")
+    total, cuts = int(counts.sum()), []
+    for share in (split[0], split[0] + split[1]):
+        hour, before = first_reaching(counts, share * total)
+        begin = int(hours[hour]) * HOUR
+        in_hour = f"FROM accepted WHERE time_us >= {begin} AND time_us < {begin + HOUR}"
+        minutes, rows = _counted(connection, f"SELECT time_us // {MINUTE} AS m, count(*) {in_hour} GROUP BY m ORDER BY m")
+        minute, within = first_reaching(rows, share * total - before)
+        cuts.append((int(minutes[minute] + 1) * MINUTE, before + within + int(rows[minute])) if share > 0 else (begin, 0))
+    edges = [0, *(rows_before for _, rows_before in cuts), total]
+    for part, share, first, last in zip(PARTS, split, edges, edges[1:], strict=False):
+        if share > 0 and first >= last:
+            problem = f"split: no rows are left for part {part}, since too many have the same time"
+            raise InputError(f"{problem}; split by user alone (--split A,B,C), or give it another share")
+    return cuts[0][0], cuts[1][0]
+
+
+def first_reaching(counts: NDArray[np.int64], target: float) -> tuple[int, int]:
+    """Return the first position up to which counts (M,) add up to a target, the last if none does; and the sum before it."""
+    sums = np.cumsum(counts)
+    position = min(int(np.searchsorted(sums, target - 1e-6)), len(sums) - 1)
+    return position, int(sums[position] - counts[position])
+
+
+def _counted(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the two columns of a query as arrays."""
+    columns = connection.sql(query).to_arrow_table().columns
+    return columns[0].to_numpy(), columns[1].to_numpy()
 
 
 def until_sql(cuts: tuple[int, int]) -> str:
