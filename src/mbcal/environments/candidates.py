@@ -68,19 +68,22 @@ def sample_candidates(
     positions = torch.arange(mask.numel(), device=mask.device)
     sampled = sample(sample_seed, positions, first_session * mask.shape[1], mask.shape[1]).view(mask.shape)
     candidates = torch.cat([torch.where(mask, part, PADDING) for part in (sessions.items, sampled)], 1)
+    candidates, width = _sort_rows(candidates), 2 * mask.shape[1]
+    rows = torch.arange(len(candidates), device=mask.device)  # sessions that may hold an item twice
     for attempt in range(SAMPLING_ROUNDS):
-        candidates = _sort_rows(candidates)
-        repeated = torch.zeros_like(candidates, dtype=torch.bool)
-        repeated[:, 1:] = (candidates[:, 1:] == candidates[:, :-1]) & (candidates[:, 1:] != PADDING)
-        positions = repeated.flatten().nonzero().squeeze(1)
+        unsure = candidates[rows]
+        repeated = torch.zeros_like(unsure, dtype=torch.bool)
+        repeated[:, 1:] = (unsure[:, 1:] == unsure[:, :-1]) & (unsure[:, 1:] != PADDING)
+        session, column = repeated.nonzero(as_tuple=True)
+        positions = rows[session] * width + column
         if not all_reduce_count(len(positions), group):
             break
-        is_last, width = attempt == SAMPLING_ROUNDS - 1, candidates.shape[1]
-        attempt_seed = derive_seed(sample_seed, attempt)
+        is_last, attempt_seed = attempt == SAMPLING_ROUNDS - 1, derive_seed(sample_seed, attempt)
         candidates.view(-1)[positions] = (
             PADDING if is_last else sample(attempt_seed, positions, first_session * width, width)
         )
-    candidates = _sort_rows(candidates)
+        rows = rows[repeated.any(1)]
+        candidates[rows] = _sort_rows(candidates[rows])
     return torch.where(candidates == PADDING, MASK_ROW, candidates)
 
 
