@@ -13,6 +13,7 @@ import pytest
 from mbcal import SessionConfig, Store, TableLog, prepare
 from mbcal.data.behaviour_rules import Labels, Levels, NextClick
 from mbcal.data.clicks import code_behaviours, negative_rate, only_reranks
+from mbcal.data.describe import describe
 from mbcal.errors import OptionError
 from tests.data.test_ingest_distributed import same_store
 from tests.support.logs import Row, content, steps, write_rows
@@ -85,6 +86,7 @@ def test_negatives_were_alive_and_not_chosen(tmp_path: Path, session: bool) -> N
     assert negative_rate(store.manifest) == counts["negatives"] / counts["negatives_population"]
     assert counts["rows"] == len(rows) + counts["negatives"]
     assert only_reranks(store.manifest) is None
+    assert describe(store)["negatives"] == {"rows": counts["negatives"], "rate": negative_rate(store.manifest)}
 
 
 def _sessions(store: Store) -> list[tuple[str, list[tuple[str, str, int]]]]:
@@ -159,6 +161,7 @@ def test_dwell_from_the_next_click(tmp_path: Path) -> None:
     sentence = only_reranks(store.manifest)
     assert sentence is not None
     assert "re-rank" in sentence
+    assert describe(store)["warnings"] == [sentence]
     gap = prepare(replace(log, session=None), tmp_path / "gap", replace(config, gap=1.0))
     gaps = {item: behaviour for logged in steps_of(gap) for item, behaviour, time in logged if time < BEGIN + 1001}
     assert gaps == {"x": "<5", "y": "<5", "p": "5..30", "z": "last", "q": "last"}
@@ -228,6 +231,8 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_one_behaviour_for_nearly_all_rows_is_clicks_alone() -> None:
-    assert only_reranks({"options": {}, "counts": {"labels": [9_950, 50]}}) is not None
-    assert only_reranks({"options": {}, "counts": {"labels": [900, 100]}}) is None
-    assert only_reranks({"options": {}, "counts": {"sessions": 3}}) is None
+    behaviours = {"behaviours": {"rewards": [0.0, 1.0]}, "options": {}}
+    assert only_reranks({**behaviours, "counts": {"labels": [50, 9_950]}}) is not None
+    assert only_reranks({**behaviours, "counts": {"labels": [9_950, 50]}}) is None  # impressions, few of them clicked
+    assert only_reranks({**behaviours, "counts": {"labels": [100, 900]}}) is None
+    assert only_reranks({**behaviours, "counts": {"sessions": 3}}) is None

@@ -65,7 +65,7 @@ def test_times_in_the_wrong_unit_and_heavy_users_are_warned_of(tmp_path: Path) -
     wrong_unit, heavy = found["warnings"]
     assert "1970-11-21, before 1995" in wrong_unit
     assert "User 'robot' has 71% of the sessions of part train" in heavy
-    few = [Row(f"u{k}", "x", NOON + k, "click") for k in range(3)]
+    few = [Row(f"u{k}", "x", NOON + k, ("skip", "click", "like")[k]) for k in range(3)]
     assert describe(_store(tmp_path, few, name="few"))["warnings"] == []  # a third each is all there can be
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from mbcal import SessionConfig, Store, prepare
 from mbcal.agents.lookup import agent_class
 from mbcal.data.behaviour_rules import Quantiles
+from mbcal.data.describe import describe
 from mbcal.data.ingest import Ingestion, LocalIngest
 from mbcal.data.store_format import PARTS
 from mbcal.data.time_split import first_reaching
@@ -19,7 +21,7 @@ from mbcal.data.workspace import Workspace
 from mbcal.environments.candidates import sample_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.sampling import sample_test_sessions
-from tests.support.logs import Row, content, expected, read_back, table, write_rows
+from tests.support.logs import Row, content, expected, read_back, table, write_csv, write_rows
 
 BEGIN = 1_700_000_040  # a whole minute
 BY_TIME = SessionConfig(horizon=4, history=3, split_by_time=True)
@@ -74,6 +76,7 @@ def test_parts_are_those_of_the_reference_cut_by_time(tmp_path: Path) -> None:
             assert len(before_now) <= 4
     assert read_back(store) == sorted(kept)
     assert {session.part for session in kept} == set(PARTS)
+    assert [datetime.fromisoformat(cut).timestamp() for cut in describe(store)["time_cuts"]] == [first, second]
     assert store.manifest["counts"]["outside_parts"] == len(rows) - len(used)
 
 
@@ -111,6 +114,28 @@ def test_nothing_after_a_cut_changes_what_is_before_it(tmp_path: Path, alive: fl
         assert len(early) > 50
         assert [_first_seen(other)[name] for name in early] == [_first_seen(store)[name] for name in early]
         assert other.catalog.items[: len(early)] == store.catalog.items[: len(early)] == tuple(early)
+
+
+def test_nothing_of_the_test_changes_the_context_of_the_others(tmp_path: Path) -> None:
+    """Vocabularies, means and deviations of fields are of rows before the cut of the test part."""
+    rows = _rows()
+    cut = _cuts(_store(tmp_path, rows))[1]
+    stores = []
+    for name, changed in (("one", rows), ("two", _change_after(rows, cut))):
+        path = tmp_path / f"{name}.csv"
+        values = [
+            (r.user, r.item, r.time, r.behaviour, f"d{len(r.item) if r.time < cut else r.time % 9}", r.time % 50)
+            for r in changed
+        ]
+        write_csv(path, values, ("user", "item", "time", "behaviour", "device", "hour"))
+        log = replace(table(path), context={"device": None, "hour": "number"})
+        stores.append(
+            prepare(log, tmp_path / f"store-{name}", replace(BY_TIME, time_cuts=(BEGIN * 10**6 + 10**11, cut * 10**6)))
+        )
+    for part in ("simulator", "train"):
+        for kind in ("steps", "sessions"):
+            first, second = ((store.path / f"{kind}-{part}-0000.parquet").read_bytes() for store in stores)
+            assert first == second
 
 
 def _first_seen(store: Store) -> dict[str, int]:

@@ -42,6 +42,8 @@ def describe_store(
     )
     if statistics["times"]:
         console.print(f"from {statistics['times']['first']} to {statistics['times']['last']}")
+    if added := statistics["negatives"]:
+        console.print(f"{added['rows']:,} steps are sampled negatives, {added['rate']:.2%} of all items not chosen")
     for table in (
         _behaviours(statistics),
         _lengths(statistics),
@@ -115,7 +117,8 @@ def _outcomes(statistics: dict[str, Any]) -> Table | None:
 
 
 def _parts(statistics: dict[str, Any]) -> Table:
-    table = _table("Parts (disjoint by user)", "part", "users", "sessions", "steps", "reward per session")
+    cuts = f", cut at {' and '.join(statistics['time_cuts'])}" if statistics["time_cuts"] else ""
+    table = _table(f"Parts (disjoint by user{cuts})", "part", "users", "sessions", "steps", "reward per session")
     for part, entry in statistics["parts"].items():
         mean = entry["reward_per_session"]
         row = [f"{entry[column]:,}" for column in ("users", "sessions", "steps")]

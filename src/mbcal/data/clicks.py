@@ -18,7 +18,7 @@ NEXT_CLICK = "next-click"
 CLICKS_ONLY = "clicks_only"
 """Entry among the manifest's options of logs without a behaviour column."""
 ONE_BEHAVIOUR = 0.99
-"""If more of all rows have the same behaviour, the log is one of clicks alone, whatever its columns."""
+"""If more of all rows have the same behaviour, and it is not that of the lowest reward, the log is one of clicks alone."""
 
 
 def click_rule(
@@ -83,8 +83,10 @@ def is_extended(behaviours: Behaviours, other: Behaviours) -> bool:
 
 def only_reranks(manifest: Mapping[str, Any]) -> str | None:
     """Return a sentence if a store's log tells nothing about items that users passed over; None if it does."""
-    options, labels = manifest["options"], manifest["counts"].get("labels", [])
-    is_one = bool(labels) and max(labels) > ONE_BEHAVIOUR * sum(labels)
+    options, labels, rewards = manifest["options"], manifest["counts"].get("labels", ()), manifest["behaviours"]["rewards"]
+    common = max(zip(labels, rewards, strict=False), default=(0, 0.0))
+    # a common behaviour of the lowest reward is no click: few clicks among many impressions are no clicks alone
+    is_one = common[0] > ONE_BEHAVIOUR * sum(labels) and common[1] > min(rewards)
     if options.get("negatives") or not (options.get(CLICKS_ONLY) or is_one):
         return None
     return (

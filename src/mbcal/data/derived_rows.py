@@ -179,8 +179,9 @@ def _session_of(
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the distinct keys, ascending. `np.unique` hashes whole numbers, which takes thirty times as long."""
-    ascending = np.sort(keys)
-    return ascending[np.r_[True, ascending[1:] != ascending[:-1]][: len(ascending)]]
+    ascending: NDArray[np.int64] = np.sort(keys)
+    is_first = np.r_[True, ascending[1:] != ascending[:-1]][: len(ascending)]
+    return np.asarray(ascending[is_first])
 
 
 def _contains(ascending: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.data.log_facts import LogFacts
+from mbcal.data.clicks import negative_rate
+from mbcal.data.log_facts import LogFacts, iso_time
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part
 from mbcal.metrics import gini
@@ -38,6 +39,8 @@ def describe(store: Store) -> dict[str, Any]:
     return {
         "source": store.manifest["source"],
         "times": facts.times(),
+        "time_cuts": [iso_time(cut) for cut in store.manifest["options"].get("time_cuts") or ()],
+        "negatives": {"rows": counts["negatives"], "rate": negative_rate(store.manifest)} if "negatives" in counts else None,
         "rows": counts["rows"],
         "rows_read": counts["rows_read"],
         "users": counts["users"],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbcal.data.clicks import only_reranks
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part, Shard
 from mbcal.types import FIRST_ITEM_ROW, Behaviours
@@ -88,7 +89,7 @@ class LogFacts:
 
     def times(self) -> dict[str, str] | None:
         """Return the first and last time as ISO text; None if the store has no times."""
-        return None if self.last < 0 else {"first": _iso(self.first), "last": _iso(self.last)}
+        return None if self.last < 0 else {"first": iso_time(self.first), "last": iso_time(self.last)}
 
     def new_items(self) -> list[dict[str, Any]]:
         """Return for each day with steps: its date, steps, items first seen on it, and the share of its steps on these."""
@@ -98,7 +99,7 @@ class LogFacts:
         new_steps = np.bincount(day, self.first_day_steps[seen], DAYS)
         return [
             {
-                "day": _iso(int(number) * DAY)[:10],
+                "day": iso_time(int(number) * DAY)[:10],
                 "steps": int(self.steps_by_day[number]),
                 "new_items": int(new[number]),
                 "share": float(new_steps[number] / self.steps_by_day[number]),
@@ -138,8 +139,8 @@ class LogFacts:
         found = []
         if self.last >= 0 and self.first < PLAUSIBLE:
             found.append(
-                f"The first step is of {_iso(self.first)[:10]}, before 1995: times were probably read in the wrong unit; "
-                "prepare again with --time-unit or --time-format."
+                f"The first step is of {iso_time(self.first)[:10]}, before 1995: times were probably read in the wrong "
+                "unit; prepare again with --time-unit or --time-format."
             )
         for part, users in self.heaviest_users(store).items():
             n_users = max(int(store.manifest["counts"]["parts"][part].get("users", 1)), 1)
@@ -153,9 +154,11 @@ class LogFacts:
                 f"{conflicts:,} items have several rows in the item table that contradict each other; the smallest value "
                 "was taken: keep one row per item."
             )
+        if sentence := only_reranks(store.manifest):
+            found.append(sentence)
         return found
 
 
-def _iso(time: int) -> str:
+def iso_time(time: int) -> str:
     """Return microseconds since 1970 as ISO text, in whole seconds."""
     return datetime.fromtimestamp(time // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

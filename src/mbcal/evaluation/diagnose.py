@@ -164,7 +164,7 @@ def diagnose(
         repeats=float(np.median(times_shown[FIRST_ITEM_ROW:])),
         effective=effective_share(test),
         shown_evidence=shown_evidence(far_sighted.nets["environment"], test.tensors(far_sighted.device), seed),
-        warnings=(*facts.warnings(store), *_length_warning(share_of_length), *far_sighted.warnings),
+        warnings=(*facts.warnings(store), *_length_warning(share_of_length, store), *far_sighted.warnings),
         unseen=float((times_shown[test.items[test.mask]] == 0).mean()),
         length_share=share_of_length,
         length_by_outcome=tuple(facts.outcomes()),
@@ -178,8 +178,8 @@ def length_share(sessions: Sessions) -> float:
     return float(np.mean((length - length.mean()) * (reward - reward.mean())) / scale) ** 2 if scale > 0 else 0.0
 
 
-def _length_warning(share: float) -> list[str]:
-    if share < FROZEN_LENGTH:
+def _length_warning(share: float, store: Store) -> list[str]:
+    if share < FROZEN_LENGTH or store.behaviours.terminal:
         return []
     return [
         f"The length of a session explains {share:.0%} of the variance of its reward, and a policy cannot change it in "
