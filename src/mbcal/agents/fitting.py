@@ -31,7 +31,7 @@ from mbcal.training.holdout import split_held_out_users
 from mbcal.training.propensities import exploration_ratios, step_weights
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
-from mbcal.types import Sessions, SessionTensors
+from mbcal.types import FIRST_ITEM_ROW, Sessions, SessionTensors
 
 if TYPE_CHECKING:
     from mbcal.agents.base import Agent
@@ -106,8 +106,12 @@ def note_clicks_alone(agent: Agent, store: Store, part: Part = "train") -> None:
     agent.support = None
     if sentence is not None:
         agent.warnings = (*agent.warnings, sentence)
-        counts = (np.bincount(shard.items, minlength=store.catalog.n_rows) for shard in store.shards(part))
-        agent.support = sum(counts, np.zeros(store.catalog.n_rows, np.int64))
+        counts = np.zeros(store.catalog.n_rows, np.int64)
+        for shard in store.shards(part):
+            counts += np.bincount(shard.items, minlength=len(counts))
+        catalog = agent.domain.catalog  # which may have the store's items in other rows
+        agent.support = np.zeros(catalog.n_rows, np.int64)
+        agent.support[catalog.rows_of(store.catalog.items)] = counts[FIRST_ITEM_ROW:]
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ class SessionsBase:
             raise ModelError(f"{problem}; fit one on this data")
         if not catalog.extends(self.catalog):
             problem = f"{owner} knows {len(catalog):,} items, the data has {len(self.catalog):,} and not the same"
-            raise ModelError(f"{problem}; fit one on this data")
+            raise ModelError(f"{problem}; fit one on this data, or prepare the log --like the store of the model")
 
 
 def recode_arrays(sessions: Any, fields: SessionFields, zeros: Callable[..., Any]) -> dict[str, Any]:
