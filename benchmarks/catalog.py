@@ -13,8 +13,8 @@ the day's sessions):
 Each morning, before it learns, a policy re-ranks the sessions of the day that show an item first seen that day: the items
 that were shown are ranked by the state before the session, and the better half is kept. Logged rewards say what that half
 earned. The table has, with 95% intervals by user, per session: the reward of the half, the part of it from items first seen
-that day, and the share of pairs ordered as their rewards are, of pairs with an item first seen that day, and of pairs with
-one that came after the first days.
+that day and the mean reward of these, and the share of pairs ordered as their rewards are, of pairs with an item first seen
+that day, and of pairs with one that came after the first days.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class Found:
     user: list[NDArray[Any]] = field(default_factory=list)
     reward: list[NDArray[Any]] = field(default_factory=list)
     new_reward: list[NDArray[Any]] = field(default_factory=list)
+    new_kept: list[NDArray[Any]] = field(default_factory=list)
     pairs: list[NDArray[Any]] = field(default_factory=list)
     """(n, 4): pairs ordered right and all pairs, with an item of the day, then with one that came after the first days."""
 
@@ -135,6 +136,7 @@ def judge(
     found.user.append(sessions.user)
     found.reward.append((rewards * in_half).sum(1))
     found.new_reward.append((rewards * (in_half & is_new)).sum(1))
+    found.new_kept.append((in_half & is_new).sum(1))
     better = rewards[:, :, None] > rewards[:, None, :]  # (n, T, T): the first of a pair earned more
     better &= sessions.mask[:, :, None] & sessions.mask[:, None, :]
     right = better & (scores[:, :, None] > scores[:, None, :])
@@ -175,15 +177,15 @@ def replay(log: DatedLog, first_days: int, n_days: int, method: str, epochs: int
 
 def show(found: dict[str, Found]) -> None:
     """Print the table."""
-    print(
-        "policy       sessions  reward of the half       of it from new items     pairs with a new item   with a later one"
-    )
+    columns = ("reward of the half", "of it from new items", "of each of these", "pairs with a new item", "with a later one")
+    print(f"policy       sessions  {''.join(f'{column:<26}' for column in columns)}")
     for name, entry in found.items():
         users, pairs = np.concatenate(entry.user), np.concatenate(entry.pairs)
         means = [mean_interval(np.concatenate(values), users) for values in (entry.reward, entry.new_reward)]
-        shares = [_share(pairs[:, k], pairs[:, k + 1], users) for k in (0, 2)]
-        cells = [f"{mean.mean:7.3f} [{mean.low:.3f}, {mean.high:.3f}]" for mean in (*means, *shares)]
-        print(f"{name:<12} {len(users):>8,}  {'   '.join(cells)}")
+        shares = [_share(np.concatenate(entry.new_reward), np.concatenate(entry.new_kept), users)]
+        shares += [_share(pairs[:, k], pairs[:, k + 1], users) for k in (0, 2)]
+        cells = [f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]" for mean in (*means, *shares)]
+        print(f"{name:<12} {len(users):>8,}  {''.join(f'{cell:<26}' for cell in cells)}")
     reference = found["growth"]
     for name in POLICIES[1:]:
         users = np.concatenate(reference.user)
@@ -196,7 +198,7 @@ def show(found: dict[str, Found]) -> None:
 
 
 def _share(right: NDArray[Any], total: NDArray[Any], users: NDArray[Any]) -> Mean:
-    """The share of all pairs, with the interval of a ratio of means."""
+    """A ratio of two sums, with its interval."""
     share = right.sum() / max(total.sum(), 1)
     residual = mean_interval((right - share * total) / max(total.mean(), 1e-9), users)
     return replace(

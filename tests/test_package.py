@@ -14,12 +14,13 @@ def test_public_names_are_exactly_these() -> None:
             "DDQN", "DQN", "DQNConfig", "DynaQ", "ExperimentConfig", "Feature", "FittedModel", "GRU4Rec", "GRU4RecEpsilon",
             "GateConfig", "GymnasiumWorld", "ItemTable", "KuaiRand", "Labels", "Levels", "LinUCB", "LinUCBConfig", "MBCAL",
             "MBCALConfig", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError", "Mind", "MovieLens", "NetConfig",
-            "Netflix", "Newsfeed", "NewsfeedConfig", "Oracle", "Popular", "Random", "RankedItem", "RecBole",
+            "Netflix", "Newsfeed", "NewsfeedConfig", "NumberFeature", "Oracle", "Popular", "Random", "RankedItem", "RecBole",
             "Recommendations", "Registry", "RetailRocket", "SessionConfig", "SessionTensors", "Sessions", "Simulator",
             "SimulatorConfig", "Store", "TableLog", "TrainingConfig", "UpdateConfig", "UserTable", "ValueConfig",
-            "Yoochoose", "__version__", "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world",
-            "evaluate_models", "fit", "fit_simulator", "load", "load_experiment_config", "loop", "prepare",
-            "prepare_newsfeed", "rollout", "run_experiment", "update",
+            "VectorFeature", "Yoochoose",
+            "__version__", "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models",
+            "fit", "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
+            "run_experiment", "update",
         ]
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from mbcal.data import (
     prepare,
 )
 from mbcal.errors import MbcalError
-from mbcal.types import Behaviours, Catalog, Feature, Sessions, SessionTensors
+from mbcal.types import Behaviours, Catalog, Feature, NumberFeature, Sessions, SessionTensors, VectorFeature
 from mbcal.version import __version__
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ __all__ = [
     "Netflix",
     "Newsfeed",
     "NewsfeedConfig",
+    "NumberFeature",
     "Oracle",
     "Popular",
     "Random",
@@ -131,6 +132,7 @@ __all__ = [
     "UpdateConfig",
     "UserTable",
     "ValueConfig",
+    "VectorFeature",
     "Yoochoose",
     "__version__",
     "collect",

@@ -21,12 +21,18 @@ export async function storePage(path) {
     el("p", { class: "note" }, `Half of all steps go to ${count(store.popularity.half)} of ${count(store.items)} items; a median item is shown ${plain(store.popularity.median)} times; the Gini coefficient is ${number(store.popularity.gini)} (0: all equally often, 1: one item only).`),
     barList(store.popularity.top.map((one) => ({ name: one.title === one.item ? one.item : `${one.title} (${one.item})`, value: one.count, text: count(one.count) }))),
     el("h2", {}, "Features of items"),
-    Object.keys(store.features).length ? table(["feature", ["values", "number"], ["items without", "number"]], Object.entries(store.features).map(([name, one]) => [name, count(one.values), count(one.items_without)])) : el("p", { class: "empty" }, "None: items are ids alone."),
+    Object.keys(store.features).length ? table(["feature", "kind", ["values", "number"], ["items without", "number"]], Object.entries(store.features).map(([name, one]) => [name, one.kind, featureValues(one), count(one.items_without)])) : el("p", { class: "empty" }, "None: items are ids alone."),
     el("h2", {}, "Rejected rows"),
     rejected.length ? table(["reason", ["rows", "number"]], rejected.map(([reason, n]) => [reason, count(n)])) : el("p", { class: "empty" }, "None."),
     el("h2", {}, "Options"),
     el("details", {}, el("summary", {}, `content ${(store.content_hash || dash).slice(0, 16)}`), el("pre", {}, JSON.stringify({ options: store.options, source_hashes: store.source_hashes }, null, 2))),
   ];
+}
+
+function featureValues(feature) {
+  if (feature.kind === "vector") return `${count(feature.length)} numbers each`;
+  if (feature.kind === "number") return feature.lowest === undefined ? dash : `${plain(feature.lowest)} to ${plain(feature.highest)}`;
+  return count(feature.values);
 }
 
 export function wholeTicks(low, high, most) {
