@@ -25,6 +25,7 @@ else:
 
 SLOWEST_FILES = (
     "test_docs.py",
+    "test_data_page.py",
     "test_ray_train.py",
     "test_models.py",
     "test_run.py",

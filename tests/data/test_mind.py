@@ -8,6 +8,7 @@ import pytest
 
 from mbcal import Labels, Mind, SessionConfig, prepare
 from mbcal.errors import InputError
+from tests.support.layouts import shuffled
 from tests.support.logs import ONE_PART, read_back, unpacked, zipped
 
 MORNING = 1573463158  # 11/11/2019 9:05:58 AM
@@ -101,3 +102,11 @@ def test_other_rewards_and_impressions_alone(tmp_path: Path) -> None:
     assert (store.behaviours.rewards, store.catalog.features) == ((-1, 2), {})
     with pytest.raises(InputError, match=r"no behaviors file found; looked for behaviors\*.tsv"):
         prepare(Mind(unpacked(tmp_path / "raw", {"news.tsv": NEWS.encode()})), tmp_path / "none")
+
+
+def test_the_order_of_lines_does_not_matter(tmp_path: Path) -> None:
+    stores = [
+        prepare(Mind(unpacked(tmp_path / f"raw-{seed}", shuffled(FILES, False, seed))), tmp_path / f"{seed}", ONE_PART)
+        for seed in range(3)
+    ]
+    assert len({store.content_hash for store in stores}) == 1

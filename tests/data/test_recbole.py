@@ -9,6 +9,7 @@ import pytest
 from mbcal import Labels, Levels, RecBole, SessionConfig, prepare
 from mbcal.errors import InputError, OptionError
 from tests.support.command_line import mbcal_here
+from tests.support.layouts import shuffled
 from tests.support.logs import ONE_PART, read_back, steps, unpacked, zipped
 
 INTER = (
@@ -168,3 +169,11 @@ def test_many_distinct_numbers_need_levels(tmp_path: Path) -> None:
     rows = "".join(f"u\t{k}\t{k / 10}\t{k}\n" for k in range(13))
     with pytest.raises(OptionError, match=r"levels: column 'rating' has more than 12 distinct numbers; give cut points"):
         prepare(RecBole(write(tmp_path, INTER.splitlines()[0] + "\n" + rows)), tmp_path / "store")
+
+
+def test_the_order_of_lines_does_not_matter(tmp_path: Path) -> None:
+    stores = [
+        prepare(RecBole(unpacked(tmp_path / f"raw-{seed}", shuffled(ML, True, seed))), tmp_path / f"{seed}", ONE_PART)
+        for seed in range(3)
+    ]
+    assert len({store.content_hash for store in stores}) == 1

@@ -146,6 +146,11 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_google_cloud_storage_is_read_by_pyarrow() -> None:
+    filesystem, path = remote._filesystem("gs://bucket/logs/2026-*.parquet")
+    assert (filesystem.fs.type_name, path) == ("gcs", "bucket/logs/2026-*.parquet")
+
+
 def test_what_is_a_url(tmp_path: Path) -> None:
     assert remote.as_url("s3://bucket/key") == "s3://bucket/key"
     assert remote.as_url(Path("s3://bucket/key")) == "s3://bucket/key"

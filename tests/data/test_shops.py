@@ -9,6 +9,7 @@ import pytest
 from mbcal import Labels, RetailRocket, SessionConfig, Yoochoose, prepare
 from mbcal.errors import InputError
 from tests.support.command_line import mbcal_here
+from tests.support.layouts import shuffled
 from tests.support.logs import ONE_PART, read_back, steps, unpacked, zipped
 
 CLICKS = (
@@ -122,3 +123,16 @@ def test_commands_take_rewards(tmp_path: Path) -> None:
     assert "5 steps of 2 users with 3 items" in printed
     printed = mbcal_here("prepare", "retailrocket", "retailrocket", "--gap", "30", "--out", "r", cwd=tmp_path)
     assert "4 steps of 2 users with 2 items" in printed
+
+
+@pytest.mark.parametrize(("reader", "files"), [(Yoochoose, YOOCHOOSE), (RetailRocket, RETAILROCKET)])
+def test_the_order_of_lines_does_not_matter(
+    tmp_path: Path, reader: type[Yoochoose] | type[RetailRocket], files: dict[str, bytes]
+) -> None:
+    stores = [
+        prepare(
+            reader(unpacked(tmp_path / f"raw-{seed}", shuffled(files, reader is RetailRocket, seed))), tmp_path / f"{seed}"
+        )
+        for seed in range(3)
+    ]
+    assert len({store.content_hash for store in stores}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,17 @@ ML_20M = {
 
 
 COMBINED = b"7:\n11,3,2005-01-02\n12,5,2004-12-31\n8:\n11,1,2005-01-01\n"
+
+
+def shuffled(files: dict[str, bytes], has_header: bool, seed: int) -> dict[str, bytes]:
+    """The same files with their lines in another order, but for headers."""
+    result = {}
+    for name, data in files.items():
+        lines = data.splitlines(keepends=True)
+        header, rows = (lines[:1], lines[1:]) if has_header else ([], lines)
+        random.Random(seed).shuffle(rows)
+        result[name] = b"".join([*header, *rows])
+    return result
 
 
 def kuairand(tmp_path: Path, users: int = 60, each: int = 24) -> Path:
