@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mbcal import ItemTable, KuaiRand, Levels, MovieLens, Netflix, SessionConfig, prepare
+from mbcal import ItemTable, KuaiRand, Levels, Mind, MovieLens, Netflix, SessionConfig, prepare
 from mbcal.data.ingest import LogReader
 from mbcal.data.shards import ShardPlan
 from mbcal.distributed.engines import ONE_CORE, WorkerResources
@@ -176,3 +176,17 @@ def test_a_plan_cut_in_two_is_the_same_plan() -> None:
     halves = plan[:5], plan[5:]
     assert halves[0].locations + halves[1].locations == plan.locations
     assert halves[0].user_bounds[-1] == halves[1].user_bounds[0] == plan.user_bounds[5]
+
+
+def test_mind_whose_histories_are_read_from_all_files(tmp_path: Path) -> None:
+    files = {}
+    for part, day in (("train", 11), ("dev", 15)):
+        lines = [
+            f"{k}\tU{k % 9}\t11/{day}/2019 {1 + k % 12}:05:58 AM\tN{k % 5} N{k % 7}\tN{k % 11}-1 N{k % 13}-0"
+            for k in range(60)
+        ]
+        files[f"{part}/behaviors.tsv"] = "\n".join([*lines, "61\tU1\tbroken\n"]).encode()
+    config = SessionConfig(max_rejected=0.9)
+    same_store(Mind(unpacked(tmp_path / "raw", files)), tmp_path, config)
+    rejected = prepare(Mind(tmp_path / "raw"), tmp_path / "again", config).manifest["rejected"]
+    assert rejected["line has the wrong shape"] == 2

@@ -109,7 +109,8 @@ def _impressions_sql(path: Path, work: Workspace) -> str:
 def _histories_sql(paths: Sequence[Path], work: Workspace) -> str:
     """Return a subquery with a row for every click in the history of each user's first impression, the last at place 1."""
     columns = ("impression", "user_id", "time", "history")
-    rows = " UNION ALL ".join(_tsv(path, COLUMNS, columns, work, "log") for path in paths)
+    # malformed lines are collected where impressions are read, and not a second time here
+    rows = " UNION ALL ".join(_tsv(path, COLUMNS, columns, work, "history") for path in paths)
     stamped = f"SELECT user_id, impression, trim(coalesce(history, '')) AS history, {TIME} AS stamp FROM ({rows})"
     first = (
         "SELECT user_id, arg_min(history, (stamp, impression)) AS history, min(stamp) AS stamp "
