@@ -18,6 +18,8 @@ from mbcal.data.ingest import Ingestion, LocalIngest
 from mbcal.data.store_format import PARTS
 from mbcal.data.time_split import first_reaching
 from mbcal.data.workspace import Workspace
+from mbcal.distributed.group import SINGLE_WORKER
+from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.candidates import sample_candidates
 from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.sampling import sample_test_sessions
@@ -229,6 +231,12 @@ def test_candidates_are_alive_when_the_session_begins(tmp_path: Path) -> None:
         assert np.mean(counts) > 2.5  # most sessions have as many others as own items
         np.testing.assert_array_equal(candidates, sample_candidates(sessions, 0))
         assert (sample_candidates(sessions, 1) != candidates).any()
+        middle = len(sessions) // 2  # however sessions are spread over workers
+        for begin, end in ((0, middle), (middle, len(sessions))):
+            part = WorkerSlice(begin, end - begin, len(sessions), SINGLE_WORKER)
+            np.testing.assert_array_equal(
+                sample_candidates(sessions[begin:end], 0, worker_slice=part), candidates[begin:end]
+            )
 
 
 def test_without_the_options_nothing_is_stored(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ on them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mbcal.config import from_dict, to_dict, with_settings
+from mbcal.config import with_settings
 from mbcal.data.clicks import NONE, negative_rate
 from mbcal.data.store import Store
 from mbcal.distributed.group import SINGLE_WORKER
@@ -26,6 +26,7 @@ from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.base import require_sessions
 from mbcal.environments.model import ModelEnvironment, ModelState
 from mbcal.environments.report_card import ReportCard, ReportCardBuilder
+from mbcal.environments.simulator_files import build_network, load_simulator, save_simulator
 from mbcal.environments.trust import Trust, simulator_trust
 from mbcal.errors import InputError, ModelError, OptionError
 from mbcal.nn.base import SessionNet
@@ -33,12 +34,9 @@ from mbcal.nn.config import NetConfig
 from mbcal.nn.embeddings import fill_unknown_items, mark_seen_items
 from mbcal.nn.fields import centre_fields
 from mbcal.nn.growth import grow_network
-from mbcal.nn.recurrent import RecurrentNet
-from mbcal.nn.transformer import TransformerNet
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.fields import FieldReader
 from mbcal.scoring.sampled_negatives import undo_sampling
-from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact, write_artifact
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.calibration import calibrate
 from mbcal.training.config import TrainingConfig
@@ -47,10 +45,9 @@ from mbcal.training.device_data import DeviceSessions
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.loop import TrainingJob, train
 from mbcal.training.losses import base_nll, behaviour_nll
-from mbcal.training.random import derive_seed, seeded_weights, uniform
+from mbcal.training.random import derive_seed, uniform
 from mbcal.training.record import TrainingRecord
-from mbcal.training.state import load_state_arrays, state_to_arrays
-from mbcal.types import NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
+from mbcal.types import Behaviours, Catalog, SessionFields, Sessions
 
 Family = Literal["lstm", "transformer"]
 """The networks a simulator can have."""
@@ -140,7 +137,7 @@ class Simulator:
         sessions = data.sessions("simulator") if isinstance(data, Store) else data
         fields = sessions.fields.select(self.config.user_features, self.config.context)
         sessions = sessions.encoded_by(fields)
-        net = _build_network(self.config, sessions.catalog, sessions.behaviour_set, fields).to(self.device)
+        net = build_network(self.config, sessions.catalog, sessions.behaviour_set, fields).to(self.device)
         mark_seen_items(net, sessions.tensors(), first=True)
         training, device_sessions = self.config.training, DeviceSessions(sessions, self.device)
         train_rows, held_out_rows = split_held_out_users(sessions.user, training.validation, self.config.seed)
@@ -322,22 +319,7 @@ class Simulator:
             OutputError: If the folder exists or cannot be written.
         """
         self.card = self.card if card is None else card
-        manifest = {
-            "config": to_dict(self.config),
-            "behaviours": self.behaviours.as_dict(),
-            "training": asdict(self.record),
-            "temperature": self.temperature,
-            "provenance": dict(self.provenance),
-            "origin": self.origin,
-            "report_card": None if self.card is None else asdict(self.card),
-            **({"negative_rate": self.negative_rate} if self.negative_rate < 1 else {}),
-        }
-        if self.fields:
-            manifest["fields"] = self.fields.record()
-        state = state_to_arrays(self.environment.net, None)
-        weights = {name.removeprefix("weight/"): array for name, array in state.items()}
-        files = {"weights": weights, "fitted": {"users": self.fitted_users}}
-        return write_artifact(path, SIMULATOR_KIND, manifest, files, self.catalog, overwrite, extra_files)
+        return save_simulator(self, path, extra_files, overwrite)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Self:
@@ -346,37 +328,14 @@ class Simulator:
         Raises:
             ModelError: If the folder is no simulator, or is damaged.
         """
-        artifact = Artifact.open(path, SIMULATOR_KIND)
-        manifest, catalog = artifact.manifest, artifact.catalog
-        try:
-            simulator = cls(from_dict(SimulatorConfig, manifest["config"]), device)
-            fields = SessionFields.from_record(manifest.get("fields"))
-            net = _build_network(simulator.config, catalog, artifact.behaviours, fields)
-            weights = {f"weight/{name}": array for name, array in artifact.arrays("weights").items()}
-            load_state_arrays(net, None, weights)
-            simulator._environment = ModelEnvironment(net.to(simulator.device), catalog, artifact.behaviours)
-            simulator.fitted_users, simulator.origin = artifact.arrays("fitted")["users"], manifest["origin"]
-            simulator.record, simulator.provenance = TrainingRecord(**manifest["training"]), manifest["provenance"]
-            simulator.temperature, card = float(manifest["temperature"]), manifest["report_card"]
-            simulator.card = None if card is None else ReportCard(**card)
-            simulator.negative_rate = float(manifest.get("negative_rate", 1.0))
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise artifact.damage_error(str(error).splitlines()[0]) from error
-        return simulator
+        return load_simulator(cls, path, device)
+
+    def restore(self, net: SessionNet, catalog: Catalog, behaviours: Behaviours) -> None:
+        """Use a fitted network as its own."""
+        self._environment = ModelEnvironment(net.to(self.device), catalog, behaviours)
 
     def __repr__(self) -> str:
         if self._environment is None:
             return f"<Simulator: {self.config.family}, not fitted>"
         sizes = f"{len(self.catalog):,} items, {len(self.behaviours)} behaviours"
         return f"<Simulator: {self.config.family}, {sizes}, fitted on {len(self.fitted_users):,} users, on {self.device}>"
-
-
-def _build_network(
-    config: SimulatorConfig, catalog: Catalog, behaviours: Behaviours, fields: SessionFields = NO_FIELDS
-) -> SessionNet:
-    features = tuple(catalog.features) if config.features is None else config.features
-    net_config = NetConfig(config.family, config.hidden, config.embedding, features)
-    with seeded_weights(config.seed, "simulator weights"):
-        if config.family == "transformer":
-            return TransformerNet(catalog, behaviours, net_config, len(behaviours), fields)
-        return RecurrentNet(catalog, behaviours, net_config, len(behaviours), fields=fields)
