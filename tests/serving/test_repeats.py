@@ -19,7 +19,10 @@ from mbcal.decision_log import Decision, compact_log, read_log, writer
 from mbcal.decision_log.tail import recent_decisions
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
+from mbcal.serving import claims
+from mbcal.serving.claims import IdBusyError
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest
+from mbcal.serving.refusals import refusal
 from mbcal.serving.repeats import IdConflictError, RepeatedRequests, request_hash
 from mbcal.serving.run import ServerSettings, make_service
 from mbcal.serving.server import App
@@ -238,3 +241,72 @@ def test_workers_share_answers_while_redis_has_lost_them(registry: Registry) -> 
         worker.repeated.supervisor = supervisor
         serve(ServerSettings(""), ask, worker)
     assert bodies[0] == bodies[1]
+
+
+def test_of_workers_that_are_asked_at_the_same_moment_one_answers(registry: Registry, tmp_path: Path) -> None:
+    """They share sessions (one store), or only a supervisor beside a Redis that has lost everything."""
+
+    async def story(workers: list[Service]) -> None:
+        clients = []
+        for worker in workers:
+            await worker.follower.look()
+            clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(App(worker)), base_url="http://localhost"))
+        for number in range(10):
+            request = {**REQUEST, "id": f"same {number}"}
+            answers = await asyncio.gather(*(http.post("/v1/rank", json=request) for http in clients * 2))
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({answer.content for answer in answers}) == 1
+            others = [
+                http.post("/v1/rank", json={**request, "id": f"other {number}", "k": 2 + n})
+                for n, http in enumerate(clients)
+            ]
+            assert sorted(answer.status_code for answer in await asyncio.gather(*others)) == [200, 409]
+        assert sum(worker.counts["v000001"].decisions for worker in workers) == 20
+        for worker, http in zip(workers, clients, strict=True):
+            await http.aclose()
+            await worker.close()
+
+    for kind in ("store", "supervisor"):
+        shared = SharedStore()
+        workers = []
+        for number in range(2):
+            log = DecisionLog(tmp_path / f"{kind} {number}")
+            workers.append(Service(registry, shared if kind == "store" else SharedStore(), log, 0.5))
+            workers[-1].repeated.supervisor = shared if kind == "supervisor" else None
+        asyncio.run(story(workers))
+        logs = [record.id for number in range(2) for record in read_log(tmp_path / f"{kind} {number}")]
+        assert len(logs) == len(set(logs)) == 20
+
+
+def test_a_claim_ends_with_a_failure_and_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "WAIT_SECONDS", 0.1)
+    now = [0.0]
+    store = SharedStore(clock=lambda: now[0])
+    one, two = RepeatedRequests(store, 20_000, 60.0), RepeatedRequests(store, 20_000, 60.0)
+    answer, slow = RankAnswer("a", "v1", 0.1, []), asyncio.Event()
+
+    async def fail() -> RankAnswer:
+        raise ValueError("fails")
+
+    async def wait() -> RankAnswer:
+        await slow.wait()
+        return answer
+
+    async def make() -> RankAnswer:
+        return answer
+
+    async def story() -> None:
+        with pytest.raises(ValueError, match="fails"):
+            await one.once("a", "hash", fail)
+        assert (await two.once("a", "hash", make)).decision == "a"
+        waiting = asyncio.create_task(one.once("b", "hash", wait))
+        await asyncio.sleep(0.01)
+        with pytest.raises(IdBusyError, match="try again in a second"):
+            await two.once("b", "hash", make)
+        now[0] += 11.0  # the first has neither answered nor failed
+        assert (await two.once("b", "hash", make)).decision == "a"
+        slow.set()
+        await waiting
+
+    asyncio.run(story())
+    assert refusal(IdBusyError("id: x")).status == 503

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,8 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.hub import merge_metrics
 from tests.support.servers import events_of, metric, serving
 from tests.support.versions import ITEMS
+
+ADMIN = "0123456789abcdef-admin"
 
 
 def test_several_workers_are_one_service(shared_registry: Registry, tmp_path: Path) -> None:
@@ -78,6 +81,44 @@ def test_workers_give_a_canary_its_share_and_agree_who_gets_it(registry: Registr
     assert {(worker, record.version) for worker, record in decisions} == {(w, v) for w in (0, 1) for v in (live, canary)}
     workers = {name: {worker for worker, record in decisions if record.session == name} for name in names}
     assert sum(len(both) == 2 for both in workers.values()) >= 20
+
+
+def test_what_one_worker_learns_holds_for_all(
+    shared_registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MBCAL_ADMIN_TOKEN", ADMIN)
+    with serving(shared_registry, "--workers", "2", "--log", str(tmp_path / "log"), "--epsilon", "0.5") as (process, port):
+        address = f"http://127.0.0.1:{port}"
+
+        def post(path: str, body: dict[str, object]) -> dict[str, object]:
+            answer = httpx.post(f"{address}{path}", json=body, headers={"authorization": f"Bearer {ADMIN}"})
+            assert answer.status_code == 200
+            return dict(answer.json())
+
+        with ThreadPoolExecutor(4) as pool:  # the same request, with the same id, at the same moment
+            for number in range(15):
+                request: dict[str, object] = {"candidates": ITEMS, "k": 3, "id": f"same {number}", "session": f"s {number}"}
+                answers = list(pool.map(lambda _, body=request: post("/v1/rank", body), range(4)))  # type: ignore[misc]
+                assert all(answer == answers[0] for answer in answers)
+                for _ in range(6):
+                    post("/v1/feedback", {"decision": f"same {number}", "behaviour": "like"})
+        wait_until(lambda: stats_of(address)["decisions"] == 15)
+        assert stats_of(address)["feedback"] == 15  # each once, whichever workers it was sent to
+        assert stats_of(address)["reward_per_session"] == 5.0
+
+        post("/admin/epsilon", {"epsilon": 0.25})
+        assert {post("/v1/rank", {"candidates": ITEMS})["epsilon"] for _ in range(20)} == {0.25}
+        os.kill(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)
+        time.sleep(0.5)
+        wait_until(lambda: metric(port, "mbcal_ready") == 2)
+        assert {post("/v1/rank", {"candidates": ITEMS})["epsilon"] for _ in range(20)} == {0.25}
+    records = [record for worker in (0, 1) for record in read_log(tmp_path / "log" / f"worker-{worker}")]
+    ids = [record.id for record in records if isinstance(record, Decision)]
+    assert len(ids) == len(set(ids)) == 15 + 40
+
+
+def stats_of(address: str) -> dict[str, float]:
+    return dict(httpx.get(f"{address}/v1/stats").json()["versions"]["v000001"])
 
 
 def converse(address: str, sessions: int, steps: int, prefix: str = "s") -> set[str]:

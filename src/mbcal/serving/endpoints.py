@@ -12,7 +12,7 @@ from mbcal.errors import InputError
 from mbcal.pages import page_file
 from mbcal.registry.updates import read_update_page
 from mbcal.serving.batches import handle_members, is_batch
-from mbcal.serving.hub import merge_metrics
+from mbcal.serving.hub import Notice, merge_metrics
 from mbcal.serving.messages import (
     AliveAnswer,
     EpsilonAnswer,
@@ -113,11 +113,16 @@ class Endpoints:
 
     async def reload(self, _: bytes) -> Response:
         self._service.refused.clear()
+        if self._service.workers is not None:
+            await self._service.workers.notify(Notice(reload=True))
         await self._service.follower.look()
         return _ok(self._service.model())
 
     async def set_epsilon(self, body: bytes) -> Response:
-        self._service.epsilon = _decode_epsilon(body).epsilon
+        epsilon = _decode_epsilon(body).epsilon
+        if self._service.workers is not None:
+            await self._service.workers.notify(Notice(epsilon))
+        self._service.epsilon = epsilon
         self._service.on_event("epsilon", epsilon=self._service.epsilon)
         return _ok(EpsilonAnswer(self._service.epsilon))
 

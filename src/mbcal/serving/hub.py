@@ -1,7 +1,7 @@
-"""What the workers of one `mbcal serve --workers N` share: sessions and decisions in the supervisor's memory, and metrics.
+"""What the workers of one `mbcal serve --workers N` share: sessions and decisions, an operator's settings, and metrics.
 
 Every worker has one socket to its supervisor. A message is four bytes of length and MessagePack: a `Call`, then its `Reply`
-with the same number. A worker whose supervisor is gone stops.
+with the same number; or a `Notice` from the supervisor, as a reply to nothing. A worker whose supervisor is gone stops.
 
 ::
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
@@ -27,6 +28,10 @@ CALL_SECONDS = 2.0
 """Longest time a call may take."""
 MAX_MESSAGE = 64 << 20
 """Bytes of a message; a longer one is not from this program."""
+NOTICE = -1
+"""Number of a reply that is a notice."""
+MAX_FEEDBACK = 131_072
+"""Items with feedback that are remembered, so that each is counted once; the oldest are dropped."""
 
 
 class Call(msgspec.Struct, array_like=True):
@@ -46,6 +51,15 @@ class Reply(msgspec.Struct, array_like=True):
     value: msgspec.Raw
 
 
+class Notice(msgspec.Struct, array_like=True):
+    """What an operator has told one worker and all must know."""
+
+    epsilon: float | None = None
+    """The new exploration rate; None if it stays."""
+    reload: bool = False
+    """Whether versions that were refused are to be tried again."""
+
+
 class WorkerMetrics(msgspec.Struct, array_like=True):
     """What a worker learns when it reports its metrics."""
 
@@ -61,6 +75,8 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 _decode_session = msgspec.msgpack.Decoder(Session).decode
 _decode_known: Callable[[msgspec.Raw], Session | None] = msgspec.msgpack.Decoder(Session | None).decode
 _decode_reference: Callable[[msgspec.Raw], DecisionRef | None] = msgspec.msgpack.Decoder(DecisionRef | None).decode
+_decode_claim: Callable[[msgspec.Raw], DecisionRef | bool] = msgspec.msgpack.Decoder(DecisionRef | bool).decode
+_decode_notice = msgspec.msgpack.Decoder(Notice).decode
 _decode_metrics = msgspec.msgpack.Decoder(WorkerMetrics).decode
 _decode_pool = msgspec.msgpack.Decoder(Pool).decode
 
@@ -77,6 +93,9 @@ class Hub:
         self._sessions = sessions
         self._texts: dict[str, str] = {}
         self._traffic = TrafficPool()
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._epsilon: float | None = None
+        self._feedback: OrderedDict[tuple[str, str], None] = OrderedDict()
         self.listened: set[str] = set()
         """Workers that have listened."""
         self.restarts = 0
@@ -89,6 +108,10 @@ class Hub:
                 key, msgspec.msgpack.decode(value, type=DecisionRef)
             ),
             "recall_decision": lambda key, _: sessions.recall_decision(key),
+            "claim_decision": lambda key, _: sessions.claim_decision(key),
+            "release_decision": lambda key, _: sessions.release_decision(key),
+            "first_feedback": self._first_feedback,
+            "notify": self._notify,
             "report": self._report,
             "exchange": self._exchange,
             "listening": self._listening,
@@ -97,11 +120,19 @@ class Hub:
     async def serve(self, worker: str, connection: socket.socket) -> None:
         """Answer the calls of one worker until its end of the socket is closed."""
         reader, writer = await asyncio.open_connection(sock=connection)
+        self._writers[worker] = writer
+        if self._epsilon is not None:
+            _write(writer, _reply(NOTICE, Notice(self._epsilon)))
+        claimed: set[str] = set()  # what this worker has claimed and not answered yet
         try:
             while True:
                 call = _decode_call(await _read(reader))
                 value = await self._handlers[call.method](call.key, call.value)
-                _write(writer, Reply(call.number, msgspec.Raw(_encode(value))))
+                if call.method == "claim_decision" and value is True:
+                    claimed.add(call.key)
+                elif call.method in ("remember_decision", "release_decision"):
+                    claimed.discard(call.key)
+                _write(writer, _reply(call.number, value))
                 if writer.transport.get_write_buffer_size() > 1 << 20:
                     await writer.drain()
         except (EOFError, OSError, msgspec.DecodeError):
@@ -109,7 +140,25 @@ class Hub:
         finally:
             self._texts.pop(worker, None)
             self._traffic.remove(worker)
+            self._writers.pop(worker, None)
             writer.close()
+            for decision in claimed:
+                await self._sessions.release_decision(decision)
+
+    async def _first_feedback(self, decision: str, value: msgspec.Raw) -> bool:
+        key = (decision, msgspec.msgpack.decode(value, type=str))
+        if key in self._feedback:
+            return False
+        self._feedback[key] = None
+        if len(self._feedback) > MAX_FEEDBACK:
+            self._feedback.popitem(last=False)
+        return True
+
+    async def _notify(self, _: str, value: msgspec.Raw) -> None:
+        notice = _decode_notice(value)
+        self._epsilon = self._epsilon if notice.epsilon is None else notice.epsilon
+        for writer in self._writers.values():
+            _write(writer, _reply(NOTICE, notice))
 
     async def _report(self, worker: str, value: msgspec.Raw) -> WorkerMetrics:
         self._texts[worker] = msgspec.msgpack.decode(value, type=str)
@@ -142,6 +191,8 @@ class HubStore:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self.available = True
+        self.on_notice: Callable[[Notice], None] = lambda _: None
+        """Called with what an operator has told any of the workers."""
 
     async def get(self, name: str) -> Session | None:
         return _decode_known(await self._call("get", name, None))
@@ -157,6 +208,23 @@ class HubStore:
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return _decode_reference(await self._call("recall_decision", decision, None))
+
+    async def claim_decision(self, decision: str) -> DecisionRef | bool:
+        return _decode_claim(await self._call("claim_decision", decision, None))
+
+    async def release_decision(self, decision: str) -> None:
+        await self._call("release_decision", decision, None)
+
+    async def first_feedback(self, decision: str, item: str) -> bool:
+        """Whether no worker has counted feedback on this item yet; also True if that cannot be found out."""
+        try:
+            return msgspec.msgpack.decode(await self._call("first_feedback", decision, item), type=bool)
+        except StateAwayError:
+            return True
+
+    async def notify(self, notice: Notice) -> None:
+        """Tell all workers, this one included, and those that are started later."""
+        await self._call("notify", self._worker, notice)
 
     async def listening(self) -> None:
         """Say that this worker listens."""
@@ -204,6 +272,8 @@ class HubStore:
         try:
             while True:
                 reply = _decode_reply(await _read(reader))
+                if reply.number == NOTICE:
+                    self.on_notice(_decode_notice(reply.value))
                 waiting = self._waiting.get(reply.number)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(reply.value)
@@ -220,6 +290,10 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     if size > MAX_MESSAGE:
         raise ConnectionError("the message is too long")
     return await reader.readexactly(size)
+
+
+def _reply(number: int, value: Any) -> Reply:
+    return Reply(number, msgspec.Raw(_encode(value)))
 
 
 def _write(writer: asyncio.StreamWriter, message: Call | Reply) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from mbcal.errors import OptionError
-from mbcal.serving.state import DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
+from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
 
 CALL_SECONDS = 0.25
 """Longest time a call may take."""
@@ -90,6 +90,12 @@ class RedisStore:
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return _decoded(await self._call(lambda: self._redis.get(_decision_key(decision))), DecisionRef)
 
+    async def claim_decision(self, decision: str) -> DecisionRef | bool:
+        return await self._call(lambda: self._claim(decision))
+
+    async def release_decision(self, decision: str) -> None:
+        await self._call(lambda: self._redis.delete(_claim_key(decision)))
+
     async def close(self) -> None:
         """Close all connections."""
         if self._pinging is not None:
@@ -122,6 +128,14 @@ class RedisStore:
                 except self._watch_error:  # another server changed it in between; read it again
                     continue
                 return session
+
+    async def _claim(self, decision: str) -> DecisionRef | bool:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(_claim_key(decision), b"", px=int(CLAIM_SECONDS * 1000), nx=True)
+            pipe.get(_decision_key(decision))
+            is_ours, value = await pipe.execute()
+        known = _decoded(value, DecisionRef)
+        return known if known is not None and known.answer else bool(is_ours)
 
     # ---- outages
 
@@ -166,6 +180,10 @@ def _session_key(name: str) -> str:
 
 def _decision_key(decision: str) -> str:
     return f"mbcal:decision:{decision}"
+
+
+def _claim_key(decision: str) -> str:
+    return f"mbcal:claim:{decision}"
 
 
 def _decoded(value: bytes | None, kind: type[T]) -> T | None:

@@ -2,12 +2,13 @@
 
 ::
 
-    id unknown in this process ──▶ known to the shared store? ──▶ answered from there
+    id unknown in this process ──▶ claimed in the shared store ──▶ known there: answered from there
                                └─▶ ranked, logged with a hash of the request, remembered
     id known ──▶ same hash: the first answer          another hash: IdConflictError
 
 What is remembered is bounded in bytes and in time. When a server starts, it recovers the latest answers from the decision
-log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all.
+log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all, and
+who is making one (`claims`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mbcal.decision_log.records import Decision
 from mbcal.errors import MbcalError
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.candidates import Candidates
+from mbcal.serving.claims import Claim
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest, steps_as_text
 from mbcal.serving.state import DecisionRef, SessionStore, StateAwayError
 from mbcal.types import to_name
@@ -84,10 +86,20 @@ class RepeatedRequests:
 
         Raises:
             IdConflictError: If another request has this id.
+            IdBusyError: If another process is answering it and does not come to an end.
         """
 
         async def recall_or_make() -> _Stored:
-            answer = await self._recall(decision, request) or await work()
+            shared = [store for store in (self.supervisor, self._sessions) if store is not None and store.is_shared]
+            claim = Claim(shared, decision)
+            try:
+                known = await claim.take()
+                if known is not None:
+                    _require_same(decision, request, known.request)
+                answer = await work() if known is None else _decode(known.answer)
+            except BaseException:
+                await claim.release()
+                raise
             stored = self._stored(request, answer, self._clock())
             if self.supervisor is not None:
                 with contextlib.suppress(StateAwayError):
@@ -98,18 +110,6 @@ class RepeatedRequests:
         stored = await self._known.once(decision, recall_or_make)
         _require_same(decision, request, stored.request)
         return _decode(stored.answer)
-
-    async def _recall(self, decision: str, request: str) -> RankAnswer | None:
-        """The answer of another worker or server; None if it is not known."""
-        for store in (self.supervisor, self._sessions):
-            if store is None or not store.is_shared:
-                continue
-            with contextlib.suppress(StateAwayError):
-                reference = await store.recall_decision(decision)
-                if reference is not None and reference.answer:
-                    _require_same(decision, request, reference.request)
-                    return _decode(reference.answer)
-        return None
 
     def _stored(self, request: str, answer: RankAnswer, made: float) -> _Stored:
         return _Stored(request, _encode(answer), made + self._lifetime)

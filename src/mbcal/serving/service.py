@@ -171,6 +171,7 @@ class Service:
             LogFullError: If the log cannot keep up.
             LogUnavailableError: If the log cannot be written at the moment.
             IdConflictError: If another request has its id.
+            IdBusyError: If another process is answering it and does not come to an end.
             StateAwayError: If sessions cannot be remembered at the moment and the request does not say what was shown.
         """
         if request.id is None:
@@ -293,10 +294,11 @@ class Service:
             await self.log.append_async(feedback)
         if reference is None:
             return FeedbackAnswer(feedback.decision, False)
-        counts = self.counts.setdefault(reference.version, VersionCounts())
-        counts.feedback += 1
-        counts.reward += reward
-        self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
+        if self.workers is None or await self.workers.first_feedback(feedback.decision, feedback.item):
+            counts = self.counts.setdefault(reference.version, VersionCounts())
+            counts.feedback += 1
+            counts.reward += reward
+            self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
         if reference.session is None:
             return FeedbackAnswer(feedback.decision, True)
         rank = reference.items.index(feedback.item)

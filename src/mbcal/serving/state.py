@@ -21,6 +21,8 @@ from mbcal.serving.bounded import BoundedDict, pairs_bytes
 
 MAX_STEPS = 1_000
 """Steps kept of a session; of a longer one the latest."""
+CLAIM_SECONDS = 10.0
+"""Seconds after which the claim of a process that has neither answered nor given it up is void."""
 SESSION_BYTES, STEP_BYTES = 300, 200
 """Estimated sizes of a session and of a step without their texts."""
 
@@ -124,6 +126,17 @@ class SessionStore(Protocol):
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         """Return a decision, or None if it is unknown or has expired."""
 
+    async def claim_decision(self, decision: str) -> DecisionRef | bool:
+        """Claim the id of a request that is to be answered.
+
+        Returns:
+            The decision, if it is stored with its answer; else whether the caller has the claim now, until it stores the
+            decision, gives the claim up, or `CLAIM_SECONDS` have passed.
+        """
+
+    async def release_decision(self, decision: str) -> None:
+        """Give up the claim on an id."""
+
     async def close(self) -> None:
         """Close connections."""
 
@@ -146,6 +159,7 @@ class MemoryStore:
         self._lifetime, self._clock = lifetime, clock
         self._sessions: BoundedDict[str, _Kept] = BoundedDict(max_bytes * 2 // 3)
         self._decisions: BoundedDict[str, DecisionRef] = BoundedDict(max_bytes // 3)
+        self._claims: dict[str, float] = {}  # when they are void, oldest first; as many as requests in progress
 
     @property
     def n_sessions(self) -> int:
@@ -189,9 +203,24 @@ class MemoryStore:
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
         self._decisions.put(decision, reference, _reference_bytes(reference))
+        self._claims.pop(decision, None)
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return self._decisions.get(decision)
+
+    async def claim_decision(self, decision: str) -> DecisionRef | bool:
+        known, now = self._decisions.get(decision), self._clock()
+        if known is not None and known.answer:
+            return known
+        while self._claims and next(iter(self._claims.values())) < now:
+            del self._claims[next(iter(self._claims))]
+        if decision in self._claims:
+            return False
+        self._claims[decision] = now + CLAIM_SECONDS
+        return True
+
+    async def release_decision(self, decision: str) -> None:
+        self._claims.pop(decision, None)
 
     async def close(self) -> None:
         """Do nothing."""

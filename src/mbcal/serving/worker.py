@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from mbcal.errors import MbcalError
-from mbcal.serving.hub import HubStore
+from mbcal.serving.hub import HubStore, Notice
 from mbcal.serving.run import ServerSettings, make_service, run_server
 from mbcal.serving.server import print_event
 
@@ -45,6 +45,14 @@ def main() -> int:
     if settings.state != "memory":
         service.repeated.supervisor = hub
     service.traffic.outbox = []
+
+    def apply(notice: Notice) -> None:
+        if notice.epsilon is not None:
+            service.epsilon = notice.epsilon
+        if notice.reload:
+            service.refused.clear()  # the next look at the registry tries them again
+
+    hub.on_notice = apply
 
     async def announce(_: list[socket.socket]) -> None:
         await hub.listening()
