@@ -63,6 +63,21 @@ def same_store(source: LogReader, folder: Path, how: SessionConfig | None = None
     return engine
 
 
+def test_a_log_that_continues_a_store(tmp_path: Path) -> None:
+    log = text_log(tmp_path)
+    earlier = [("u", item, START + k, "skip", "s", 1.0) for k, item in enumerate(("old item", "another"))]
+    first = write_csv(tmp_path / "first.csv", earlier, HEADER)
+    how = SessionConfig(horizon=5, seed=3)
+    old = prepare(table(first), tmp_path / "old", how)
+    here, spread = (
+        prepare(table(log), tmp_path / name, how, like=old, engine=engine)
+        for name, engine in (("here", None), ("spread", Restless()))
+    )
+    assert content(here.path) == content(spread.path)
+    assert here.catalog.items[:2] == old.catalog.items == ("another", "old item")
+    assert len(here.catalog) > 2
+
+
 def test_text_with_bad_rows_and_repeats(tmp_path: Path) -> None:
     same_store(table(text_log(tmp_path)), tmp_path, SessionConfig(horizon=5, gap=30.0, seed=3))
 
