@@ -99,6 +99,40 @@ def test_a_model_goes_on_from_the_old_store_to_the_new(stores: tuple[Store, Stor
     }
 
 
+class Stop(BaseException):
+    """The process is stopped."""
+
+
+class StopsAt:
+    """A progress that stops the fit when an epoch begins."""
+
+    def __init__(self, epoch: str) -> None:
+        self.epoch = epoch
+
+    def phase(self, title: str, total: int | None = None) -> None:
+        if self.epoch in title:
+            raise Stop
+
+    def advance(self, amount: int) -> None:
+        pass
+
+
+def test_a_fit_that_was_stopped_resumes_with_the_grown_model(stores: tuple[Store, Store], tmp_path: Path) -> None:
+    old, new = stores
+    fit(old, tmp_path / "model", "gru4rec", epochs=1, hidden=8, embedding=4, device="cpu")
+    further: dict[str, Any] = {"warm_start": tmp_path / "model", "epochs": 3, "validation": 0.0, "device": "cpu"}
+    fit(new, tmp_path / "whole", "gru4rec", **further)
+    with pytest.raises(Stop):
+        fit(new, tmp_path / "stopped", "gru4rec", progress=StopsAt("epoch 3"), **further)
+    resumed: list[bool] = []
+    fit(new, tmp_path / "stopped", "gru4rec", on_resume=lambda: resumed.append(True), **further)
+    assert resumed
+    files = ("weights.safetensors", "optimiser.safetensors")
+    assert [(tmp_path / "stopped" / name).read_bytes() for name in files] == [
+        (tmp_path / "whole" / name).read_bytes() for name in files
+    ]
+
+
 def test_levels_of_a_store_are_kept(tmp_path: Path) -> None:
     old = prepare(KuaiRand(kuairand(tmp_path)), tmp_path / "old")
     again = prepare(KuaiRand(kuairand(tmp_path)), tmp_path / "again", SessionConfig(seed=5), like=old)

@@ -19,6 +19,7 @@ from mbcal.release.update import update
 from mbcal.types import NumberFeature, VectorFeature
 from tests.support.releases import GATE, agent, let_the_log_say
 from tests.support.toys import CATALOG
+from tests.support.workers import ThreadedEngine
 
 KNOWN = Catalog(
     ("a", "b"),
@@ -98,13 +99,15 @@ def write_log(folder: Path, users: int) -> None:
     log.close()
 
 
-def test_after_an_update_the_item_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_update_the_item_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     registry = Registry(tmp_path / "registry")
     before = agent(60, epochs=3)
     registry.publish(before)
     write_log(tmp_path / "log", 150)
     let_the_log_say("no worse", monkeypatch)
-    verdict = update(registry, tmp_path / "log", epochs=8, gate=GATE, device="cpu")
+    engine = ThreadedEngine(workers) if workers else None
+    verdict = update(registry, tmp_path / "log", epochs=3, gate=GATE, device="cpu", engine=engine)
     assert (verdict.action, verdict.version) == ("published", "v000002")
     assert verdict.counts is not None
     assert verdict.counts.new_items == 1
