@@ -16,6 +16,7 @@ from mbcal.agents.ranking import ClicksAloneWarning
 from mbcal.data.behaviour_rules import Labels, NextClick
 from mbcal.data.clicks import negative_rate
 from mbcal.errors import OptionError
+from mbcal.registry.registry import Registry
 from mbcal.scoring.sampled_negatives import undo_sampling
 from mbcal.scoring.support import support_weights
 from mbcal.types import FIRST_ITEM_ROW
@@ -74,6 +75,11 @@ def test_an_item_clicked_once_does_not_fill_the_lists(tmp_path: Path) -> None:
     assert again.warnings == agent.warnings
     with pytest.warns(ClicksAloneWarning):
         assert again.recommend(histories, k=5)[:] == shrunk[:]
+    registry = Registry(tmp_path / "registry")
+    version = registry.publish(tmp_path / "model")
+    published = load(registry.open(version).path, "cpu")
+    assert published.support is not None
+    np.testing.assert_array_equal(published.support, agent.support)
 
 
 def test_with_negatives_nothing_is_shrunk(tmp_path: Path) -> None:

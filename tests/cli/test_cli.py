@@ -55,6 +55,22 @@ def test_prepare_and_describe(folder: Path) -> None:
         assert heading in shown
 
 
+def test_clicks_alone_and_times_are_told(folder: Path) -> None:
+    derived = [*TABLE[: TABLE.index("--behaviour")], "--behaviour", "next-click", "--levels", "5,60", "--gap", "60"]
+    done = mbcal(*derived, "--split", "time:0.4,0.4,0.2", "--max-per-user", "15", "--out", "store", cwd=folder)
+    assert "can re-rank a short list, not rank a whole catalogue" in done.stderr
+    shown = mbcal("describe", "store", cwd=folder).stdout
+    for part in (
+        "\nfrom 20",
+        "Session length by outcome",
+        "cut at 20",
+        "Heaviest users",
+        "Steps on items first seen that day",
+    ):
+        assert part in shown
+    assert "Warning: The log holds clicks alone" in shown
+
+
 def test_options_reach_the_store(folder: Path) -> None:
     options = [
         "--horizon",

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,9 +95,9 @@ def _change_after(rows: list[Row], cut: int, seed: int = 1) -> list[Row]:
     return changed
 
 
-@pytest.mark.parametrize("alive", [None, 0.2])
-def test_nothing_after_a_cut_changes_what_is_before_it(tmp_path: Path, alive: float | None) -> None:
-    rows, config = _rows(), replace(BY_TIME, alive=alive)
+@pytest.mark.parametrize("options", [{}, {"alive": 0.2}, {"negatives": 2, "max_per_user": 12, "ends": ("like",)}])
+def test_nothing_after_a_cut_changes_what_is_before_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    rows, config = _rows(), replace(BY_TIME, **options)
     store = _store(tmp_path, rows, config)
     for number, parts in enumerate((("simulator",), ("simulator", "train"))):
         cut = _cuts(store)[number]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare_newsfeed
+from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare, prepare_newsfeed
 from mbcal.data.cutting import SessionConfig
-from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share
+from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share, length_share
 from mbcal.metrics import Mean
 from mbcal.training.selection import ShownEvidence
+from tests.support.logs import Row, table, write_rows
 from tests.support.toys import logged
 
 
@@ -49,16 +52,28 @@ def test_dependence_is_found_where_it_is_and_not_where_it_is_not() -> None:
             assert chance < 0.01
 
 
-def test_the_whole_of_it_on_a_small_store(tmp_path: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_the_whole_of_it_on_a_small_store(tmp_path: Path) -> None:
     store = prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=300, items=100), SessionConfig(horizon=5, history=5))
     found = diagnose(store, training=TrainingConfig(epochs=1), sessions=40, device="cpu")
     assert 0 < found.coverage <= 1
     assert found.effective is not None
     assert 0 < found.effective <= 1
     assert found.gap.mean == pytest.approx(found.far_sighted.mean - found.myopic.mean, abs=1e-4)
+    assert found.unseen < 0.05
+    assert found.length_share == 0.0  # all sessions of the newsfeed are full
+    assert sum(outcome["sessions"] for outcome in found.length_by_outcome) == 300
+
+
+def test_reward_due_to_length_by_hand(tmp_path: Path) -> None:
+    rows = [Row(f"u{k}", f"i{step}", 1_700_000_000 + step, "click") for k in range(30) for step in range(1 + k % 5)]
+    store = prepare(table(write_rows(tmp_path / "log.csv", rows)), tmp_path / "store", SessionConfig(split=(0, 1, 0)))
+    sessions = store.sessions("train")
+    assert length_share(sessions) == pytest.approx(1.0)  # a click is worth 1, so that reward is length
+    mixed = replace(sessions, behaviours=np.where(sessions.mask, (sessions.user[:, None] % 2).astype(np.uint8), 0))
+    expected = np.corrcoef(mixed.length, mixed.rewards.sum(1))[0, 1] ** 2
+    assert 0.05 < expected < 0.9
+    assert length_share(mixed) == pytest.approx(expected)
+    assert length_share(sessions[sessions.length == 3]) == 0.0
 
 
 def test_effective_share_by_hand() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mbcal.errors import ModelError, OptionError
 from mbcal.registry.verification import SCORES_PREFIX, score_difference, verification_cases, verification_scores
-from mbcal.registry.version import MODEL_FILES, UNKNOWN_PREFIX, VERSION_KIND, VERSION_SCHEMA
+from mbcal.registry.version import MODEL_FILES, OPTIONAL_MODEL_FILES, UNKNOWN_PREFIX, VERSION_KIND, VERSION_SCHEMA
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.item_projection import projections_to_arrays
 from mbcal.scoring.scorer_io import scorer_from_arrays, scorer_to_arrays
@@ -76,8 +76,13 @@ def prepare_version(model: str | Path | Agent) -> VersionContent:
             manifest={key: value for key, value in artifact.manifest.items() if key not in _REWRITTEN_KEYS},
             scorer=scorer,
             files={"scorer": arrays, "verification": verification},
-            model_files={name: MODEL_KIND.read(artifact.path, artifact.manifest, name) for name in MODEL_FILES},
+            model_files={name: MODEL_KIND.read(artifact.path, artifact.manifest, name) for name in _model_files(artifact)},
         )
+
+
+def _model_files(artifact: Artifact) -> tuple[str, ...]:
+    """The files of a model that a version has, too: what an agent needs, and what it has only of some logs."""
+    return (*MODEL_FILES, *(name for name in OPTIONAL_MODEL_FILES if name in artifact.manifest["files"]))
 
 
 def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

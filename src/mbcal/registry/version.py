@@ -38,7 +38,8 @@ VERSION_KIND = ArtifactKind(
     ModelError,
 )
 MODEL_FILES = ("weights.safetensors", "optimiser.safetensors", "items.parquet")
-"""Files that a version takes over from its model."""
+OPTIONAL_MODEL_FILES = ("support.safetensors",)
+"""Files that a version takes over from its model: always, and if the model has them."""
 UNKNOWN_PREFIX = "unknown items/"
 """Before the names of the scorer file's arrays by which unknown items are scored."""
 
