@@ -32,6 +32,8 @@ REWARDS: dict[str, Draw] = {
     "zeros, heavy tail": lambda rng, shape: (rng.random(shape) < 0.2) * (rng.pareto(2.2, shape) + 1),
 }
 """Rewards of sessions: normal, lognormal, 2% purchases, and 80% zeros with a tail that has no third moment."""
+MOST = {"plain": 50.0, "skewed": 50.0, "rare": 3.0, "zeros, heavy tail": 200.0}
+"""Largest reward of a session that the comparison is told of."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Trials:
     """Standard deviation over users of the difference between the versions, as a share of the reward."""
     activity: float = 0.5
     """How unequal users' numbers of sessions are: that of the n-th user is proportional to n to the power of -activity."""
+    purchases: tuple[float, float] = (0.0, 0.0)
+    """Share of sessions with a purchase, and what it earns, as a multiple of the reward. The canary has none."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int
     activity /= activity.sum()
     taste = np.exp(rng.normal(0, trials.spread, shape) - trials.spread**2 / 2)
     gain = trials.effect + trials.disagreement * rng.normal(size=shape)
-    truth = trials.effect * float(REWARDS[trials.rewards](rng, (2_000_000,)).mean())
+    base = float(REWARDS[trials.rewards](rng, (2_000_000,)).mean())
+    rate, worth = trials.purchases[0], trials.purchases[1] * base
+    truth, most = trials.effect * base - rate * worth, MOST[trials.rewards] + worth
     sums = np.zeros((2, 3, *shape))
     promoted, withdrawn, wrong = (np.zeros(replications, np.bool_) for _ in range(3))
     ended, rows, before = np.full(replications, trials.sessions), np.arange(replications)[:, None], 0
@@ -90,12 +96,13 @@ def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int
         before = count
         user, is_canary = rng.choice(trials.users, size, p=activity), rng.random(size) < trials.share
         reward = REWARDS[trials.rewards](rng, size) * taste[rows, user] * (1 + is_canary * gain[rows, user])
+        reward = reward + worth * (~is_canary & (rng.random(size) < rate))
         _add(sums, (rows * trials.users + user).ravel(), is_canary, reward)
-        difference = compare_means(UserSums(*sums[1]), UserSums(*sums[0]))
-        live = np.abs(sums[0, 1].sum(-1) / np.maximum(sums[0, 0].sum(-1), 1))
+        live, canary = (entry[1].sum(-1) / np.maximum(entry[0].sum(-1), 1) for entry in sums)
+        difference = compare_means(UserSums(*sums[1]), UserSums(*sums[0]), canary, most - live)
         wrong |= (difference.lower(0.025) > truth) | (difference.upper(0.025) < truth)
         running = ~(promoted | withdrawn)
-        up, down = _decisions(difference, live, sums[1, 0].sum(-1), config)
+        up, down = _decisions(difference, np.abs(live), sums[1, 0].sum(-1), config)
         withdrawn |= running & down
         promoted |= running & up & ~down
         ended[running & (promoted | withdrawn)] = count
@@ -121,7 +128,7 @@ def _decisions(
     difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which trials end by promotion and which by withdrawal, as `release.canary.judge_canary` decides."""
-    better = (difference.lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
+    better = (difference.safe_lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
     return better, difference.upper(config.withdraw_alpha) < -config.withdraw_below * live
 
 
@@ -129,10 +136,14 @@ def _row(trials: Trials, replications: int) -> str:
     ends = replicate(trials, replications, CanaryConfig())
     decided = ends.promoted | ends.withdrawn
     median = f"{np.median(ends.sessions[decided]):,.0f}" if decided.any() else "–"
-    served = trials.share if trials.effect < 0 else 1 - trials.share
-    lost = f"{abs(trials.effect) * served * ends.sessions.mean():,.0f}" if trials.effect else "–"
+    purchases = trials.purchases[0] * trials.purchases[1]
+    effect = (trials.effect - purchases) / (1 + purchases)
+    served = trials.share if effect < 0 else 1 - trials.share
+    lost = f"{abs(effect) * served * ends.sessions.mean():,.0f}" if effect else "–"
     kind = f"{trials.rewards}, {trials.users} users" + (", users disagree" if trials.disagreement else "")
-    cells = (f"{trials.effect:+.0%}", f"{trials.share:.0%}", f"{ends.promoted.mean():.1%}", f"{ends.withdrawn.mean():.1%}")
+    if trials.purchases[0]:
+        kind += f", purchases in {trials.purchases[0]:.1%} worth {trials.purchases[1]:g}"
+    cells = (f"{effect:+.0%}", f"{trials.share:.0%}", f"{ends.promoted.mean():.1%}", f"{ends.withdrawn.mean():.1%}")
     return "| " + " | ".join((kind, *cells, median, lost, f"{1 - ends.wrong.mean():.1%}")) + " |"
 
 
@@ -149,6 +160,11 @@ def main() -> None:
     cases: list[dict[str, Any]] = [{**one, "share": share} for one in rewards for share in (0.1, 0.5)]
     cases += [{"users": 30}, {"disagreement": 0.3, "users": 200}, {"rewards": "skewed", "activity": 1.0, "users": 200}]
     cases += [{"effect": effect, "share": share} for effect in (-0.2, -0.1, -0.05, 0.05, 0.1, 0.2) for share in (0.1, 0.5)]
+    cases += [
+        {"effect": 0.2, "share": share, "purchases": lost, "users": 3000}
+        for lost in ((0.005, 100.0), (0.001, 500.0))
+        for share in (0.1, 0.5, 0.9)
+    ]
     for case in cases:
         print(_row(Trials(**{"users": 300, "sessions": options.sessions, **case}), options.replications), flush=True)
 

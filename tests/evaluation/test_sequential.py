@@ -98,6 +98,41 @@ def test_a_brownian_motion_rarely_crosses_the_boundary() -> None:
     assert best[1] < 2.8 < best[0]
 
 
+def test_rewards_that_were_not_met_keep_a_limit_low() -> None:
+    a, b = sums_of(4, 2000, shift=1.0)
+    known = compare_means(a, b)
+    assert known.safe_lower(0.05) == known.lower(0.05) > 0
+    margins = []
+    for above in (100.0, 200.0):
+        difference = compare_means(a, b, 0.0, above)
+        assert difference.lower(0.05) == known.lower(0.05)
+        margins.append(float(difference.lower(0.05) - difference.safe_lower(0.05)))
+    assert margins[1] == pytest.approx(2 * margins[0])
+    assert margins[0] >= np.log(1 / 0.05) * 100 / b.sessions.sum()  # as many as hide with a probability of 5%
+    assert (
+        compare_means(a, b, 100.0, 0.0).safe_lower() < compare_means(a, b, 0.0, 100.0).safe_lower()
+    )  # a has fewer sessions
+
+
+def test_weights_count_as_much_as_sessions() -> None:
+    values, users = np.arange(6.0), np.array([0, 0, 1, 1, 2, 2])
+    plain, alike = UserSums.of(values, users, 3), UserSums.of(values, users, 3, np.full(6, 0.2))
+    for name in ("sessions", "total", "squares"):
+        assert getattr(alike, name) == pytest.approx(getattr(plain, name))
+    halved = UserSums.of(values, users, 3, np.array([1.0, 1, 1, 0, 0, 0]))
+    assert halved.sessions.tolist() == [2.0, 1.0, 0.0]
+    assert halved.mean().mean == 1.0
+
+
+def test_a_canary_without_rare_purchases_is_not_promoted(trials: ModuleType) -> None:
+    """It earns 20% more in every session and loses purchases worth 50% of the reward; by `lower` it would be promoted."""
+    for purchases, share in (((0.005, 100.0), 0.5), ((0.001, 500.0), 0.5), ((0.005, 100.0), 0.9)):
+        kind = trials.Trials(effect=0.2, share=share, purchases=purchases, users=300, sessions=2000)
+        ends = trials.replicate(kind, 60, CanaryConfig(), growth=1.05)
+        assert ends.promoted.mean() <= 0.05
+        assert ends.withdrawn.mean() <= 0.5
+
+
 def test_missing_sessions_are_about_right() -> None:
     shift = 0.5
     a, b = sums_of(6, 1500)

@@ -5,7 +5,8 @@ computed from sums by user, so a look costs one pass over the users::
 
     UserSums of a, of b  (…, G)  ──▶  compare_means  ──▶  Difference: value, standard error, information
                                                            ├─▶ interval   valid at one look, fixed in advance
-                                                           └─▶ lower, upper   valid at all looks together
+                                                           ├─▶ lower, upper   valid at all looks together
+                                                           └─▶ safe_lower     also if rare large rewards were not met yet
 
 `lower` and `upper` are asymptotic confidence sequences (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas: Time-uniform central
 limit theory and asymptotic confidence sequences, Annals of Statistics 2024), with a standard error by user. Why this one,
@@ -47,22 +48,31 @@ class UserSums:
     """Sum of their squares."""
 
     @classmethod
-    def of(cls, values: NDArray[Any], users: NDArray[Any], n_users: int) -> UserSums:
-        """Sum values (N,) by user number (N,)."""
-        weights = (np.ones(len(values)), values, np.square(values, dtype=np.float64))
-        return cls(*(np.bincount(users, weight, n_users).astype(np.float64) for weight in weights))
+    def of(cls, values: NDArray[Any], users: NDArray[Any], n_users: int, weights: Floats | None = None) -> UserSums:
+        """Sum values (N,) by user number (N,).
+
+        Args:
+            values: One per session.
+            users: Number of the session's user.
+            n_users: How many users there are.
+            weights: (N,) how much each session counts, 0 or more; by default all alike. They are scaled so that they sum to
+                the number of sessions that would be as good without weights (Kish).
+        """
+        sizes = np.ones(len(values)) if weights is None else weights * (weights.sum() / np.square(weights).sum())
+        columns = (sizes, sizes * values, sizes * np.square(values, dtype=np.float64))
+        return cls(*(np.bincount(users, column, n_users).astype(np.float64) for column in columns))
 
     def mean(self, level: float = 0.95) -> Mean:
         """Return the mean per session with a t interval clustered by user, valid at one look. No leading axes.
 
         Without sessions the mean is NaN; with one user the interval is infinite.
         """
-        count, users = int(self.sessions.sum()), int((self.sessions > 0).sum())
-        mean = float(self.total.sum() / count) if count else float("nan")
+        size, users = float(self.sessions.sum()), int((self.sessions > 0).sum())
+        count, mean = round(size), float(self.total.sum() / size) if size else float("nan")
         if users < 2:
             return Mean(mean, -np.inf, np.inf, count, np.inf)
         residuals = self.total - self.sessions * mean
-        stderr = float(np.sqrt(users / (users - 1) * np.square(residuals).sum())) / count
+        stderr = float(np.sqrt(users / (users - 1) * np.square(residuals).sum())) / size
         width = t_quantile(0.5 + level / 2, users - 1) * stderr
         return Mean(mean, mean - width, mean + width, count, stderr)
 
@@ -78,6 +88,8 @@ class Difference:
     """The clock of the sequence: sessions of the smaller version, times the design effect of users with many sessions."""
     freedom: Floats
     """Users of the version with fewer, less one."""
+    hidden: Floats
+    """By how much one session that differs as much as it can from its version's mean would lower the value."""
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
         """Return the two-sided t interval. It covers with this probability at one look whose time was fixed in advance."""
@@ -88,13 +100,26 @@ class Difference:
         """Return a lower limit. The probability that it ever exceeds the true difference, at any look, is at most alpha."""
         return self.value - self._width(alpha)
 
+    def safe_lower(self, alpha: float = 0.05) -> Floats:
+        """Return a lower limit that also allows for rewards too rare to have been met.
+
+        Where z standard errors are the width of `lower`, outcomes that together are expected fewer than z^2 / 2 times in the
+        sessions so far may be absent from them with probability alpha. So this many of them are taken off, each as bad for
+        the difference as a session can be. It is the range term of Bernstein's inequality, and vanishes as 1 / sessions.
+        """
+        limits: Floats = self.lower(alpha) - np.square(self._quantile(alpha)) / 2 * self.hidden
+        return limits
+
     def upper(self, alpha: float = 0.05) -> Floats:
         """Return an upper limit. The probability that it ever falls below the true difference is at most alpha."""
         return self.value + self._width(alpha)
 
     def _width(self, alpha: float) -> Floats:
-        width: Floats = t_expansion(boundary(self.information, alpha), self.freedom) * self.stderr
-        return width
+        return self._quantile(alpha) * self.stderr
+
+    def _quantile(self, alpha: float) -> Floats:
+        quantile: Floats = t_expansion(boundary(self.information, alpha), self.freedom)
+        return quantile
 
 
 def boundary(information: Floats, alpha: float) -> Floats:
@@ -113,7 +138,7 @@ def boundary(information: Floats, alpha: float) -> Floats:
     return widths
 
 
-def compare_means(a: UserSums, b: UserSums) -> Difference:
+def compare_means(a: UserSums, b: UserSums, below: Floats | float = 0.0, above: Floats | float = 0.0) -> Difference:
     """Compare the means per session of two versions, with a standard error by user.
 
     The variance is the larger of two. The jackknife over users allows for a difference that varies between users; it is
@@ -123,6 +148,8 @@ def compare_means(a: UserSums, b: UserSums) -> Difference:
     Args:
         a: Sums of one version, (…, G).
         b: Sums of the other, of the same users.
+        below: How far below a's mean a session of a may lie, for `safe_lower`.
+        above: How far above b's mean a session of b may lie.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         n_a, n_b, total_a, total_b = (sums.sum(-1) for sums in (a.sessions, b.sessions, a.total, b.total))
@@ -133,8 +160,10 @@ def compare_means(a: UserSums, b: UserSums) -> Difference:
         users = np.minimum((a.sessions > 0).sum(-1), (b.sessions > 0).sum(-1))
         enough = (users >= FEWEST_USERS) & (np.minimum(n_a, n_b) >= FEWEST_SESSIONS) & np.isfinite(variance)
         information = np.where(enough, n_a * n_b / (n_a + n_b) * design_effect, 1.0)
+        hidden = np.maximum(below / n_a, above / n_b) * np.maximum(design_effect, 1.0)
     stderr = np.where(enough, np.sqrt(np.where(enough, variance, 0.0)), np.inf)
-    return Difference(np.asarray(value), stderr, information, np.maximum(users - 1.0, FEWEST_USERS - 1))
+    freedom = np.maximum(users - 1.0, FEWEST_USERS - 1)
+    return Difference(np.asarray(value), stderr, information, freedom, np.where(enough, hidden, 0.0))
 
 
 def _jackknife(a: UserSums, b: UserSums, value: Floats) -> Floats:
