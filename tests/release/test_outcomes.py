@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mbcal.decision_log import DecisionLog, Feedback, Record, compact_log
+from mbcal.decision_log import DecisionLog, Feedback, Record, compact_log, read_log
 from mbcal.decision_log.follow import LogFollower
-from mbcal.errors import OptionError
-from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
+from mbcal.decision_log.reader import read_logs
+from mbcal.errors import LogError, OptionError
+from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule, _CountedIds
 from tests.support.decision_records import decision, mixed_records, write_log
 from tests.support.trials import SECOND, session_records
 
@@ -123,10 +126,128 @@ def test_reading_bit_by_bit_gives_the_same() -> None:
     assert len(rows(outcomes_of(records))) == 40
 
 
+@st.composite
+def logged_sessions(draw: st.DrawFn) -> list[Record]:
+    """Sessions of a few names with steps in any distance, several items, repeated and foreign feedback; unique times."""
+    records: list[Record] = []
+    gaps, names = st.integers(1, 25), st.sampled_from(["s1", "s2", "s3", ""])
+    clock, steps = SECOND, {"s1": 0, "s2": 0, "s3": 0, "": 0}
+    for number in range(draw(st.integers(1, 14))):
+        clock += draw(gaps) * SECOND // 2 + 1
+        name = draw(names)
+        steps[name] = 0 if draw(st.booleans()) else steps[name] + 1
+        version = draw(st.sampled_from(["v1", "v2"]))
+        step = steps[name] if name else 0
+        made = decision(number, id=f"d{number}", session=name, user="", step=step, version=version, time=clock)
+        records.append(made)
+        for answer in range(draw(st.integers(0, 4))):
+            item, behaviour = draw(st.sampled_from(["a", "c", "foreign"])), draw(st.sampled_from([*REWARDS, "bye", "other"]))
+            when = clock + draw(gaps) * SECOND // 3 + answer
+            records.append(Feedback(f"d{number}", item, behaviour, when, f"f{number}-{answer}"))
+    return records
+
+
+@settings(max_examples=150, deadline=None)
+@given(records=logged_sessions(), seed=st.integers(0, 2**32 - 1), logs=st.integers(1, 4))
+def test_the_order_of_records_and_their_split_over_logs_do_not_matter(records: list[Record], seed: int, logs: int) -> None:
+    """Looks happen in between; at each of them all records older than the look are there, in any order."""
+    expected, noise = OutcomeReader(REWARDS, RULE, terminal=["bye"]), random.Random(seed)
+    for record in sorted(records, key=lambda record: record.time):
+        expected.add(record)
+    final = rows(expected.outcomes(10**12))
+    one_after_the_other = [record for log in range(logs) for record in records if hash(record.id) % logs == log]
+    looks = sorted(noise.randrange(0, 250) * SECOND for _ in range(3))
+    reader, before = OutcomeReader(REWARDS, RULE, terminal=["bye"]), -1
+    for look in [*looks, 10**12]:
+        new = [record for record in one_after_the_other if before < record.time <= look]
+        repeated = [record for record in records if record.time <= look and noise.random() < 0.2]
+        if noise.random() < 0.5:
+            noise.shuffle(new)
+        for record in [*new, *repeated]:
+            reader.add(record)
+        seen, before = rows(reader.outcomes(look)), look
+        assert seen == final[: len(seen)]
+    assert seen == final
+
+
+def test_steps_that_other_workers_logged_count(tmp_path: Path) -> None:
+    logs = [DecisionLog(tmp_path / f"worker-{number}") for number in range(4)]
+    noise = random.Random(0)
+    records: list[Record] = []
+    for number in range(50):
+        records += session_records(f"s{number}", "v1", ["click", "like", "like"], began=number * SECOND)
+    records.sort(key=lambda record: record.time)
+    for waiting in [noise.choice(logs).append(record) for record in records]:
+        waiting.result(10)
+    for log in logs:
+        log.close()
+    for read in (LogFollower(tmp_path).read(), read_log(tmp_path), read_logs([tmp_path])):
+        outcomes = outcomes_of(list(read))
+        assert outcomes.reward.tolist() == [7.0] * 50
+        assert outcomes.length.tolist() == [3] * 50
+    times = [record.time for record in LogFollower(tmp_path).read()]
+    assert times == sorted(times)
+
+
+def test_only_feedback_on_items_of_the_decision_counts_and_the_earliest_of_it() -> None:
+    made = decision(0, id="d", session="", user="u", step=0, time=SECOND, items=["a"], propensities=[1.0])
+    foreign = [Feedback("d", f"never-shown-{number}", "like", 2 * SECOND, f"f{number}") for number in range(30)]
+    late, early = Feedback("d", "a", "like", 3 * SECOND, "f-late"), Feedback("d", "a", "click", 2 * SECOND, "f-early")
+    for records in ([made, *foreign, late, early], [late, *foreign, early, made]):
+        reader = OutcomeReader(REWARDS, RULE)
+        for record in records:
+            reader.add(record)
+        assert rows(reader.outcomes(10**12)) == [("u", made.version, 1.0, 1)]
+        assert reader.ignored == Ignored(not_shown=30)
+
+
+def test_a_decision_counts_once_however_often_it_is_read() -> None:
+    records = [record for n in range(30) for record in session_records(f"s{n}", "v1", ["like", "skip"], began=n * SECOND)]
+    reader = OutcomeReader(REWARDS, RULE)
+    for now in (100, 200, 10**4):
+        for record in records:
+            reader.add(record)
+        assert len(reader.outcomes(now * SECOND)) == 30
+    assert reader.ignored.repeated == 120
+    assert not reader._decisions
+    counted = _CountedIds()
+    for number in range(200_000):
+        counted.add(f"d{number}")
+    assert all(f"d{number}" in counted for number in range(0, 200_000, 997))
+    assert "d200000" not in counted
+
+
+def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.release.outcomes.MOST_EARLY_BYTES", 100_000)
+    reader = OutcomeReader(REWARDS, RULE)
+    for number in range(2000):  # one decision that never comes, and sessions without a beginning
+        reader.add(Feedback("never", f"item-{number}", "like", SECOND, f"f{number}"))
+        reader.add(decision(number, session=f"s{number}", step=1, time=SECOND))
+        reader.add(Feedback(f"unknown-{number}", "c", "like", SECOND, f"g{number}"))
+        assert reader._orphan_bytes + reader._early_bytes <= 100_000
+    assert len(reader._orphans) < 120
+    assert sum(map(len, reader._early.values())) < 340
+    assert reader.ignored.dropped > 5500
+    reader.outcomes(10**12)
+    assert (reader._orphan_bytes, reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0, 0)
+
+
+def test_a_large_log_is_counted_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [r for n in range(500) for r in session_records(f"s{n}", f"v{n % 2}", ["like", "click"], began=n * SECOND)]
+    expected = rows(outcomes_of(records))
+    monkeypatch.setattr("mbcal.release.outcomes.MOST_BYTES", 300_000)
+    reader, most = OutcomeReader(REWARDS, RULE), 0
+    for record in records:
+        reader.add(record)
+        most = max(most, reader._bytes)
+    assert most < 400_000
+    assert rows(reader.outcomes(10**12)) == expected
+
+
 def test_wrong_rules_are_refused() -> None:
-    for settings in ({"horizon": 0}, {"idle": 0}, {"idle": 9, "longest": 8}):
+    for wrong in ({"horizon": 0}, {"idle": 0}, {"idle": 9, "longest": 8}):
         with pytest.raises(OptionError, match="session rule"):
-            SessionRule(**settings)  # type: ignore[arg-type]
+            SessionRule(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_follower_reads_every_record_once(tmp_path: Path) -> None:
@@ -147,6 +268,40 @@ def test_a_follower_reads_every_record_once(tmp_path: Path) -> None:
     assert list(LogFollower(folder).read()) == records  # a restart begins anew
     write_log(folder / "worker-1", mixed_records(4))
     assert list(follower.read()) == mixed_records(4)
+
+
+def test_a_follower_reads_a_log_that_was_begun_anew(tmp_path: Path) -> None:
+    old, new = mixed_records(40), [decision(number, id=f"new-{number}") for number in range(10)]
+    log, follower = tmp_path / "log", LogFollower(tmp_path / "log")
+    write_log(log, old, segment_bytes=1500)
+    assert list(follower.read()) == old
+    log.rename(tmp_path / "old")
+    assert list(follower.read()) == []
+    write_log(log, new)
+    assert list(follower.read()) == new
+    assert list(follower.read()) == []
+    log.rename(tmp_path / "old2")
+    write_log(log, old[:1])  # now a segment with the same number
+    assert list(follower.read()) == old[:1]
+    compact_log(log)
+    assert list(follower.read()) == []
+
+
+def test_an_error_in_one_log_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = mixed_records(20)
+    for worker in range(2):
+        write_log(tmp_path / f"worker-{worker}", records[worker::2])
+    follower, path = LogFollower(tmp_path), tmp_path / "worker-1" / "segment-000001.log"
+    read: list[Record] = []
+    hidden = path.rename(tmp_path / "hidden")
+    path.mkdir()
+    with pytest.raises(LogError):
+        read.extend(follower.read())
+    path.rmdir()
+    hidden.rename(path)
+    read.extend(follower.read())
+    assert {record.id for record in read} == {record.id for record in records}
+    assert len(read) == 20
 
 
 def test_a_follower_waits_for_the_rest_of_a_record_and_skips_damage(tmp_path: Path) -> None:

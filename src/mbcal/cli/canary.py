@@ -199,16 +199,20 @@ def _print_event(event: str, **values: str) -> None:
 
 
 def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcomes:
-    from mbcal.decision_log.reader import read_log
+    from mbcal.decision_log.reader import read_logs
     from mbcal.release.outcomes import OutcomeReader
 
-    reader = OutcomeReader.of_version(registry.open(), _session_rule(idle))
+    rule = _session_rule(idle)
+    reader = OutcomeReader.of_version(registry.open(), rule)
     lost: list[Loss] = []
-    for log in logs:
-        for record in read_log(log, lost):
-            reader.add(record)
+    now = time.time_ns() // 1000
+    for record in read_logs(logs, lost):
+        reader.add(record)
     print_lost(lost)
-    return reader.outcomes(time.time_ns() // 1000)
+    outcomes = reader.outcomes(now - int(rule.settling * 1e6))
+    if reader.ignored:
+        typer.echo(f"not counted: {reader.ignored}", err=True)
+    return outcomes
 
 
 def _two_versions(outcomes: Outcomes, named: list[str] | None) -> tuple[str, str]:

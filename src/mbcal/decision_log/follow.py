@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
-from mbcal.decision_log.reader import read_bytes
+from mbcal.decision_log.reader import merge_by_time, read_bytes
 from mbcal.decision_log.records import Record, decode
 from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 
 CLOCK_SLACK = 60.0
-"""Seconds by which the clock of a disk may differ from that of a server."""
+"""Seconds by which the clock of a disk may differ from that of a server, and those of two servers."""
+_HEAD_BYTES = 128
+"""Bytes at the beginning of a segment by which it is recognised: its header and the checksum of its first record."""
 
 
 @dataclass
@@ -27,10 +28,15 @@ class _Position:
     """Its bytes at that time; unchanged if nothing was added."""
     record: int = 0
     """Number of the last record."""
+    head: bytes = b""
+    """The first bytes of the segment, as far as they were written."""
 
 
 class LogFollower:
     """Reads a log again and again, each record once. Damaged records are skipped.
+
+    A log that was moved away and begun anew is read from its beginning. After an error, and if a log was restored from a
+    copy, records may be yielded again.
 
     Args:
         folder: The log of a server, with the folders of its workers if it has several. It may not exist yet.
@@ -42,7 +48,7 @@ class LogFollower:
         self._positions: dict[Path, _Position] = {}
 
     def read(self) -> Iterator[Record]:
-        """Yield the records that were added since the last call, worker by worker in the order written.
+        """Yield the records that were added since the last call, by time where several workers write (`merge_by_time`).
 
         Raises:
             LogError: If a file cannot be read.
@@ -51,27 +57,36 @@ class LogFollower:
             folders = log_folders(self._folder)
         except LogError:  # nothing was logged yet
             return
-        for folder in folders:
-            position = self._positions.setdefault(folder, _Position())
-            for segment in sorted({*segment_numbers(folder), *compacted_numbers(folder)}):
-                if segment >= position.segment:
-                    yield from self._read_segment(folder, segment, position)
+        yield from merge_by_time(map(self._read_folder, folders))
+
+    def _read_folder(self, folder: Path) -> Iterator[Record]:
+        segments = sorted({*segment_numbers(folder), *compacted_numbers(folder)})
+        position = self._positions.setdefault(folder, _Position())
+        if _is_another_log(folder, segments, position):
+            position = self._positions[folder] = _Position()
+        for segment in segments:
+            if segment >= position.segment:
+                yield from self._read_segment(folder, segment, position)
 
     def _read_segment(self, folder: Path, segment: int, position: _Position) -> Iterator[Record]:
         data = self._segment_bytes(segment_path(folder, segment), segment, position)
         if data is None:
             for number, record in read_parquet(folder, segment):
                 if number > position.record:
-                    position.record = number
                     yield record
-            position.segment, position.size = segment + 1, 0
+                    position.record = number  # after it was taken: an error in another log loses nothing
+            position.segment, position.size, position.head = segment + 1, 0, b""
         elif data:
             for _, _, number, payload in scan_segment(data, segment):
-                if payload is not None and number > position.record:
-                    position.record = number
-                    with contextlib.suppress(ValueError):
-                        yield decode(payload)
-            position.segment, position.size = segment, len(data)
+                if payload is None or number <= position.record:
+                    continue
+                try:
+                    record = decode(payload)
+                except ValueError:
+                    continue
+                yield record
+                position.record = number
+            position.segment, position.size, position.head = segment, len(data), data[:_HEAD_BYTES]
 
     def _segment_bytes(self, path: Path, segment: int, position: _Position) -> bytes | None:
         """The bytes of a segment; empty if nothing in it is new, None if it was compacted."""
@@ -81,3 +96,17 @@ class LogFollower:
             return None
         is_old = status.st_mtime < self._since or (segment, status.st_size) == (position.segment, position.size)
         return b"" if is_old else read_bytes(path)
+
+
+def _is_another_log(folder: Path, segments: list[int], position: _Position) -> bool:
+    """Whether the segments are not those of the log that was read up to this position."""
+    if not position.record:
+        return False
+    if not {position.segment, position.segment - (not position.size)} & {*segments}:
+        return True
+    try:
+        with segment_path(folder, position.segment).open("rb") as file:
+            head = file.read(len(position.head))
+    except OSError:  # compacted, or not there yet
+        return False
+    return head != position.head

@@ -4,7 +4,11 @@ A session counts for the version of its first decision. Its reward and its lengt
 feedback, in at most `longest` seconds. It is finished when it has that many steps, when the user left with a terminal
 behaviour, when nothing came for `idle` seconds, or when `longest` seconds are over. Sessions that finish quickly may be
 better or worse than others, so they are not counted as they finish: sessions are counted in the order in which they began,
-and one that is not finished holds up all that began after it, of either version alike. No torch.
+and one that is not finished holds up all that began after it, of either version alike.
+
+Records may come in any order, as from the logs of several workers: what is counted depends only on which records are there
+(`sessions.cut_sessions`), provided that at every look all records older than it are there. Records whose session, or whose
+decision, is not there yet are kept, up to a number of bytes. No torch.
 """
 
 from __future__ import annotations
@@ -12,8 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +24,17 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import OptionError
+from mbcal.release.sessions import RESPONSE_BYTES, CountingRule, LoggedDecision, Response, Session, cut_sessions
 
 if TYPE_CHECKING:
     from mbcal.registry.version import Version
 
-MOST_EARLY = 100_000
-"""Feedback kept that came before its decision, as from the log of another worker; of more, the oldest is dropped."""
+MOST_EARLY_BYTES = 256 << 20
+"""Memory of records that came before their decision or their session's first one; of more, the oldest are dropped."""
+MOST_BYTES = 1 << 30
+"""Memory of all records that are not counted. With more, sessions that are long over are counted before the next look."""
+SETTLING = 10.0
+"""Seconds within which a record is in the log, about: a look leaves out what happened later."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,11 @@ class SessionRule:
     """Seconds without a decision or feedback after which a session is finished, as long as servers remember one."""
     longest: float = 7200.0
     """Seconds after its first decision from which nothing counts any more."""
+
+    @property
+    def settling(self) -> float:
+        """Seconds before a look from which records may still be missing in the log."""
+        return min(SETTLING, self.idle)
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or not 0 < self.idle <= self.longest:
@@ -62,27 +75,69 @@ class Outcomes:
     length: NDArray[np.int32]
     """(N,) steps with feedback."""
 
+    least: float
+    """A lower bound of a session's reward, whatever happens."""
+    most: float
+    """An upper bound: a reward this large may be there, and not have been met yet."""
+
     def __len__(self) -> int:
         return len(self.version)
 
 
+@dataclass
+class Ignored:
+    """Records that were read and did not count."""
+
+    repeated: int = 0
+    """Decisions that had been read before, as in a copied log."""
+    not_shown: int = 0
+    """Feedback on items that its decision did not return."""
+    dropped: int = 0
+    """Records that waited for others to come when the memory for such records was full."""
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
+            f"{self.dropped:,} records dropped for lack of memory"
+        )
+
+
+class _CountedIds:
+    """A growing set of ids in about 8 bytes each."""
+
+    def __init__(self) -> None:
+        self._recent: set[int] = set()
+        self._sorted = np.empty(0, np.int64)
+
+    def add(self, name: str) -> None:
+        self._recent.add(hash(name))
+        if len(self._recent) > max(1 << 16, len(self._sorted) // 8):
+            self._sorted = np.union1d(self._sorted, np.fromiter(self._recent, np.int64, len(self._recent)))
+            self._recent = set()
+
+    def __contains__(self, name: str) -> bool:
+        value = hash(name)
+        if value in self._recent:
+            return True
+        place = int(np.searchsorted(self._sorted, value))
+        return place < len(self._sorted) and int(self._sorted[place]) == value
+
+
 @dataclass(eq=False)
-class _Session:
-    """A session that is not counted yet."""
+class _Group:
+    """Decisions with one session name that are not counted yet."""
 
     name: str
-    version: str
-    user: str
-    began: int
-    last: int
-    """Time of its last record."""
-    reward: float = 0.0
-    length: int = 0
-    left: bool = False
-    """Whether its user left with a terminal behaviour."""
-    decisions: list[str] = field(default_factory=list)
-    answered: set[tuple[str, str]] = field(default_factory=set)
-    """(decision, item) of feedback that was counted."""
+    decisions: dict[str, LoggedDecision] = field(default_factory=dict)
+    sessions: list[Session] | None = None
+    """Cut from the decisions; None after a change."""
+    size: int = 0
+    """Memory in bytes, about."""
+    beginnings: int = 0
+    """Decisions that may begin a session."""
 
 
 class OutcomeReader:
@@ -98,12 +153,16 @@ class OutcomeReader:
     def __init__(
         self, rewards: Mapping[str, float], rule: SessionRule, since: int = 0, terminal: Collection[str] = ()
     ) -> None:
-        self._rewards, self._since, self._horizon, self._terminal = rewards, since, rule.horizon, terminal
-        self._idle, self._longest = int(rule.idle * 1e6), int(rule.longest * 1e6)
-        self._waiting: list[_Session] = []  # not counted yet, finished or not
-        self._open: dict[str, _Session] = {}  # by name
-        self._by_decision: dict[str, _Session] = {}
-        self._early: OrderedDict[str, list[Feedback]] = OrderedDict()
+        self._rule = CountingRule(rewards, terminal, rule.horizon, int(rule.idle * 1e6), int(rule.longest * 1e6))
+        self._since = since
+        self._groups: dict[str, _Group] = {}
+        self._decisions: dict[str, LoggedDecision] = {}
+        self._orphans: OrderedDict[str, _Group] = OrderedDict()  # groups in which no decision begins a session
+        self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
+        self._counted = _CountedIds()  # of decisions
+        self._bytes = self._orphan_bytes = self._early_bytes = 0
+        self._look_at_bytes = MOST_BYTES
+        self.ignored = Ignored()
         self._versions: dict[str, int] = {}
         self._users: dict[str, int] = {}
         kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i"}
@@ -116,50 +175,81 @@ class OutcomeReader:
         return cls(rewards, replace(rule, horizon=version.horizon), since, version.behaviours.terminal)
 
     def add(self, record: Record) -> None:
-        """Take note of a record. Repeated records count once."""
+        """Take note of a record. Records may come in any order; repeated ones count once."""
         if isinstance(record, Decision):
-            self._add_decision(record)
+            if record.time >= self._since:
+                self._add_decision(LoggedDecision.of(record))
         else:
             self._add_feedback(record)
+        while self._orphan_bytes + self._early_bytes > MOST_EARLY_BYTES:
+            self._drop_oldest()
+        if self._bytes > self._look_at_bytes:
+            self._count(record.time - self._rule.longest)
+            self._look_at_bytes = max(MOST_BYTES, self._bytes + self._bytes // 4)
 
-    def _add_decision(self, decision: Decision) -> None:
-        if decision.id in self._by_decision:
-            return
-        name = decision.session or decision.id  # without a session, every decision is a session of its own
-        session = self._open.get(name)
-        if session is not None and decision.time - session.last > self._idle:
-            session = None  # the name is used again
-        if session is None:
-            if decision.time < self._since or (decision.step and decision.session):
-                return  # it began before, or was counted already
-            user = decision.user or f"anonymous:{name}"
-            session = _Session(name, decision.version, user, decision.time, decision.time)
-            self._open[name] = session
-            self._waiting.append(session)
-        if decision.time - session.began > self._longest:
-            return
-        session.last = max(session.last, decision.time)
-        session.decisions.append(decision.id)
-        self._by_decision[decision.id] = session
-        for feedback in self._early.pop(decision.id, ()):
-            self._add_feedback(feedback)
+    def _add_decision(self, decision: LoggedDecision) -> None:
+        known = self._decisions.get(decision.id)
+        if known is not None or decision.id in self._counted:
+            self.ignored.repeated += 1
+            if known is None or known.order <= decision.order:
+                return
+            self._remove([known])
+            decision.responses = {item: known.responses[item] for item in known.responses if item in decision.items}
+        early = self._early.pop(decision.id, {})
+        self._early_bytes -= RESPONSE_BYTES * len(early)
+        for item, response in early.items():
+            self.ignored.not_shown += item not in decision.items
+            decision.respond(item, response)
+        group = self._groups.get(decision.name) or _Group(decision.name)
+        self._decisions[decision.id] = group.decisions[decision.id] = decision
+        self._change(group, decision.size, int(decision.begins))
 
     def _add_feedback(self, feedback: Feedback) -> None:
-        session = self._by_decision.get(feedback.decision)
-        if session is None:
-            self._early.setdefault(feedback.decision, []).append(feedback)
-            if len(self._early) > MOST_EARLY:
-                self._early.popitem(last=False)
+        decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
+        if decision is None:
+            waiting = self._early.setdefault(feedback.decision, {})
+            self._early_bytes += RESPONSE_BYTES * (feedback.item not in waiting)
+            waiting[feedback.item] = min(waiting.get(feedback.item, response), response)
+        elif feedback.item not in decision.items:
+            self.ignored.not_shown += 1
+        else:
+            before = decision.size
+            decision.respond(feedback.item, response)
+            self._change(self._groups[decision.name], decision.size - before, 0)
+
+    def _change(self, group: _Group, size: int, beginnings: int) -> None:
+        """Put a group whose decisions changed where it belongs, and count the bytes that came or went."""
+        if group.name in self._orphans:
+            self._orphan_bytes -= group.size
+        group.sessions, group.size, group.beginnings = None, group.size + size, group.beginnings + beginnings
+        self._bytes += size
+        if not group.decisions:
+            self._groups.pop(group.name, None)
+            self._orphans.pop(group.name, None)
             return
-        key = (feedback.decision, feedback.item)
-        is_late = session.length >= self._horizon or feedback.time - session.began > self._longest
-        if key in session.answered or is_late or session.left:
-            return
-        session.answered.add(key)
-        session.last = max(session.last, feedback.time)
-        session.length += 1
-        session.reward += self._rewards.get(feedback.behaviour, 0.0)
-        session.left = feedback.behaviour in self._terminal
+        self._groups[group.name] = group
+        if group.beginnings:
+            self._orphans.pop(group.name, None)
+        else:
+            self._orphans[group.name] = group
+            self._orphan_bytes += group.size
+
+    def _remove(self, decisions: Collection[LoggedDecision]) -> None:
+        """Forget decisions of one group."""
+        for decision in decisions:
+            group = self._groups[decision.name]
+            del self._decisions[decision.id], group.decisions[decision.id]
+            self._change(group, -decision.size, -int(decision.begins))
+
+    def _drop_oldest(self) -> None:
+        if self._early_bytes >= self._orphan_bytes:
+            responses = self._early.popitem(last=False)[1]
+            self._early_bytes -= RESPONSE_BYTES * len(responses)
+            self.ignored.dropped += len(responses)
+        else:
+            decisions = list(next(iter(self._orphans.values())).decisions.values())
+            self.ignored.dropped += sum(1 + len(decision.responses) for decision in decisions)
+            self._remove(decisions)
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -167,25 +257,37 @@ class OutcomeReader:
         Args:
             now: Microseconds since 1970. Every record older than this should have been added.
         """
-        self._waiting.sort(key=attrgetter("began"))
-        count = 0
-        for session in self._waiting:
-            if not self._is_finished(session, now):
+        self._count(now)
+        columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
+        rewards, horizon = self._rule.rewards.values(), self._rule.horizon
+        least, most = (horizon * extreme((0.0, *rewards)) for extreme in (min, max))
+        return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most)
+
+    def _count(self, now: int) -> None:
+        waiting: list[Session] = []
+        for group in self._groups.values():
+            if group.sessions is None:
+                group.sessions = cut_sessions(group.decisions.values(), self._rule)
+            waiting += group.sessions
+        last_counted: dict[str, int] = {}  # by name
+        for session in sorted(waiting, key=lambda session: (session.began, session.first.id)):
+            if not session.is_finished(now):
                 break
-            self._count(session)
-            count += 1
-        del self._waiting[:count]
-        columns = {name: np.array(values) for name, values in self._columns.items()}
-        return Outcomes(tuple(self._versions), tuple(self._users), **columns)
+            self._count_session(session)
+            last_counted[session.first.name] = session.began
+        for name, began in last_counted.items():
+            self._forget_decisions(name, began)
+        for name in list(self._orphans):
+            self._forget_decisions(name, now - self._rule.longest)
+        while self._early and all(
+            when < now - self._rule.longest for when, _, _ in next(iter(self._early.values())).values()
+        ):
+            self._early_bytes -= RESPONSE_BYTES * len(self._early.popitem(last=False)[1])
 
-    def _is_finished(self, session: _Session, now: int) -> bool:
-        is_complete = session.length >= self._horizon or session.left
-        return is_complete or now - session.last > self._idle or now - session.began > self._longest
-
-    def _count(self, session: _Session) -> None:
+    def _count_session(self, session: Session) -> None:
         values = {
-            "version": self._versions.setdefault(session.version, len(self._versions)),
-            "user": self._users.setdefault(session.user, len(self._users)),
+            "version": self._versions.setdefault(session.first.version, len(self._versions)),
+            "user": self._users.setdefault(session.first.user, len(self._users)),
             "began": session.began,
             "reward": session.reward,
             "length": session.length,
@@ -193,6 +295,10 @@ class OutcomeReader:
         for name, value in values.items():
             self._columns[name].append(value)
         for decision in session.decisions:
-            del self._by_decision[decision]
-        if self._open.get(session.name) is session:
-            del self._open[session.name]
+            self._counted.add(decision.id)
+        self._remove(session.decisions)
+
+    def _forget_decisions(self, name: str, before: int) -> None:
+        """Forget a group's decisions that are older than this: the sessions they belong to are counted, or will not come."""
+        if (group := self._groups.get(name)) is not None:
+            self._remove([decision for decision in group.decisions.values() if decision.time < before])
