@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ConflictError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Action, Answer, Check, GateConfig, combined_answer, interval_answer
+from mbcal.release.gate import Action, Answer, Check, GateConfig, Verdict, combined_answer, interval_answer
 from mbcal.release.update import update, write_verdict
 from tests.support.releases import DIFFERENCE, EPSILON, GATE, agent, let_the_log_say, served
 from tests.support.toys import logged
@@ -72,6 +73,14 @@ def test_what_the_log_says_decides(
     assert (record["answer"], record["action"], record["difference"]["low"]) == (answer, action, -1.0)
     assert f"<h1>{title}</h1>" in page.read_text()
     assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+
+
+def test_verdicts_written_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        pages = list(pool.map(lambda number: write_verdict(tmp_path, Verdict(f"v{number:06d}")), range(24)))
+    assert sorted(page.stem for page in pages) == [f"{number:06d}" for number in range(1, 25)]
+    written = [json.loads(page.with_suffix(".json").read_text())["live"] for page in pages]
+    assert written == [f"v{number:06d}" for number in range(24)]
 
 
 def test_answers() -> None:

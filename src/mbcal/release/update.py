@@ -35,7 +35,7 @@ from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import ConflictError, InputError, MbcalError, OptionError
+from mbcal.errors import ConflictError, InputError, MbcalError, OptionError, OutputError
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import (
@@ -218,19 +218,33 @@ def loop(
 def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
     """Write a verdict as JSON and as a page: `NNNNNN.json` and `NNNNNN.html`, numbered from 1.
 
+    Several processes may write at once: the page is created first, and only one of them can create it.
+
     Returns:
         The path of the page.
     """
     from mbcal.report.update_page import verdict_page
 
-    folder = Path(folder)
-    number = 1 + max((int(path.stem) for path in folder.glob("[0-9]*.json")), default=0)
     record: dict[str, Any] = asdict(verdict)
     content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
-    write_atomic(folder / f"{number:06d}.json", content.encode())
-    page = folder / f"{number:06d}.html"
+    page = _new_page(Path(folder))
     write_atomic(page, verdict_page(record).encode())
+    write_atomic(page.with_suffix(".json"), content.encode())
     return page
+
+
+def _new_page(folder: Path) -> Path:
+    """Create the page with the next number, empty."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            number = 1 + max((int(path.stem) for path in folder.iterdir() if path.stem.isdecimal()), default=0)
+            (page := folder / f"{number:06d}.html").touch(exist_ok=False)
+        except FileExistsError:  # another process was faster
+            continue
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be written ({error.strerror}); check its permissions") from error
+        return page
 
 
 def _join_versions(
