@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from mbcal.cli import app
+from mbcal.decision_log import Decision, Record
 from mbcal.errors import InputError, OptionError
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
@@ -210,6 +213,107 @@ def test_only_sessions_of_the_same_time_are_compared() -> None:
         compare_versions(reader.outcomes(10**15), "a", "a")
     with pytest.raises(InputError, match="c: no finished session in the log; versions with sessions are a, b"):
         compare_versions(reader.outcomes(10**15), "a", "c")
+
+
+def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float = 0.0, users: int = 300) -> Outcomes:
+    """Sessions whose reward is normal around a level that changes with time; shares of the canary, a, likewise."""
+    rng, count = np.random.default_rng(seed), len(share)
+    is_live = rng.random(count) >= share
+    reward = level * np.where(is_live, 1.0, 1 + gain) + rng.normal(0, 0.45, count)
+    names = tuple(map(str, range(users)))
+    user, length = rng.integers(users, size=count).astype(np.int32), np.full(count, 5, np.int32)
+    return Outcomes(("a", "b"), names, is_live.astype(np.int32), user, np.arange(count), reward, length, -2.0, 4.0)
+
+
+def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
+    time, actions = np.arange(4000), []
+    share = np.where(time < 2050, 0.05, 0.5)
+    for seed in range(12):
+        outcomes = trial_outcomes(seed, share, np.where(time > 1500, 1.2, 1.0))
+        comparison = compare_versions(outcomes, "a", "b")
+        pooled = outcomes.reward[outcomes.version == 0].mean() - outcomes.reward[outcomes.version == 1].mean()
+        assert pooled > 0.04
+        assert abs(comparison.reward.value) < 0.05
+        assert comparison.reward.value == pytest.approx(comparison.a.reward.mean - comparison.b.reward.mean)
+        actions.append(judge_canary(comparison, CONFIG, 0)[0])
+    assert actions.count("promote") == 0
+    assert actions.count("withdraw") <= 2
+    better = compare_versions(trial_outcomes(1, share, np.where(time > 1500, 1.2, 1.0), gain=0.15), "a", "b")
+    assert judge_canary(better, CONFIG, 0)[0] == "promote"
+    assert better.reward.value == pytest.approx(0.17, abs=0.04)
+
+
+def test_drift_does_not_widen_the_limits() -> None:
+    share = np.full(4000, 0.3)
+    steady, drifting = (
+        compare_versions(trial_outcomes(2, share, level), "a", "b") for level in (np.ones(4000), np.linspace(1.0, 5.0, 4000))
+    )
+    assert drifting.reward_difference.stderr == pytest.approx(steady.reward_difference.stderr, rel=0.05)
+
+
+def test_versions_that_did_not_serve_together_are_not_judged() -> None:
+    for gain in (0.5, -0.5):
+        apart = compare_versions(trial_outcomes(0, np.repeat([0.0, 1.0], 500), np.ones(1000), gain), "a", "b")
+        assert not apart.together
+        assert apart.answer == ("more" if gain > 0 else "less")
+        action, reason = judge_canary(apart, CONFIG, 0)
+        assert action == "wait"
+        assert "did not serve at the same time" in reason
+        assert judge_canary(apart, CONFIG, 1e9)[0] == "withdraw"
+
+
+def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
+    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2)
+    assert judge_canary(compare_versions(outcomes, "a", "b"), CONFIG, 0)[0] == "promote"
+    comparison = compare_versions(replace(outcomes, most=100.0), "a", "b")
+    action, reason = judge_canary(comparison, CONFIG, 0)
+    assert action == "wait"
+    assert reason.endswith("too few sessions to exclude that b earns rare rewards, of up to 100, not met yet")
+    assert comparison.as_dict()["reward"]["safe"] < 0 < comparison.as_dict()["reward"]["lower"]
+    worse = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2)
+    assert judge_canary(compare_versions(replace(worse, most=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
+
+
+def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: Registry, tmp_path: Path) -> None:
+    """The canary's second steps earn nothing. Without them it would look better: they are in a log that is read first."""
+    began, noise = registry.pointer().canary_began, np.random.default_rng(0)
+    parts: list[list[Record]] = [[], []]
+    for number in range(600):
+        version = (LIVE, CANARY)[number % 2]
+        steps = [["skip", "like"][int(noise.random() < p)] for p in ((0.5, 0.5) if version == LIVE else (0.7, 0.1))]
+        records = session_records(f"s{number}", version, steps, user=f"u{number % 50}", began=began + number * SECOND)
+        for record in records:
+            parts["-0" in (record.id if isinstance(record, Decision) else record.decision)[-2:]].append(record)
+    for worker, part in enumerate(parts):
+        write_quickly(tmp_path / "log" / f"worker-{worker}", part)
+    watcher = watcher_at(registry, tmp_path / "log", 1000, replace(CONFIG, withdraw_alpha=1e-6))
+    look = watcher.look()
+    assert look is not None
+    assert look.comparison is not None
+    assert look.comparison.a.length.mean == look.comparison.b.length.mean == 2.0
+    assert look.comparison.reward.value < -0.4
+    assert look.action == "wait"
+    shutil.copytree(tmp_path / "log/worker-0", tmp_path / "log/worker-2")
+    shutil.copytree(tmp_path / "log/worker-1", tmp_path / "log/worker-3")
+    again = watcher.look()
+    assert again is not None
+    assert again.comparison == look.comparison
+    assert again.ignored.repeated == 1200
+    written = json.loads((registry.path / "canaries" / f"{CANARY}.json").read_text())
+    assert written["ignored"] == {"repeated": 1200, "not_shown": 0, "dropped": 0}
+
+
+def test_a_trial_ends_though_the_clock_was_set_back(registry: Registry, tmp_path: Path) -> None:
+    began, elapsed, clock = registry.pointer().canary_began / 1e6, [0.0], [0.0]
+    watcher = CanaryWatcher(registry, [tmp_path], CONFIG, lambda: began + clock[0], lambda: elapsed[0])
+    clock[0] = 86400.0
+    assert watcher.look().action == "wait"  # type: ignore[union-attr]
+    clock[0], elapsed[0] = -(10**9), 5 * 86400.0
+    assert watcher.look().action == "wait"  # type: ignore[union-attr]
+    elapsed[0] = 7 * 86400.0
+    look = watcher.look()
+    assert look is not None
+    assert (look.action, look.reason[:24]) == ("withdraw", "undecided after 8.0 days")
 
 
 def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -> None:

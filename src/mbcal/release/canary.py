@@ -13,16 +13,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from mbcal.decision_log.follow import LogFollower
+from mbcal.decision_log.reader import merge_by_time
 from mbcal.errors import ConflictError, MbcalError, ModelError, OptionError
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import CANARIES
 from mbcal.release.comparison import VersionComparison, compare_versions
-from mbcal.release.outcomes import OutcomeReader, SessionRule
+from mbcal.release.outcomes import Ignored, OutcomeReader, SessionRule
 from mbcal.storage.atomic import write_atomic
 
 Action = Literal["promote", "withdraw", "wait"]
@@ -69,11 +70,13 @@ class Look:
     reason: str
     comparison: VersionComparison | None
     """None while one of the versions has no finished session."""
+    ignored: Ignored
+    """Records of the trial that did not count."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         compared = None if self.comparison is None else self.comparison.as_dict()
-        return {**{name: value for name, value in vars(self).items() if name != "comparison"}, "comparison": compared}
+        return {**vars(self), "comparison": compared, "ignored": asdict(self.ignored)}
 
 
 def judge_canary(comparison: VersionComparison | None, config: CanaryConfig, elapsed: float) -> tuple[Action, str]:
@@ -96,13 +99,16 @@ def judge_canary(comparison: VersionComparison | None, config: CanaryConfig, ela
         )
         counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
         size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
-        if upper < -config.withdraw_below * live:
+        safe = float(comparison.reward_difference.safe_lower(config.promote_alpha))
+        words = f"{counts}; {comparison.sentence()}"
+        if comparison.together and upper < -config.withdraw_below * live:
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}"
         is_shorter = comparison.length.upper < 0
-        if lower > 0 and not is_shorter and comparison.a.sessions >= config.promote_after:
-            return "promote", f"earns more: {size}, at least {lower:+.3g}, after {counts}"
-        words = f"{counts}; {comparison.sentence()}"
-        if lower > 0 and is_shorter:
+        if comparison.together and safe > 0 and not is_shorter and comparison.a.sessions >= config.promote_after:
+            return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
+        if lower > 0 >= safe and comparison.caution() not in words:
+            words += f"; {comparison.caution()}"
+        if safe > 0 and is_shorter:
             words += "; its sessions are shorter, so a person has to decide"
     if elapsed > config.longest:
         return config.undecided, f"undecided after {elapsed / 86400:.1f} days: {words}"
@@ -117,6 +123,7 @@ class CanaryWatcher:
         logs: The decision logs of all servers that give the canary sessions.
         config: The limits.
         clock: Seconds since 1970.
+        stopwatch: Seconds since any time. A trial ends by it if the clock was set back.
     """
 
     def __init__(
@@ -125,9 +132,12 @@ class CanaryWatcher:
         logs: Sequence[str | Path],
         config: CanaryConfig | None = None,
         clock: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry, self._logs, self._config, self._clock = registry, logs, config or CanaryConfig(), clock
+        self._stopwatch = stopwatch
         self._trial: tuple[str, str, int] | None = None  # canary, live version, beginning
+        self._began = 0.0  # when the trial began, by the stopwatch
         self._outcomes: OutcomeReader
         self._followers: list[LogFollower] = []
 
@@ -151,8 +161,10 @@ class CanaryWatcher:
             self._begin(*trial)
         now = int(self._clock() * 1e6)
         comparison = self._compare(pointer.canary, pointer.current, now)
-        action, reason = judge_canary(comparison, self._config, (now - pointer.canary_began) / 1e6)
-        look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison)
+        elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
+        action, reason = judge_canary(comparison, self._config, elapsed)
+        ignored = replace(self._outcomes.ignored)
+        look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
         look = self._act(look)
         if look.action == "wait" and self.registry.canary() != look.canary:
             return look  # another watcher or an operator ended the trial; what was written then stays
@@ -164,12 +176,12 @@ class CanaryWatcher:
         self._outcomes = OutcomeReader.of_version(self.registry.open(live), self._config.sessions, began)
         self._followers = [LogFollower(log, began) for log in self._logs]
         self._trial = (canary, live, began)
+        self._began = self._stopwatch() - max(self._clock() - began / 1e6, 0.0)
 
     def _compare(self, canary: str, live: str, now: int) -> VersionComparison | None:
-        for follower in self._followers:
-            for record in follower.read():
-                self._outcomes.add(record)
-        outcomes = self._outcomes.outcomes(now)
+        for record in merge_by_time(follower.read() for follower in self._followers):
+            self._outcomes.add(record)
+        outcomes = self._outcomes.outcomes(now - int(self._config.sessions.settling * 1e6))
         if canary not in outcomes.versions or live not in outcomes.versions:
             return None
         return compare_versions(outcomes, canary, live)

@@ -1,8 +1,13 @@
-"""Two versions compared on the sessions of a decision log: means, differences, and the result as a sentence. No torch."""
+"""Two versions compared on the sessions of a decision log: means, differences, and the result as a sentence.
+
+Rewards change with the hour, and the share of sessions that a canary gets may be changed. So versions are compared within
+blocks of sessions that began one after the other. A block with n_a and n_b sessions counts n_a n_b / (n_a + n_b), for both
+versions alike; so what a block earns more than another cancels. No torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,9 @@ ALPHA = 0.025
 WORTH_SEEING = 0.05
 """Difference, as a share of the reward, for which the missing sessions are named."""
 
+BLOCK = 100
+"""Sessions of both versions in a block. Within so few, neither rewards nor a canary's share change by much."""
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -32,13 +40,15 @@ class Gap:
     """Lower end of the 95% interval that holds at all looks together."""
     upper: float
     """Upper end."""
+    safe: float
+    """Lower end of the latter that also allows for rewards too rare to have been met (`Difference.safe_lower`)."""
     share: float | None
     """The value as a share of b's mean; None if that is 0."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One version in a comparison. Intervals are clustered by user."""
+    """One version in a comparison, on the sessions that count. Means are weighted by block, intervals clustered by user."""
 
     version: str
     sessions: int
@@ -59,7 +69,10 @@ class VersionComparison:
     """The difference in reward, for limits at other levels."""
     length_difference: Difference
     together: bool
-    """Whether the versions served at the same time; if not, a difference may be due to the time."""
+    """Whether the versions served at the same time; if not, they are not compared by block, and a difference may be due to
+    the time."""
+    most: float
+    """The largest reward that a session may have."""
 
     @property
     def answer(self) -> str:
@@ -86,6 +99,8 @@ class VersionComparison:
             limit, side = (gap.lower, "at least") if self.answer == "more" else (gap.upper, "at most")
             change = f"{_percent(gap.share)} ({gap.value:+.3g} per session, {side} {limit:+.3g})"
             text = f"{self.a.version} earns {self.answer} than {self.b.version}: {change}"
+            if gap.lower > 0 >= gap.safe:
+                text += f"; {self.caution()}"
         else:
             missing = self.sessions_missing(share)
             more = f"about {_rounded(missing)} more sessions" if np.isfinite(missing) else "more sessions of more users"
@@ -94,6 +109,10 @@ class VersionComparison:
         if not self.together:
             text += "; the versions did not serve at the same time, so a difference may be due to the time"
         return text
+
+    def caution(self) -> str:
+        """Return in words why more was seen to be earned, and yet is not certain."""
+        return f"too few sessions to exclude that {self.b.version} earns rare rewards, of up to {self.most:.4g}, not met yet"
 
     def as_dict(self, share: float = WORTH_SEEING) -> dict[str, Any]:
         """Return plain values for JSON, with the sessions missing for a difference of this share; None if not finite."""
@@ -107,7 +126,8 @@ class VersionComparison:
 def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     """Compare the reward per session and the length of sessions of two versions.
 
-    Where both served at the same time (a canary), only sessions that began in that time count. Otherwise all do.
+    Where both served at the same time (a canary), they are compared block by block, and only sessions of blocks in which
+    both served count. Otherwise all do.
 
     Args:
         outcomes: Finished sessions.
@@ -120,15 +140,12 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     if a == b:
         raise InputError(f"{a}: cannot be compared with itself; name two versions")
     is_a, is_b = (_sessions_of(outcomes, name) for name in (a, b))
-    period, together = _common_period(outcomes, is_a, is_b)
-    sides = [(name, np.flatnonzero(chosen & period)) for name, chosen in ((a, is_a), (b, is_b))]
-    rewards = [_sums(outcomes, rows, outcomes.reward) for _, rows in sides]
-    lengths = [_sums(outcomes, rows, outcomes.length) for _, rows in sides]
-    reward, length = compare_means(*rewards), compare_means(*lengths)
-    side_a, side_b = (
-        Side(name, len(rows), len(np.unique(outcomes.user[rows])), earned.mean(), steps.mean())
-        for (name, rows), earned, steps in zip(sides, rewards, lengths, strict=True)
-    )
+    blocks = _blocks(outcomes, is_a, is_b)
+    side_a, side_b = (_side(outcomes, name, chosen, blocks) for name, chosen in ((a, is_a), (b, is_b)))
+    below, above = side_a.reward.mean - outcomes.least, outcomes.most - side_b.reward.mean
+    reward_a, reward_b = (_sums(outcomes, chosen, blocks, outcomes.reward) for chosen in (is_a, is_b))
+    length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
+    reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
     return VersionComparison(
         a=side_a,
         b=side_b,
@@ -136,7 +153,8 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         length=_gap(length, side_b.length.mean),
         reward_difference=reward,
         length_difference=length,
-        together=together,
+        together=blocks.together,
+        most=outcomes.most,
     )
 
 
@@ -149,25 +167,60 @@ def _sessions_of(outcomes: Outcomes, name: str) -> NDArray[np.bool_]:
     return chosen
 
 
-def _common_period(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], bool]:
-    """Sessions that began while both versions served; all if that is less than half of the version with fewer."""
+@dataclass(frozen=True)
+class _Blocks:
+    """How sessions count in a comparison; arrays are (N,) for N sessions."""
+
+    block: NDArray[np.int64]
+    """Number of the session's block."""
+    weight: NDArray[np.float64]
+    """0 if it does not count. In every block the weights of the two versions have the same sum."""
+    together: bool
+    """False if the versions did not serve at the same time; then there is one block, and all weights are 1."""
+
+
+def _blocks(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> _Blocks:
+    """Blocks of the time in which both versions served."""
     begin, end = (
         extreme(other(outcomes.began[is_a]), other(outcomes.began[is_b]))
         for extreme, other in ((max, np.min), (min, np.max))
     )
-    common = (outcomes.began >= begin) & (outcomes.began <= end)
-    together = 2 * min((is_a & common).sum(), (is_b & common).sum()) >= min(is_a.sum(), is_b.sum())
-    return (common, True) if together else (np.ones(len(outcomes), np.bool_), False)
+    common = np.flatnonzero((is_a | is_b) & (outcomes.began >= begin) & (outcomes.began <= end))
+    common = common[np.argsort(outcomes.began[common], kind="stable")]
+    numbers = np.minimum(np.arange(len(common)) // BLOCK, max(len(common) // BLOCK - 1, 0))
+    block, weight = np.zeros(len(outcomes), np.int64), np.zeros(len(outcomes))
+    block[common] = numbers
+    share = np.bincount(numbers, is_a[common]) / np.bincount(numbers) if len(common) else np.zeros(1)
+    weight[common] = np.where(is_a[common], 1 - share[numbers], share[numbers])
+    smaller = min((is_a & (weight > 0)).sum(), (is_b & (weight > 0)).sum())
+    if smaller and 2 * smaller >= min(is_a.sum(), is_b.sum()):
+        return _Blocks(block, weight, together=True)
+    return _Blocks(np.zeros_like(block), (is_a | is_b).astype(np.float64), together=False)
 
 
-def _sums(outcomes: Outcomes, rows: NDArray[np.int64], values: NDArray[Any]) -> UserSums:
-    return UserSums.of(values[rows], outcomes.user[rows], len(outcomes.users))
+def _sums(outcomes: Outcomes, chosen: NDArray[np.bool_], blocks: _Blocks, values: NDArray[Any]) -> UserSums:
+    """Sums of a version's sessions by user, each less the mean of all sessions of its block: drift adds no variance."""
+    rows, counts = np.flatnonzero(chosen & (blocks.weight > 0)), np.bincount(blocks.block, blocks.weight > 0)
+    means = np.bincount(blocks.block, values * (blocks.weight > 0)) / np.maximum(counts, 1)
+    centred = values[rows] - means[blocks.block[rows]]
+    return UserSums.of(centred, outcomes.user[rows], len(outcomes.users), blocks.weight[rows])
+
+
+def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blocks) -> Side:
+    rows = np.flatnonzero(chosen & (blocks.weight > 0))
+    users, weights = outcomes.user[rows], blocks.weight[rows]
+    reward, length = (
+        replace(UserSums.of(values[rows], users, len(outcomes.users), weights).mean(), count=len(rows))
+        for values in (outcomes.reward, outcomes.length)
+    )
+    return Side(name, len(rows), len(np.unique(users)), reward, length)
 
 
 def _gap(difference: Difference, base: float) -> Gap:
     low, high = difference.interval()
     value, lower, upper = float(difference.value), float(difference.lower(ALPHA)), float(difference.upper(ALPHA))
-    return Gap(value, float(low), float(high), lower, upper, value / abs(base) if base else None)
+    safe = float(difference.safe_lower(ALPHA))
+    return Gap(value, float(low), float(high), lower, upper, safe, value / abs(base) if base else None)
 
 
 def _percent(share: float | None) -> str:
