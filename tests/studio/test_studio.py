@@ -106,6 +106,9 @@ def test_only_the_printed_address_opens_it(running: tuple[subprocess.Popen[str],
     assert http.get("/api/list", headers={"host": "evil.example"}).status_code == 421
     assert http.post("/api/list").status_code == 405
     assert http.get("/api/nothing").status_code == 404
+    many = "/api/store?" + "path=x&" * 60
+    assert httpx.get(f"{base}{many}").status_code == 403
+    assert http.get(many).status_code == 400
     page = http.get("/")
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert "unsafe" not in page.headers["content-security-policy"]

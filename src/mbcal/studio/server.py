@@ -30,6 +30,8 @@ from mbcal.studio.finder import find, resolve
 
 MAX_REPORT = 64 << 20
 """Larger reports are not served."""
+MAX_FIELDS = 50
+"""Fields of an address."""
 MAX_RUNS = 12
 """Runs compared at a time."""
 PAGE_POLICY = (
@@ -104,13 +106,13 @@ class Studio:
     async def _respond(self, scope: Scope) -> tuple[int, bytes, dict[str, str]]:
         """Return status, body and headers."""
         path, headers = scope["path"], {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=50)
+        query = _query(scope["query_string"])
         port = scope["server"][1]
         if headers.get("host") not in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):
             return _problem(421, "the Host header is not an address of this machine")
         if scope["method"] not in ("GET", "HEAD"):
             return _problem(405, "the studio is read-only")
-        given = query.get("token", [""])[0]
+        given = (query or {}).get("token", [""])[0]
         if path == "/" and given and hmac.compare_digest(given.encode(), self.token.encode()):
             cookie = f"{self._cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
             return 303, b"", {"location": "/", "set-cookie": cookie}
@@ -118,6 +120,8 @@ class Studio:
         held = cookies[self._cookie].value if self._cookie in cookies else ""
         if not hmac.compare_digest(held.encode(), self.token.encode()):
             return _problem(403, "open the address that 'mbcal studio' printed: it has the token")
+        if query is None:
+            return _problem(400, f"the address has more than {MAX_FIELDS} fields; ask for less at a time")
         try:
             return await asyncio.to_thread(self._answer, path, query)
         except NotFoundError as error:
@@ -188,6 +192,14 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _query(text: bytes) -> Query | None:
+    """The fields of an address; None if they are too many."""
+    try:
+        return parse_qs(text.decode("latin-1"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        return None
 
 
 def _one(query: Query, name: str) -> str:
