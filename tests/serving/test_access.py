@@ -16,6 +16,7 @@ from mbcal.client import AsyncClient, Client
 from mbcal.errors import ModelError, OptionError, ServiceError
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access, page_headers, read_token
+from mbcal.serving.run import ServerSettings, warn_if_open
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.service import Service
 from tests.support.servers import run_app, serving
@@ -38,7 +39,18 @@ def test_the_host_must_be_a_name_of_the_server(registry: Registry) -> None:
         "ranker.example",
         "Ranker.Example:443",
     ]
-    refused = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "", "10.0.0.1"]
+    refused = [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:8000",
+        "",
+        "10.0.0.1",
+        "[::1].evil.example",
+        "localhost:80@evil.example",
+        "localhost:x",
+        "localhost/",
+        "[::1",
+    ]
 
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         for host in allowed:
@@ -47,6 +59,9 @@ def test_the_host_must_be_a_name_of_the_server(registry: Registry) -> None:
             answer = await http.get("/healthz", headers={"host": host})
             assert answer.status_code == 421, host
             assert "--allow-host" in answer.json()["error"]
+        for name in ("host", "authorization", "content-type"):
+            twice = await http.get("/healthz", headers=[("host", "localhost"), (name, "localhost"), (name, "localhost")])
+            assert (twice.status_code, twice.json()["error"].partition(":")[0]) == (400, name)
 
     run_app(registry, story, access=Access(hosts=frozenset({"ranker.example"})))
 
@@ -60,13 +75,16 @@ def test_bodies_must_be_declared_as_json(registry: Registry) -> None:
             assert (await http.post("/v1/rank", content=body, headers=headers)).status_code == 415, kind
         for kind in ("application/json", "Application/JSON; charset=utf-8"):
             assert (await http.post("/v1/rank", content=body, headers={"content-type": kind})).status_code == 200, kind
+        for kind, status in (("text/plain", 415), ("application/json", 200)):
+            headers = {"content-type": kind, **bearer(ADMIN)}
+            assert (await http.post("/admin/reload", headers=headers)).status_code == status
         preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
         answer = await http.options("/v1/rank", headers=preflight)
         assert answer.status_code == 405
         assert not [name for name in answer.headers if name.startswith("access-control")]
         assert service.counts["v000001"].decisions == 2
 
-    run_app(registry, story)
+    run_app(registry, story, access=Access(admin_token=ADMIN))
 
 
 def test_pages_are_told_to_load_nothing_from_elsewhere_and_not_to_be_framed(registry: Registry) -> None:
@@ -205,3 +223,16 @@ def test_settings_that_cannot_work_are_one_sentence(shared_registry: Registry, t
     (tmp_path / "not.pem").write_text("no certificate")
     assert "cannot be used" in refused("--tls-cert", str(tmp_path / "not.pem"), "--tls-key", str(tmp_path / "not.pem"))
     assert "neither an address nor a network" in refused("--trusted-proxy", "proxy")
+
+
+def test_a_server_that_anyone_can_reach_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    for host, token, warns in (
+        ("127.0.0.1", None, False),
+        ("localhost", None, False),
+        ("::1", None, False),
+        ("0.0.0.0", TOKEN, False),  # noqa: S104 - nothing listens
+        ("0.0.0.0", None, True),  # noqa: S104
+        ("ranker.example", None, True),
+    ):
+        warn_if_open(ServerSettings("registry", host=host, token=token))
+        assert ("--token-file" in capsys.readouterr().err) == warns, host

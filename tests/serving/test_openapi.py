@@ -56,6 +56,7 @@ EXAMPLES: dict[str, Any] = {
     "/v1/rank": {"candidates": ITEMS},
     "/v1/feedback": {"decision": "old", "behaviour": "click", "item": "item 1"},
     "/admin/epsilon": {"epsilon": 0.5},
+    "/admin/reload": {},
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -28,10 +29,16 @@ async def large_answers(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def run_server(limits: ConnectionLimits, story: Story) -> None:
+async def slowly(scope: Any, receive: Any, send: Any) -> None:
+    """Answer as `large_answers`, after a moment."""
+    await asyncio.sleep(0.02)
+    await large_answers(scope, receive, send)
+
+
+def run_server(limits: ConnectionLimits, story: Story, app: Any = large_answers) -> None:
     async def run() -> None:
         protocol: Any = bounded_protocol(limits)
-        config = uvicorn.Config(large_answers, http=protocol, log_config=None, ws="none")
+        config = uvicorn.Config(app, http=protocol, log_config=None, ws="none")
         config.load()
         make = partial(protocol, config=config, server_state=ServerState(), app_state={})
         server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
@@ -169,3 +176,56 @@ def test_an_address_with_most_connections_loses_its_own() -> None:
             wire.close()
 
     run_server(ConnectionLimits(max_connections=10), story)
+
+
+def test_many_requests_in_one_packet_are_refused_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(port: int, connections: Connections) -> None:
+        events: list[str] = []
+        connections.on_event = lambda event, **_: events.append(event)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n" * 40)
+            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+            writer.close()
+        await asyncio.sleep(0.1)
+        assert connections.closed["pipelined"] == 3
+        assert events == ["too many requests at once"]
+
+    run_server(ConnectionLimits(), story, slowly)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_client_that_closes_its_end_gets_its_answers() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        writer.write_eof()
+        assert (await asyncio.wait_for(reader.read(), 5)).count(b"HTTP/1.1 200") == 3
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /small HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        writer.write_eof()  # the body will never be complete
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        await asyncio.sleep(0.05)
+        assert not connections.open
+
+    run_server(ConnectionLimits(), story, slowly)
+
+
+def test_headers_after_the_body_mean_nothing() -> None:
+    seen: list[list[bytes]] = []
+
+    async def keep_headers(scope: Any, receive: Any, send: Any) -> None:
+        seen.append([name for name, _ in scope["headers"]])
+        await large_answers(scope, receive, send)
+
+    async def story(port: int, _: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /small HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"1\r\nx\r\n0\r\nauthorization: Bearer token\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+        writer.close()
+
+    run_server(ConnectionLimits(), story, keep_headers)
+    assert seen == [[b"host", b"transfer-encoding"]]

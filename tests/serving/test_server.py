@@ -18,7 +18,7 @@ from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.service import Limits, Service
-from mbcal.serving.state import MemoryStore
+from mbcal.serving.state import DecisionRef, MemoryStore
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 
@@ -272,6 +272,29 @@ def test_without_a_version_it_is_not_ready(tmp_path: Path) -> None:
             assert "publish one" in answer.json()["error"]
 
     run_app(Registry(tmp_path / "empty"), story)
+
+
+def test_feedback_on_a_stored_decision_without_items_is_refused(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        await service.sessions.remember_decision("d", DecisionRef("s", 7, [], "v000001"))
+        answer = await http.post("/v1/feedback", json={"decision": "d", "behaviour": "click"})
+        assert answer.status_code == 422
+        assert "name the item" in answer.json()["error"]
+
+    run_app(registry, story)
+
+
+def test_a_fresh_server_says_that_the_live_version_is_damaged(registry: Registry) -> None:
+    scorer = registry.open("v000001").path / "scorer.safetensors"
+    scorer.write_bytes(scorer.read_bytes()[:-1])
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for answer in (await http.get("/readyz"), await http.post("/v1/rank", json={"candidates": ["a"]})):
+            assert answer.status_code == 503
+            assert answer.json()["error"].startswith("version v000001 cannot be used (")
+            assert str(registry.path) not in answer.text
+
+    run_app(registry, story)
 
 
 def test_a_damaged_version_is_refused_and_the_old_one_goes_on_serving(registry: Registry) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mbcal.errors import OptionError
 from mbcal.serving.redis_state import RedisStore
-from mbcal.serving.state import DecisionRef, MemoryStore, Session, Step, session_store
+from mbcal.serving.state import DecisionRef, MemoryStore, Session, StateAwayError, Step, session_store
 from tests.support.redis import RedisServer
 
 BEGIN = Session("u1", (("item 1", "click"),))
@@ -113,6 +113,26 @@ def test_sessions_expire() -> None:
         assert store.n_sessions == 1  # expired sessions are freed by the next write
 
     asyncio.run(tell())
+
+
+def test_a_full_redis_is_an_outage_that_names_no_session(redis_address: str) -> None:
+    events: list[str] = []
+
+    async def tell() -> None:
+        store = RedisStore(redis_address, on_event=lambda event, **values: events.append(f"{event} {values}"))
+        await store.begin("s", BEGIN)
+        await store._redis.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(StateAwayError):
+                await store.add("s", STEPS[0])
+        finally:
+            await store._redis.config_set("maxmemory", "0")
+            await store.close()
+
+    asyncio.run(tell())
+    assert "OOM" in events[0] or "memory" in events[0]
+    assert "item" not in events[0]
+    assert "session:" not in events[0]
 
 
 def test_sessions_expire_in_redis(redis_address: str) -> None:

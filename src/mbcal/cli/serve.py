@@ -124,7 +124,7 @@ def serve(  # long, since every option has its help here
     from mbcal.serving.access import read_token
     from mbcal.serving.canary import CanarySettings
     from mbcal.serving.protocol import ConnectionLimits
-    from mbcal.serving.run import ServerSettings, bind, make_service, require_certificate, run_server
+    from mbcal.serving.run import ServerSettings, bind, make_service, require_certificate, run_server, warn_if_open
     from mbcal.serving.service import Limits
     from mbcal.serving.supervisor import supervise
 
@@ -153,6 +153,7 @@ def serve(  # long, since every option has its help here
         raise OptionError(f"{problem} without being better; give at least {epsilon:g}")
     if canary and watch and log is None:
         raise OptionError("canary: sessions are compared by the decision log; give --log, or --no-watch to decide by hand")
+    warn_if_open(settings)
     limits = watch_options(promote_after, withdraw_below, canary_days, undecided, lifetime)
     with canary_watcher(registry, log if canary and watch else None, limits):
         if workers > 1:

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +35,7 @@ MAX_DELAYED = 100
 Headers = Mapping[bytes, bytes]
 
 _SCRIPT = re.compile(rb"<script(?:\s[^>]*)?>(.*?)</script>", re.DOTALL | re.IGNORECASE)
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 NO_SNIFFING: Header = (b"x-content-type-options", b"nosniff")
 
 
@@ -55,6 +56,16 @@ class Access:
     _delayed: int = field(default=0, init=False)
     _known_hosts: set[bytes] = field(default_factory=set, init=False)  # headers that were found to be allowed
 
+    def single_headers(self, headers: Sequence[Header]) -> Headers:
+        """Return the headers by name; raise RefusedError if one that decides who may ask was sent twice."""
+        single = dict(headers)
+        if len(single) < len(headers):
+            names = [name for name, _ in headers]
+            for name in (b"host", b"authorization", b"content-type"):
+                if names.count(name) > 1:
+                    raise RefusedError(400, f"{name.decode()}: was sent several times; send this header once")
+        return single
+
     def require_host(self, headers: Headers, address: str | None) -> None:
         """Raise RefusedError unless the Host header names this server.
 
@@ -72,7 +83,8 @@ class Access:
             return
         if host and host == address:
             return
-        raise RefusedError(421, f"host: {host[:100]!r} is not a name of this server; start it with --allow-host to allow it")
+        name = header[:100].decode("latin1")
+        raise RefusedError(421, f"host: {name!r} is not a name of this server; start it with --allow-host to allow it")
 
     def require_json(self, headers: Headers) -> None:
         """Raise RefusedError unless the body is declared as JSON."""
@@ -166,11 +178,9 @@ def page_headers(page: bytes) -> tuple[Header, ...]:
 
 
 def _host_name(host: bytes) -> str:
-    """Host header without the port and brackets, in lower case."""
-    text = host.decode("latin1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].rstrip(".")
+    """Host header without the port and brackets, in lower case; empty if there is more in it than a name and a port."""
+    found = _HOST.fullmatch(host.decode("latin1").strip().lower())
+    return "" if found is None else found["address"] or found["name"].rstrip(".")
 
 
 def _offered_token(authorization: bytes) -> bytes:

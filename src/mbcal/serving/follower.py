@@ -95,6 +95,14 @@ class RefusedVersions(dict[str, str]):
         """
         self[name], self._fingerprints[name] = reason, files
 
+    @property
+    def latest_sentence(self) -> str:
+        """What was refused last and why; empty if nothing was."""
+        if not self:
+            return ""
+        name = next(reversed(self))
+        return f"version {name} cannot be used ({self[name]}); publish or activate another one with 'mbcal registry'"
+
     def still_holds(self, name: str, folder: Path) -> bool:
         """Whether a version was refused and its files are as they were; forgets the refusal if they are not."""
         if name not in self:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -83,7 +84,10 @@ class Connections:
         self.open: set[Connection] = set()
         self.closed: Counter[str] = Counter()
         """Connections that were closed, by reason."""
+        self.on_event: Callable[..., None] = lambda *_, **__: None
+        """Called with an event and its values."""
         self._buffered = 0
+        self._reported: set[str] = set()
 
     def opened(self, newcomer: Connection) -> None:
         """Add a connection; if there are too many, close some that wait, or else the newcomer."""
@@ -103,6 +107,12 @@ class Connections:
         waiting.sort(key=last_to_go)
         for connection in waiting[: max(1, most // 50)]:  # several: sorting is not free
             connection.end("evicted")
+
+    def report_once(self, event: str, **values: Any) -> None:
+        """Report an event the first time; clients that cause it again and again would fill the log."""
+        if event not in self._reported:
+            self._reported.add(event)
+            self.on_event(event, **values)
 
     def lost(self, connection: Connection) -> None:
         """Remove a connection."""
@@ -154,12 +164,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._silent = 0  # bytes since the parser last reported something: it may have kept them all
         self._is_head, self._received = False, 0  # the head is incomplete; bytes of it received, whatever was reported
         self._has_ended = False  # a request ended in this piece, and the rest of the piece is of the next
-        self._problem: tuple[int, str] | None = None
+        self._problem: tuple[int, str, str] | None = None  # status, sentence and reason of the refusal
+        self._running: Any = None  # the request that is being handled; `cycle` is the latest
         self.shared.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.lost(self)
+        running = () if self._running is None or self._running.response_complete else (self._running,)
+        for cycle in (*running, *(cycle for cycle, _ in self.pipeline)):  # uvicorn tells the latest only
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays: a client that has sent its request and closed its end still gets the answer."""
+        if self.is_waiting or self.scheme == "https":  # TLS has no end of its own for each side
+            return False
+        self.cycle.keep_alive = False
+        return True
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     @property
     def is_waiting(self) -> bool:
@@ -198,7 +225,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if self._is_head:  # what follows a body in pieces counts, but means nothing: the head was judged before
+            super().on_header(name, value)
         self._headers += 1
         self._count_head(len(name) + len(value) + 4)
 
@@ -207,12 +235,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head += size
         limits = self.shared.limits
         if self._head > limits.max_head or self._headers > limits.max_headers:
-            self._problem = (431, _HEAD_SENTENCE)
+            self._problem = (431, _HEAD_SENTENCE, "large head")
             raise HeadTooLargeError  # the parser stops, and `send_400_response` is called
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= self.shared.limits.max_pipelined:
-            self._problem = (400, "too many requests were sent before the first was answered; wait for the answers")
+            sentence = "too many requests were sent before the first was answered; wait for the answers"
+            self._problem = (400, sentence, "pipelined")
+            self.shared.report_once("too many requests at once", client=self.address, most=self.shared.limits.max_pipelined)
             raise HeadTooLargeError
         self._is_head, self._received = False, 0
         super().on_headers_complete()
@@ -299,8 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request the parser stopped at."""
-        status, sentence = self._problem or (400, msg)
-        self.refuse(status, sentence, "large head" if status == 431 else "invalid")
+        self.refuse(*(self._problem or (400, msg, "invalid")))
 
 
 _HEAD_SENTENCE = "the headers are too large or too many; send fewer"

@@ -155,7 +155,8 @@ class RedisStore:
             return  # another call noticed it first
         self._away_since = time.monotonic()
         self.outages += 1
-        self._on_event("state away", error=f"{type(error).__name__}: {error}")
+        reason = str(error).rpartition("caused error: ")[2][:200]  # what is before it is the command, with its data
+        self._on_event("state away", error=f"{type(error).__name__}: {reason}")
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     async def _ping(self) -> None:

@@ -59,9 +59,9 @@ class Route:
     @property
     def problems(self) -> tuple[int, ...]:
         """Statuses with which a request may be refused."""
-        statuses = {401, 421} | ({400, 408, 413} if self.method == "POST" else set())
+        statuses = {400, 401, 421} | ({408, 413, 415} if self.method == "POST" else set())
         if self.request:
-            statuses |= {415, 422}
+            statuses |= {422}
         if self.path == "/v1/rank":  # another request had its id
             statuses |= {409}
         if self.has_name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import ipaddress
 import logging
 import resource
 import signal
@@ -105,6 +106,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def warn_if_open(settings: ServerSettings) -> None:
+    """Print a warning if other machines can reach the server and need no token."""
+    try:
+        is_loopback = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:  # a name
+        is_loopback = False
+    if not is_loopback and settings.token is None:
+        problem = f"other machines can reach {settings.host}, and anyone may ask and give feedback"
+        print_event("warning", problem=f"{problem}; give --token-file, or see that only a proxy reaches it")
+
+
 def require_certificate(settings: ServerSettings) -> None:
     """Raise OptionError unless the TLS certificate and its key are absent or can be loaded."""
     if settings.tls_cert is None and settings.tls_key is None:
@@ -203,6 +215,7 @@ def run_server(settings: ServerSettings, service: Service, listener: socket.sock
     protocol = bounded_protocol(settings.connections)
     app = App(service, settings.access)
     app.metrics.connections = protocol.shared
+    protocol.shared.on_event = service.on_event
     config = uvicorn.Config(
         app,
         http=protocol,

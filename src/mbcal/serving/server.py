@@ -108,7 +108,7 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
+        method, path, headers = scope["method"], scope["path"], self.access.single_headers(scope["headers"])
         self.access.require_host(headers, (scope.get("server") or (None,))[0])
         folder, _, name = path.rpartition("/")
         found = self._routes.get((method, path)) or self._routes.get((method, f"{folder}/{NAME_PART}"))
@@ -118,7 +118,7 @@ class App:
             raise self._no_route(path)
         route, handler = found
         scope["route"] = route.path
-        if route.request:
+        if method == "POST":
             self.access.require_json(headers)
         body = await self._body(receive) if method == "POST" else name.encode()
         if not route.limited:

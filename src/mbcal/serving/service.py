@@ -151,7 +151,8 @@ class Service:
     def live(self) -> Ranker:
         """The ranker of the live version; raises NotReadyError if there is none."""
         if self.ranker is None:
-            raise NotReadyError("no version is published yet; publish one with 'mbcal registry publish'")
+            nothing = "no version is published yet; publish one with 'mbcal registry publish'"
+            raise NotReadyError(self.refused.latest_sentence or nothing)
         return self.ranker
 
     # ---- ranking
@@ -273,7 +274,7 @@ class Service:
                 raise StateAwayError(f"{error}, or name the item the feedback is about") from error
             reference = None  # it is logged, and no session is updated
         if item is None:
-            if reference is None:
+            if reference is None or not reference.items:
                 raise InputError(
                     f"item: decision {decision!r} has expired or is unknown; name the item the feedback is about"
                 )
