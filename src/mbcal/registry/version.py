@@ -22,7 +22,7 @@ from mbcal.errors import MbcalError, ModelError
 from mbcal.registry.verification import SCORES_PREFIX, case_problem, score_difference, verification_scores
 from mbcal.scoring.scorer_io import scorer_from_arrays
 from mbcal.scoring.scorers import Scorer
-from mbcal.scoring.unknown_items import UnknownItems
+from mbcal.scoring.unknown_items import UnknownItems, add_spare_rows
 from mbcal.storage.artifacts import SCHEMA, Artifact
 from mbcal.storage.catalog_io import names_catalog, table_declarations, table_vocabulary
 from mbcal.storage.manifest import ArtifactKind
@@ -115,6 +115,8 @@ def _verify(artifact: Artifact) -> Version:
     projection_arrays = {
         name.removeprefix(UNKNOWN_PREFIX): arrays.pop(name) for name in list(arrays) if name.startswith(UNKNOWN_PREFIX)
     }
+    described = (details["scorer"] or {}).get("unknown_items", {})
+    tables = add_spare_rows(arrays, described)
     scorer = scorer_from_arrays(details["scorer"], arrays, catalog.n_rows, len(behaviours))
     problem = case_problem(cases, catalog.n_rows, len(behaviours))
     if not problem:
@@ -125,13 +127,9 @@ def _verify(artifact: Artifact) -> Version:
     if problem:
         raise ModelError(f"verification failed: {problem}")
     unknown_items = None
-    if "unknown_items" in details["scorer"]:
-        arrays.clear()  # the tables are copied to get spare rows, one after another
+    if described:
         unknown_items = UnknownItems.create(
-            scorer,
-            details["scorer"]["unknown_items"],
-            projection_arrays,
-            lambda name: table_vocabulary(items, name),
+            scorer, tables, described, projection_arrays, lambda name: table_vocabulary(items, name)
         )
         scorer = unknown_items.scorer
     return Version(

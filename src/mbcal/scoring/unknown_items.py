@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,7 +12,30 @@ from numpy.typing import NDArray
 from mbcal.errors import InputError, ModelError
 from mbcal.scoring.item_projection import SPARE_ROWS, JointProjection, projections_from_arrays
 from mbcal.scoring.scorers import NetScorer, Scorer
+from mbcal.types import FIRST_ITEM_ROW
 from mbcal.types.feature_values import ItemValues
+
+
+def add_spare_rows(arrays: dict[str, NDArray[Any]], terms: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Append `SPARE_ROWS` rows to the item tables of some terms.
+
+    Args:
+        arrays: The arrays of a scorer by name. Those of the tables are replaced by views without the spare rows, so that no
+            more than one table is in memory twice.
+        terms: Names of the terms.
+
+    Returns:
+        The tables with the spare rows, by term. What is no table is left as it is; `scorer_from_arrays` refuses it.
+    """
+    tables = {}
+    for term in terms:
+        name = f"{term}/cell/items"
+        if name not in arrays or arrays[name].ndim != 2:
+            continue
+        table = arrays.pop(name)
+        tables[term] = np.concatenate([table, np.zeros((SPARE_ROWS, table.shape[1]), table.dtype)])
+        arrays[name] = tables[term][: len(table)]
+    return tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +52,7 @@ class UnknownItems:
     def create(
         cls,
         scorer: Scorer,
+        tables: Mapping[str, NDArray[Any]],
         description: Mapping[str, Any],
         arrays: Mapping[str, NDArray[Any]],
         vocabulary: Callable[[str], Sequence[str]],
@@ -37,6 +61,7 @@ class UnknownItems:
 
         Args:
             scorer: A sum of networks, on numpy arrays.
+            tables: The item tables of its terms, with spare rows (`add_spare_rows`).
             description: Of its projections, with `arrays` (`item_projection.projections_to_arrays`).
             arrays: See above.
             vocabulary: Returns the vocabulary of a category.
@@ -49,13 +74,16 @@ class UnknownItems:
         widths = {name: term.tables.cell.items.shape[1] for name, term in scorer.terms.items()}
         found = projections_from_arrays(description, arrays, widths)
         projections = {name: found[name] for name in scorer.terms}  # JSON does not keep the order of the terms
-        terms, first_row = {}, 0
-        for name, term in scorer.terms.items():
-            cell = term.tables.cell
-            first_row = len(cell.items)
-            items = np.concatenate([cell.items, np.zeros((SPARE_ROWS, widths[name]), cell.items.dtype)])
-            terms[name] = replace(term, tables=replace(term.tables, cell=replace(cell, items=items)))
-        vocabularies = {name: vocabulary(name) for name in next(iter(projections.values())).categories}
+        terms = {
+            name: replace(term, tables=replace(term.tables, cell=replace(term.tables.cell, items=tables[name])))
+            for name, term in scorer.terms.items()
+        }
+        categories = next(iter(projections.values())).categories
+        vocabularies = {name: vocabulary(name) for name in categories}
+        for name, category in categories.items():
+            if len(category.embedding) != len(vocabularies[name]) + FIRST_ITEM_ROW:
+                raise ModelError(f"scorer: {name!r} has {len(vocabularies[name])} values, but other embeddings")
+        first_row = len(next(iter(tables.values()))) - SPARE_ROWS
         return cls(replace(scorer, terms=terms), JointProjection(projections, vocabularies), first_row)
 
     def write(self, items: Sequence[ItemValues]) -> None:
