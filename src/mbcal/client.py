@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mbcal.errors import InputError, OptionError, ServiceError
 from mbcal.types import Name, Steps, to_name, to_names, to_steps
+from mbcal.types.fields import Values
 
 if TYPE_CHECKING:
     from mbcal.serving.messages import FeedbackAnswer, ModelAnswer, RankAnswer
@@ -112,6 +113,8 @@ class Client(_BaseClient):
         k: int = 10,
         session: Name | None = None,
         user: Name | None = None,
+        context: Values | None = None,
+        user_features: Values | None = None,
     ) -> RankAnswer:
         """Rank candidates for one user.
 
@@ -124,6 +127,8 @@ class Client(_BaseClient):
             k: Maximum number of items to return.
             session: Name of the session, if the service is to remember it.
             user: Name of the user, for the decision log.
+            context: What is known about the step to come, such as `{"device": "tv"}`; see `ModelAnswer.context`.
+            user_features: What is known about the user. With a session, those of its first request count.
 
         Returns:
             The ranked items, their propensities, the version that ranked them, and the decision's id for feedback.
@@ -134,7 +139,10 @@ class Client(_BaseClient):
         """
         from mbcal.serving.messages import RankAnswer
 
-        return self._decode(self._send("/v1/rank", _rank_body(history, candidates, shown, k, session, user)), RankAnswer)
+        return self._decode(
+            self._send("/v1/rank", _rank_body(history, candidates, shown, k, session, user, context, user_features)),
+            RankAnswer,
+        )
 
     def feedback(self, decision: Name, behaviour: Name, item: Name | None = None) -> FeedbackAnswer:
         """Report the behaviour towards an item that was shown. Idempotent.
@@ -212,11 +220,13 @@ class AsyncClient(_BaseClient):
         k: int = 10,
         session: Name | None = None,
         user: Name | None = None,
+        context: Values | None = None,
+        user_features: Values | None = None,
     ) -> RankAnswer:
         """Rank candidates for one user; see `Client.rank`."""
         from mbcal.serving.messages import RankAnswer
 
-        body = _rank_body(history, candidates, shown, k, session, user)
+        body = _rank_body(history, candidates, shown, k, session, user, context, user_features)
         return self._decode(await self._send("/v1/rank", body), RankAnswer)
 
     async def feedback(self, decision: Name, behaviour: Name, item: Name | None = None) -> FeedbackAnswer:
@@ -290,6 +300,8 @@ def _rank_body(
     k: int,
     session: Name | None,
     user: Name | None,
+    context: Values | None,
+    user_features: Values | None,
 ) -> bytes:
     import msgspec
 
@@ -302,6 +314,8 @@ def _rank_body(
         k=k,
         session=None if session is None else to_name(session, "session"),
         user=None if user is None else to_name(user, "user"),
+        context=dict(context or {}),
+        user_features=dict(user_features or {}),
         id=uuid.uuid4().hex,
     )
     return msgspec.json.encode(request)

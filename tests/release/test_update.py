@@ -17,7 +17,8 @@ from mbcal.agents import DQN, Agent
 from mbcal.cli import app
 from mbcal.data.store import Store
 from mbcal.data.store_writer import write_sessions
-from mbcal.decision_log.join import Joined, join_sessions
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.reader import read_log
 from mbcal.errors import ConflictError, InputError
 from mbcal.evaluation.evaluator import evaluate

@@ -10,9 +10,10 @@ import pytest
 from mbcal.registry.registry import Registry
 from mbcal.serving.admission import Admission
 from mbcal.serving.batches import handle_members
+from mbcal.serving.limits import Limits
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.refusals import RefusedError
-from mbcal.serving.service import Limits, Service
+from mbcal.serving.service import Service
 from tests.support.servers import run_app
 from tests.support.versions import ITEMS
 

@@ -17,7 +17,8 @@ from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
-from mbcal.serving.service import Limits, Service
+from mbcal.serving.limits import Limits
+from mbcal.serving.service import Service
 from mbcal.serving.state import DecisionRef, MemoryStore
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS, SHOWN

@@ -114,6 +114,7 @@ def export_sessions(
     from mbcal.decision_log import join_sessions, read_log
     from mbcal.storage.artifacts import MODEL_KIND, Artifact
     from mbcal.storage.atomic import write_atomic
+    from mbcal.types import SessionFields
 
     if out.is_dir() or (out.exists() and not overwrite):
         remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"
@@ -121,7 +122,9 @@ def export_sessions(
     artifact = Artifact.open(model, MODEL_KIND)
     lost: list[Loss] = []
     records = read_log(folder, lost if skip_damaged else None)
-    joined = join_sessions(records, artifact.catalog, artifact.behaviours, horizon=horizon, history=history)
+    fields = SessionFields.from_record(artifact.manifest.get("fields"))
+    sizes = {"horizon": horizon, "history": history}
+    joined = join_sessions(records, artifact.catalog, artifact.behaviours, **sizes, fields=fields)
     _report(lost)
     write_atomic(out, _to_parquet(joined))
     counts = asdict(joined.counts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mbcal.decision_log.compaction import Compacted, compact_log
-from mbcal.decision_log.join import JoinCounts, Joined, join_sessions
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.joined import JoinCounts, Joined
 from mbcal.decision_log.numbering import Missing
 from mbcal.decision_log.reader import Damage, Loss, read_log
 from mbcal.decision_log.records import Decision, Feedback, Record

@@ -48,7 +48,7 @@ _DECISION_SCHEMA = pa.schema(
         ("parts", pa.map_(pa.string(), _NUMBERS)),
         ("seen", pa.list_(pa.bool_())),
         ("repeats", pa.bool_()),
-        ("features", pa.string()),  # JSON; null if there are none
+        *((name, pa.string()) for name in ("features", "context", "user_features")),  # JSON; null if there are none
     ]
 )
 _FEEDBACK_SCHEMA = pa.schema(
@@ -92,7 +92,8 @@ def _decision_row(number: int, record: Decision) -> dict[str, Any]:
     for name in ("history", "shown"):
         steps = row.pop(name)
         row[f"{name}_items"], row[f"{name}_behaviours"] = [step[0] for step in steps], [step[1] for step in steps]
-    row["features"] = json.dumps(row["features"], ensure_ascii=False) if row["features"] else None
+    for name in ("features", "context", "user_features"):
+        row[name] = json.dumps(row[name], ensure_ascii=False) if row[name] else None
     return {"number": number, **row}
 
 
@@ -100,7 +101,8 @@ def _to_decision(row: dict[str, Any]) -> Decision:
     for name in ("history", "shown"):
         row[name] = list(zip(row.pop(f"{name}_items"), row.pop(f"{name}_behaviours"), strict=True))
     row["parts"] = dict(row["parts"])
-    row["features"] = json.loads(row.get("features") or "{}")
+    for name in ("features", "context", "user_features"):
+        row[name] = json.loads(row.get(name) or "{}")
     return Decision(**row)
 
 

@@ -19,7 +19,6 @@ import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,73 +26,13 @@ from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
+from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.types import LOG_ORIGIN, Behaviours, Catalog, Sessions
+from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 IDLE = 1800.0
 """Seconds without a decision after which a user has left, as long as servers remember a session."""
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
-
-
-@dataclass
-class JoinCounts:
-    """How many records were used, and how many were left out and why."""
-
-    decisions: int = 0
-    feedback: int = 0
-    sessions: int = 0
-    """Rows of the result; a session longer than the horizon has several."""
-    steps: int = 0
-    unanswered: int = 0
-    """Decisions without usable feedback: left out."""
-    repeated_decisions: int = 0
-    """Decisions with the id of another; the earliest counts."""
-    repeated_feedback: int = 0
-    """Further feedback on the same item of the same decision; the earliest counts."""
-    orphans: int = 0
-    """Feedback on a decision that is not in the log, or on an item the decision did not return."""
-    unknown_behaviours: dict[str, int] = field(default_factory=dict)
-    """Feedback left out because the model does not have its behaviour, by behaviour."""
-    unknown_history: int = 0
-    """Steps of histories left out for the same reason."""
-    lost: list[str] = field(default_factory=list)
-    """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
-    new_items: int = 0
-    """Items that the log added to the catalogue (`new_items.extend_by_log`). Whoever extends it fills it in."""
-
-
-class StepOrigin(NamedTuple):
-    """The decision behind a step."""
-
-    decision: str
-    """Its id."""
-    time: int
-    """Its time, in microseconds since 1970."""
-    rank: int
-    """Position of the step's item among those it returned."""
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Sessions, and the names behind their numbers."""
-
-    sessions: Sessions
-    """N rows, with candidates (N, T, C), propensities (N, T) and timestamps (N, T)."""
-    users: tuple[str, ...]
-    """User names by number, only users with steps. They are ordered by a hash, so that any prefix is a random sample."""
-    session_names: tuple[str, ...]
-    """(N,) the session of each row."""
-    versions: tuple[str | None, ...]
-    """(N,) the version that decided each row; None if several did."""
-    epsilons: NDArray[np.float64]
-    """(N, T) exploration with which each step was decided; 0 in the padding."""
-    origins: tuple[tuple[StepOrigin, ...], ...]
-    """(N,) the decisions of each row's steps."""
-    counts: JoinCounts
-
-    def decided_by(self, version: str) -> NDArray[np.int64]:
-        """Return the indices of the rows that this version decided alone."""
-        return np.flatnonzero([name == version for name in self.versions])
 
 
 class _CompactDecision(NamedTuple):
@@ -111,6 +50,10 @@ class _CompactDecision(NamedTuple):
     """Catalogue rows (int32), behaviours (uint8), and the number of steps left out for an unknown behaviour."""
     version: str
     epsilon: float
+    context: bytes
+    """Encoded fields of the step, float32; empty if there are none."""
+    user_features: bytes
+    """Encoded fields of the user, likewise."""
 
 
 class _Step(NamedTuple):
@@ -121,6 +64,7 @@ class _Step(NamedTuple):
     candidates: NDArray[np.int32]
     version: str
     epsilon: float
+    context: bytes
 
 
 class _Window(NamedTuple):
@@ -130,6 +74,7 @@ class _Window(NamedTuple):
     session: str
     history: list[tuple[int, int]]
     steps: Sequence[_Step]
+    user_features: bytes
 
     @property
     def version(self) -> str | None:
@@ -139,7 +84,13 @@ class _Window(NamedTuple):
 
 
 def join_sessions(
-    records: Iterable[Record], catalog: Catalog, behaviours: Behaviours, *, horizon: int = 20, history: int = 20
+    records: Iterable[Record],
+    catalog: Catalog,
+    behaviours: Behaviours,
+    *,
+    horizon: int = 20,
+    history: int = 20,
+    fields: SessionFields = NO_FIELDS,
 ) -> Joined:
     """Join decisions and feedback to sessions.
 
@@ -155,6 +106,7 @@ def join_sessions(
         behaviours: The model's behaviours. Feedback with others is left out.
         horizon: Steps of a row, T.
         history: Steps before it, H.
+        fields: The model's fields of users and steps. Others that requests gave, and values that do not fit, are missing.
 
     Returns:
         The sessions, ordered by a hash of the user's name, then by time; with names and counts.
@@ -164,7 +116,7 @@ def join_sessions(
     """
     SessionConfig(horizon=horizon, history=history)  # checks the ranges
     counts = JoinCounts()
-    builder = _SessionBuilder(catalog, behaviours, history, counts)
+    builder = _SessionBuilder(catalog, behaviours, history, counts, fields)
     decisions, behaviour_of = _gather(records, builder, counts)
     sessions: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for decision_id, decision in decisions.items():
@@ -233,8 +185,11 @@ def available_candidates(decision: Decision) -> list[str]:
 class _SessionBuilder:
     """Collects windows of sessions, then pads them to arrays."""
 
-    def __init__(self, catalog: Catalog, behaviours: Behaviours, history: int, counts: JoinCounts) -> None:
+    def __init__(
+        self, catalog: Catalog, behaviours: Behaviours, history: int, counts: JoinCounts, fields: SessionFields
+    ) -> None:
         self.catalog, self.behaviours, self.history, self.counts = catalog, behaviours, history, counts
+        self.fields = fields
         self.behaviour_number = {name: number for number, name in enumerate(behaviours.names)}
         self.users: dict[str, int] = {}
         self.windows: list[_Window] = []
@@ -260,6 +215,8 @@ class _SessionBuilder:
             (items, behaviours, len(past) - len(known)),
             sys.intern(decision.version),
             decision.epsilon,
+            self.fields.context.encode_known(decision.context, "context").tobytes(),
+            self.fields.user.encode_known(decision.user_features, "user_features").tobytes(),
         )
 
     def steps(self, decision_id: str, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
@@ -276,7 +233,8 @@ class _SessionBuilder:
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
                 number = self.behaviour_number[behaviour]
                 origin = StepOrigin(decision_id, decision.time, rank)
-                steps.append(_Step(row, number, origin, propensity, available, decision.version, decision.epsilon))
+                made = (decision.version, decision.epsilon, decision.context)
+                steps.append(_Step(row, number, origin, propensity, available, *made))
             if not pending:
                 break
             available = np.delete(available, np.flatnonzero(available == row)[:1])
@@ -289,7 +247,7 @@ class _SessionBuilder:
         self.counts.unknown_history += unknown
         before = list(zip(np.frombuffer(items, np.int32).tolist(), behaviours, strict=True))
         for window in self._cut(steps, horizon):
-            self.windows.append(_Window(user, first.session, before, window))
+            self.windows.append(_Window(user, first.session, before, window, first.user_features))
             before = self._newest([*before, *((step.item, step.behaviour) for step in window)])
 
     def with_leaving(self, steps: list[_Step], newest: int, horizon: int) -> list[_Step]:
@@ -344,10 +302,17 @@ class _SessionBuilder:
                 arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
                 arrays["candidates"][row, column, : len(step.candidates)] = step.candidates
                 epsilons[row, column] = step.epsilon
+        if len(self.fields.context):
+            arrays["context"] = np.zeros((size, horizon, self.fields.context.width), np.float32)
+            for row, window in enumerate(self.windows):
+                arrays["context"][row, : len(window.steps)] = [np.frombuffer(s.context, np.float32) for s in window.steps]
+        if len(self.fields.user):
+            encoded = b"".join(window.user_features for window in self.windows)
+            arrays["user_features"] = np.frombuffer(encoded, np.float32).reshape(size, self.fields.user.width).copy()
         users = tuple(self.users)
         # equal origins promise that equal numbers mean the same users
         origin = f"{LOG_ORIGIN}{hashlib.sha256(chr(0).join(users).encode()).hexdigest()}"
-        sessions = Sessions(self.catalog, self.behaviours, **arrays, origin=origin)
+        sessions = Sessions(self.catalog, self.behaviours, **arrays, origin=origin, fields=self.fields)
         session_names = tuple(window.session for window in self.windows)
         versions = tuple(window.version for window in self.windows)
         origins = tuple(tuple(step.origin for step in window.steps) for window in self.windows)

@@ -58,6 +58,10 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     candidates, or among all if all had been shown."""
     features: dict[str, dict[str, Any]] = {}
     """Features that the request gave to items the version does not know, by item (`types.feature_values.ItemValues`)."""
+    context: dict[str, Any] = {}
+    """Raw values of the fields of the step, as the request gave them."""
+    user_features: dict[str, Any] = {}
+    """Raw values of the fields of the user, as the session's first request gave them."""
 
     def __post_init__(self) -> None:
         if len(self.propensities) != len(self.items):

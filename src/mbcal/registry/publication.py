@@ -122,7 +122,7 @@ def _scorer_files(
     rows, behaviours = agent.domain.catalog.n_rows, len(agent.domain.behaviours)
     description, arrays = scorer_to_arrays(to_numpy(agent.fitted_scorer))
     unknown_items, projection_arrays = projections_to_arrays(item_projections(agent))
-    cases = verification_cases(rows, behaviours, agent.domain.n_users, agent.domain.history)
+    cases = verification_cases(rows, behaviours, agent.domain.n_users, agent.domain.history, agent.fields)
     with torch.no_grad():
         scores = verification_scores(agent.fitted_scorer, cases, torch.from_numpy)
     try:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbcal.errors import InputError
 from mbcal.scoring.scorers import UNKNOWN_USER, Scorer
-from mbcal.types import MASK_ROW, UNKNOWN_ROW
+from mbcal.types import MASK_ROW, NO_FIELDS, UNKNOWN_ROW, Fields, SessionFields
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -32,7 +33,7 @@ _AXES = {
 """Number of axes of every array of the cases."""
 
 
-def verification_cases(rows: int, behaviours: int, users: int, history: int) -> Arrays:
+def verification_cases(rows: int, behaviours: int, users: int, history: int, fields: SessionFields = NO_FIELDS) -> Arrays:
     """Generate sessions over a catalogue: empty to full histories, known and unknown users, known and unknown items.
 
     Args:
@@ -40,10 +41,12 @@ def verification_cases(rows: int, behaviours: int, users: int, history: int) -> 
         behaviours: Number of behaviours.
         users: Number of users the model knows.
         history: Steps of history, H.
+        fields: Fields of users and steps that the scorer reads.
 
     Returns:
         With B = SESSIONS: `user` (B,), `history_items` and `history_behaviours` (B, H), `history_length` (B,), `items` and
-        `behaviours` (B, STEPS), `candidates` (B, CANDIDATES). The same for the same arguments.
+        `behaviours` (B, STEPS), `candidates` (B, CANDIDATES); and `user_features` (B, U) and `context` (B, STEPS + 1, K), if
+        there are such fields. The same for the same arguments.
     """
     rng = np.random.default_rng(0)
     length = np.linspace(0, history, SESSIONS).astype(np.int32)
@@ -51,7 +54,13 @@ def verification_cases(rows: int, behaviours: int, users: int, history: int) -> 
     user = np.where(np.arange(SESSIONS) % 2, rng.integers(0, max(users, 1), SESSIONS), UNKNOWN_USER)
     candidates = rng.integers(UNKNOWN_ROW, rows, (SESSIONS, CANDIDATES))
     candidates[:, 0] = UNKNOWN_ROW
+    described: Arrays = {}
+    if len(fields.user):
+        described["user_features"] = _random_rows(fields.user, (SESSIONS,))
+    if len(fields.context):
+        described["context"] = _random_rows(fields.context, (SESSIONS, STEPS + 1))
     return {
+        **described,
         "user": user.astype(np.int32),
         "history_items": np.where(is_step, rng.integers(UNKNOWN_ROW, rows, is_step.shape), MASK_ROW).astype(np.int32),
         "history_behaviours": np.where(is_step, rng.integers(0, behaviours, is_step.shape), 0).astype(np.uint8),
@@ -60,6 +69,20 @@ def verification_cases(rows: int, behaviours: int, users: int, history: int) -> 
         "behaviours": rng.integers(0, behaviours, (SESSIONS, STEPS)).astype(np.uint8),
         "candidates": candidates.astype(np.int32),
     }
+
+
+def _random_rows(fields: Fields, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Encoded rows (*shape, W) with random values, some of them missing."""
+    rng = np.random.default_rng(1)
+    rows = np.zeros((*shape, fields.width), np.float32)
+    for field in fields:
+        columns, present = fields.columns[field.name], rng.random(shape) < 0.8
+        if field.kind == "category":
+            rows[..., columns.start] = rng.integers(0, len(field.vocabulary) + 1, shape)
+        else:
+            rows[..., columns] = rng.normal(size=(*shape, field.width)) * present[..., None]
+            rows[..., columns.stop - 1] = present
+    return rows
 
 
 def verification_scores(
@@ -78,9 +101,14 @@ def verification_scores(
     state = scorer.begin(
         *(convert(cases[name]) for name in ("user", "history_items", "history_behaviours", "history_length"))
     )
+    reader: Any = scorer  # scorers that read fields have `with_user` and `with_context`
+    if "user_features" in cases:
+        state = reader.with_user(state, convert(cases["user_features"]))
     candidates, steps = convert(cases["candidates"]), cases["items"].shape[1]
     scores: dict[str, list[NDArray[Any]]] = {}
     for step in range(steps + 1):
+        if "context" in cases:
+            state = reader.with_context(state, convert(np.ascontiguousarray(cases["context"][:, step])))
         parts = {f"parts/{name}": part for name, part in scorer.score_parts(state, candidates).items()}
         for name, values in {"score": scorer.score(state, candidates), **parts}.items():
             scores.setdefault(name, []).append(np.asarray(values))
@@ -105,8 +133,19 @@ def score_difference(expected: Mapping[str, NDArray[Any]], actual: Mapping[str, 
     return ""
 
 
-def case_problem(cases: Mapping[str, NDArray[Any]], rows: int, behaviours: int) -> str:
-    """Describe why these are not cases for a catalogue of this size; an empty string if they are."""
+def case_problem(cases: Mapping[str, NDArray[Any]], rows: int, behaviours: int, fields: SessionFields = NO_FIELDS) -> str:
+    """Describe why these are not cases for a catalogue of this size and these fields; an empty string if they are."""
+    for name, declared, shape in (("user_features", fields.user, (1,)), ("context", fields.context, (1, STEPS + 1))):
+        if (name in cases) != bool(len(declared)):
+            return f"{name} and its fields do not belong together"
+        if name in cases:
+            described = cases[name]
+            if described.dtype != np.float32 or described.shape[1:-1] != shape[1:] or len(described) != len(cases["user"]):
+                return f"{name} has shape {described.shape} of {described.dtype}"
+            try:
+                declared.require_valid(name, described)
+            except InputError as error:
+                return str(error)
     for name, axes in _AXES.items():
         array = cases.get(name)
         if array is None:

@@ -26,7 +26,7 @@ from mbcal.scoring.unknown_items import UnknownItems, add_spare_rows
 from mbcal.storage.artifacts import SCHEMA, Artifact
 from mbcal.storage.catalog_io import names_catalog, table_declarations, table_vocabulary
 from mbcal.storage.manifest import ArtifactKind
-from mbcal.types import Behaviours, Catalog
+from mbcal.types import NO_FIELDS, Behaviours, Catalog
 from mbcal.types.feature_values import FeatureDeclaration
 
 VERSION_SCHEMA = 1
@@ -118,7 +118,7 @@ def _verify(artifact: Artifact) -> Version:
     described = (details["scorer"] or {}).get("unknown_items", {})
     tables = add_spare_rows(arrays, described)
     scorer = scorer_from_arrays(details["scorer"], arrays, catalog.n_rows, len(behaviours))
-    problem = case_problem(cases, catalog.n_rows, len(behaviours))
+    problem = case_problem(cases, catalog.n_rows, len(behaviours), getattr(scorer, "fields", NO_FIELDS))
     if not problem:
         expected = {
             name.removeprefix(SCORES_PREFIX): scores for name, scores in cases.items() if name.startswith(SCORES_PREFIX)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
 from mbcal.data.user_split import stable_hash
-from mbcal.decision_log.join import JoinCounts
+from mbcal.decision_log.joined import JoinCounts
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError

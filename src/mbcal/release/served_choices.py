@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.join import Joined, available_candidates
+from mbcal.decision_log.join import available_candidates
+from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Decision, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices

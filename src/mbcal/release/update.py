@@ -29,7 +29,8 @@ from mbcal.agents.domain import Domain
 from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict, with_settings
 from mbcal.data.store_writer import write_sessions
-from mbcal.decision_log.join import Joined, join_sessions
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.new_items import extend_by_log
 from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
@@ -259,7 +260,8 @@ def _join_versions(
     lost: list[Loss] = []
     grown = extend_by_log(catalog, _records(log, versions, []))
     records = _records(log, versions, lost)
-    joined = join_sessions(records, grown, domain.behaviours, horizon=domain.horizon, history=domain.history)
+    sizes = {"horizon": domain.horizon, "history": domain.history}
+    joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=domain.fields)
     joined.counts.new_items = len(grown) - len(catalog)
     joined.counts.lost = [str(loss) for loss in lost]
     return joined

@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from mbcal.serving.limits import Limits
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.refusals import RefusedError
-from mbcal.serving.service import Limits
 
 MAX_CLIENTS = 10_000
 """Clients whose rate is tracked; the least recently seen are dropped."""

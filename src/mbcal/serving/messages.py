@@ -39,6 +39,10 @@ RequestCandidate = RequestName | CandidateItem
 """A candidate in a request: the name of an item, or an item with its features."""
 
 
+RequestFields = Annotated[dict[str, FeatureValue], Meta(max_length=256)]
+"""Fields of a user or of a step: name -> text or a whole number for a category, a number, a list of numbers for a vector."""
+
+
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One user's request, with the arguments of `Agent.rank` in their order.
 
@@ -57,6 +61,12 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     session: RequestName | None = None
     user: RequestName | None = None
     """Recorded in the decision log; ranking does not depend on it."""
+    context: RequestFields = {}
+    """What is known about the step to come, such as `{"device": "tv", "hour": 20}`: fields that the model declares."""
+    user_features: RequestFields = {}
+    """What is known about the user, likewise. With a session, those of its first request count."""
+    shown_context: Annotated[list[RequestFields], Meta(max_length=MAX_STEPS)] = []
+    """The context of each step in `shown`; empty if it is not known. The service remembers it for its sessions."""
     id: RequestName | None = None
     """Chosen by the client: a repeated request with the same id gets the same answer and is logged once."""
 
@@ -164,6 +174,10 @@ class ModelAnswer(msgspec.Struct):
     epsilon: float
     refused: dict[str, str]
     """Versions that could not be opened, with the reason."""
+    context: dict[str, str] = {}
+    """Fields of steps that requests may carry, with their kinds."""
+    user_features: dict[str, str] = {}
+    """Fields of users that requests may carry, with their kinds."""
     examples: list[str] = []
     """A few items of the catalogue, to try the service by hand."""
 

@@ -21,6 +21,7 @@ from mbcal.scoring.scorers import UNKNOWN_USER, NetScorer, Scorer, ScorerState
 from mbcal.scoring.unknown_items import UnknownItems
 from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.candidates import CandidateReader, Candidates, NameList
+from mbcal.serving.fields import NOTHING_GIVEN, GivenFields, ScorerFields
 from mbcal.serving.messages import RankedItem
 from mbcal.types import UNKNOWN_ROW, Behaviours, Catalog
 from mbcal.types.feature_values import FeatureDeclaration
@@ -85,6 +86,7 @@ class Ranker:
         self._behaviour_index = {name: index for index, name in enumerate(version.behaviours.names)}
         known = version.seen & (np.arange(len(version.seen)) != UNKNOWN_ROW)
         self._known = known.tobytes() + bytes(0 if version.unknown_items is None else SPARE_ROWS)
+        self.fields = ScorerFields(version.scorer)
         self._all = np.ones(MOST, np.bool_)
         self._is_shown = np.zeros(version.catalog.n_rows, np.bool_)  # scratch of `_available`, false between calls
         state = self._begin(())
@@ -118,6 +120,7 @@ class Ranker:
         epsilon: float,
         uniform: NDArray[np.float64],
         session: str | None = None,
+        given: GivenFields = NOTHING_GIVEN,
     ) -> list[RankedItem]:
         """Rank candidates for one session, epsilon-greedily at every rank.
 
@@ -130,6 +133,7 @@ class Ranker:
             epsilon: Probability, at each rank, of a uniformly random item among those left.
             uniform: (k, 2) uniform random numbers in [0, 1): whether to explore, and which item.
             session: Name under which the scorer's state is cached; None to compute it from the start.
+            given: User features and context; what the version has not declared is left out.
 
         Returns:
             At most k items in order.
@@ -138,13 +142,14 @@ class Ranker:
             InputError: If a behaviour is unknown to the version.
         """
         listed = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
-        state, available = self.state_after(history, shown, session), self._available(listed, shown)
+        state = self.fields.with_context(self.state_after(history, shown, session, given), given.context)
+        available = self._available(listed, shown)
         k = min(k, int(np.count_nonzero(available)))
         table_rows = self._place(listed) if listed.features else listed.rows
         arguments = (table_rows, available, k, epsilon, uniform[:k])
         chosen = None
         if self._native is not None and isinstance(state, ScorerState):
-            chosen = self._native.rank(state.hidden, state.previous, *arguments)  # None if it cannot
+            chosen = self._native.rank(state.hidden, state.previous, *arguments, gates=state.gates)  # None if it cannot
         positions, propensities, scores, parts = chosen or self._rank_in_numpy(state, *arguments)
         rows = table_rows.data
         known = [self._known[rows[position]] == 1 for position in positions]
@@ -198,42 +203,50 @@ class Ranker:
         positions, propensities = choose(scores, np.flatnonzero(available).tolist(), k, epsilon, uniform.tolist())
         return ChosenCandidates(positions, propensities, scores[positions].tolist(), parts[:, positions].T.tolist())
 
-    def state_after(self, history: TextSteps, shown: TextSteps, session: str | None = None) -> Any:
+    def state_after(
+        self, history: TextSteps, shown: TextSteps, session: str | None = None, given: GivenFields = NOTHING_GIVEN
+    ) -> Any:
         """Return the scorer's state after the history and what was shown.
 
         Args:
             history: What the user did before the session.
             shown: What was shown in the session so far.
             session: Name under which the state is cached; None to compute it from the start.
+            given: The user's features, and the context of what was shown.
         """
+        contexts = given.shown_context
         if self._terminal:
             history, shown = _since_leaving(history, shown, self._terminal)
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
+        contexts = contexts[len(contexts) - len(shown) :] if contexts else ()
         cached, history_hash = None, 0
         if session is not None:
-            cached, history_hash = self._states.get(session), hash(history)
+            cached, history_hash = self._states.get(session), hash((history, given.user_features))
         if (
             cached is not None
             and cached.history == history_hash
             and cached.shown_length <= len(shown)
-            and cached.shown == hash(shown[: cached.shown_length])
+            and cached.shown == _hash_steps(shown, contexts, cached.shown_length)
         ):
             state, begin = cached.state, cached.shown_length
         else:
-            state, begin = self._begin(history), 0
+            state, begin = self.fields.with_user(self._begin(history), given.user_features), 0
         if begin < len(shown):
-            state = self._observe(state, *self._encode(shown[begin:]))
+            state = self._observe(state, *self._encode(shown[begin:]), contexts[begin:])
         if session is not None:
-            self._states.put(session, _CachedState(history_hash, hash(shown), len(shown), state), self._state_bytes)
+            shown_hash = _hash_steps(shown, contexts, len(shown))
+            self._states.put(session, _CachedState(history_hash, shown_hash, len(shown), state), self._state_bytes)
         return state
 
-    def _observe(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]) -> Any:
-        """The scorer's state after more steps (T,)."""
+    def _observe(self, state: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8], contexts: Sequence[str]) -> Any:
+        """The scorer's state after more steps (T,), in contexts (T) or none."""
         if self._native is not None and isinstance(state, ScorerState):
-            hidden = self._native.after(state.hidden, state.previous, items, behaviours)
+            gates = self.fields.step_gates(contexts)
+            hidden = self._native.after(state.hidden, state.previous, items, behaviours, gates)
             if hidden is not None:
                 return ScorerState(hidden, behaviours[-1:].astype(np.int64))
-        for item, behaviour in zip(items, behaviours, strict=True):  # the reference implementation
+        for step, (item, behaviour) in enumerate(zip(items, behaviours, strict=True)):  # the reference implementation
+            state = self.fields.with_context(state, contexts[step] if contexts else "")
             state = self.version.scorer.observe(state, item[None], behaviour[None])
         return state
 
@@ -252,6 +265,11 @@ class Ranker:
                 )
         items = self.version.catalog.rows_of(item for item, _ in steps)
         return items, np.fromiter((self._behaviour_index[behaviour] for _, behaviour in steps), np.uint8, len(steps))
+
+
+def _hash_steps(shown: TextSteps, contexts: Sequence[str], count: int) -> int:
+    """A hash of the first steps of a session and their contexts."""
+    return hash((shown[:count], contexts[:count])) if contexts else hash(shown[:count])
 
 
 def _since_leaving(history: TextSteps, shown: TextSteps, terminal: Collection[str]) -> tuple[TextSteps, TextSteps]:

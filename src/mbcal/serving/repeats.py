@@ -114,7 +114,7 @@ class RepeatedRequests:
     def _stored(self, request: str, answer: RankAnswer, made: float) -> _Stored:
         return _Stored(request, _encode(answer), made + self._lifetime)
 
-    def reference(self, request: str, session: str | None, now: int, answer: RankAnswer) -> DecisionRef:
+    def reference(self, request: str, session: str | None, now: int, answer: RankAnswer, context: str = "") -> DecisionRef:
         """Return what the session store keeps of a decision; with its answer if the store is shared.
 
         Args:
@@ -122,9 +122,10 @@ class RepeatedRequests:
             session: The session's name.
             now: Time of the decision, in microseconds since 1970.
             answer: The answer.
+            context: The context of the decision, as JSON.
         """
-        shared = (request, _encode(answer)) if request and self._sessions.is_shared else ()
-        return DecisionRef(session, now, [entry.item for entry in answer.items], answer.version, *shared)
+        shared = (request, _encode(answer)) if request and self._sessions.is_shared else ("", b"")
+        return DecisionRef(session, now, [entry.item for entry in answer.items], answer.version, *shared, context)
 
     def recover(self, decisions: Iterable[Decision]) -> int:
         """Remember the answers of logged decisions; return how many there were."""
@@ -147,6 +148,8 @@ def request_hash(request: RankRequest, candidates: Candidates) -> str:
     shown = None if request.shown is None else steps_as_text(request.shown, "shown")
     names = [None if name is None else to_name(name, "name") for name in (request.session, request.user)]
     fields = _encode((steps_as_text(request.history, "history"), shown, request.k, *names))
+    if request.context or request.user_features or request.shown_context:
+        fields += _encode((request.context, request.user_features, request.shown_context))
     return hashlib.blake2b(fields + candidates.packed(), digest_size=16).hexdigest()
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,11 @@ from mbcal.errors import InputError, MbcalError
 from mbcal.registry.registry import Registry
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.canary import Canary, CanarySettings
+from mbcal.serving.fields import from_text, given_fields
 from mbcal.serving.follower import Follower, RefusedVersions, fingerprint
 from mbcal.serving.hub import HubStore
 from mbcal.serving.ids import IdSource
+from mbcal.serving.limits import Limits
 from mbcal.serving.messages import (
     FeedbackAnswer,
     FeedbackRequest,
@@ -50,28 +53,6 @@ OnEvent = Callable[..., None]
 
 class NotReadyError(MbcalError):
     """No version is live yet."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on requests."""
-
-    max_candidates: int = 1000
-    max_body: int = 512 * 1024
-    """Bytes of a request's body."""
-    body_seconds: float = 5.0
-    """Seconds in which a body must arrive."""
-    max_in_progress: int = 64
-    """Requests in progress; further ones are refused with status 503 (see `admission`)."""
-    rate: float = 0.0
-    """Requests per second of one client; further ones are refused with status 429. 0 is no limit."""
-    max_memory: int = 512 << 20
-    """Bytes of all that is remembered: half of it sessions and decisions, the rest answers and the states of scorers."""
-
-    @property
-    def batch_slots(self) -> int:
-        """Requests of one batch in progress at a time."""
-        return max(self.max_in_progress // 4, 1)
 
 
 @dataclass
@@ -167,7 +148,7 @@ class Service:
             At most k items, all ranked by one version.
 
         Raises:
-            InputError: If candidates repeat or are too many, or a behaviour is unknown.
+            InputError: If candidates repeat or are too many, or a behaviour or a field is unknown.
             NotReadyError: If no version is live.
             LogFullError: If the log cannot keep up.
             LogUnavailableError: If the log cannot be written at the moment.
@@ -184,7 +165,9 @@ class Service:
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
         version = self.canary.version_for(session_name or user or decision)
-        session = Session(user, steps_as_text(request.history, "history"), version=version)
+        given = given_fields(request)
+        self.live.fields.require_declared(given)
+        session = Session(user, steps_as_text(request.history, "history"), (), version, given.user_features)
         remembered = True
         if session_name is not None:
             try:
@@ -194,14 +177,22 @@ class Service:
                     raise StateAwayError(f"{error}, or send history and shown with the request") from error
                 remembered = False
         shown = session.shown if request.shown is None else steps_as_text(request.shown, "shown")
+        if request.shown is None:
+            given = given._replace(shown_context=session.shown_context)
+        given = given._replace(user_features=session.user_features)
         ranker, epsilon = self._ranker_of(session)  # both may be replaced while the decision is being logged
         try:
             candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
             count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))
             uniform = self.generator.random((min(request.k, count), 2))
-            items = ranker.rank(
-                session.history, candidates, shown, k=request.k, epsilon=epsilon, uniform=uniform, session=session_name
-            )
+            arguments: dict[str, Any] = {
+                "k": request.k,
+                "epsilon": epsilon,
+                "uniform": uniform,
+                "session": session_name,
+                "given": given,
+            }
+            items = ranker.rank(session.history, candidates, shown, **arguments)
         except Exception as error:
             if isinstance(error, MbcalError) or ranker is not self.canary.ranker:
                 raise
@@ -225,12 +216,15 @@ class Service:
                     propensities=[entry.propensity for entry in items],
                     repeats=self.repeats,
                     features=candidates.logged_features(),
+                    context=request.context,
+                    user_features=from_text(session.user_features),
                     **answer_fields(hashed, items),
                 )
             )
         answer = RankAnswer(decision, version, epsilon, items, remembered)
         try:
-            await self.sessions.remember_decision(decision, self.repeated.reference(hashed, session_name, now, answer))
+            reference = self.repeated.reference(hashed, session_name, now, answer, given.context)
+            await self.sessions.remember_decision(decision, reference)
         except StateAwayError:
             answer.remembered = False
         counts = self.counts.setdefault(version, VersionCounts())
@@ -303,7 +297,7 @@ class Service:
         if reference.session is None:
             return FeedbackAnswer(feedback.decision, True)
         rank = reference.items.index(feedback.item)
-        step = Step(reference.time, rank, feedback.decision, feedback.item, feedback.behaviour)
+        step = Step(reference.time, rank, feedback.decision, feedback.item, feedback.behaviour, reference.context)
         try:
             return FeedbackAnswer(feedback.decision, await self.sessions.add(reference.session, step) is not None)
         except StateAwayError:

@@ -47,6 +47,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, order=True):
     decision: str
     item: str
     behaviour: str
+    context: str = ""
+    """Context of the decision, as JSON; empty if it had none."""
 
 
 class Session(msgspec.Struct, frozen=True, array_like=True):
@@ -57,11 +59,19 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     steps: tuple[Step, ...] = ()
     version: str = ""
     """The canary that the session began with; empty for the live version."""
+    user_features: str = ""
+    """Features of the user, as JSON; empty if none were given."""
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
         """(item, behaviour) pairs, oldest first."""
         return tuple((step.item, step.behaviour) for step in self.steps)
+
+    @property
+    def shown_context(self) -> tuple[str, ...]:
+        """The context of each step, as JSON; empty if none has any."""
+        contexts = tuple(step.context for step in self.steps)
+        return contexts if any(contexts) else ()
 
     def after(self, step: Step) -> Session:
         """Return the session with this step added; unchanged if it has a step of the same decision and item."""
@@ -82,6 +92,8 @@ class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     """Hash of the request, if it had an id and the store is shared."""
     answer: bytes = b""
     """The answer as MessagePack, likewise."""
+    context: str = ""
+    """Context of the decision, as JSON; empty if it had none."""
 
 
 class _Kept(NamedTuple):
@@ -252,11 +264,14 @@ def session_store(
 
 def _session_bytes(session: Session) -> int:
     steps = sum(
-        [STEP_BYTES + getsizeof(step.decision) + getsizeof(step.item) + getsizeof(step.behaviour) for step in session.steps]
+        [
+            STEP_BYTES + getsizeof(step.decision) + getsizeof(step.item) + getsizeof(step.behaviour) + len(step.context)
+            for step in session.steps
+        ]
     )
-    return SESSION_BYTES + getsizeof(session.user) + pairs_bytes(session.history) + steps
+    return SESSION_BYTES + getsizeof(session.user) + len(session.user_features) + pairs_bytes(session.history) + steps
 
 
 def _reference_bytes(reference: DecisionRef) -> int:
     names = sum(map(getsizeof, reference.items)) + 8 * len(reference.items)
-    return SESSION_BYTES + getsizeof(reference.session) + names + len(reference.answer)
+    return SESSION_BYTES + getsizeof(reference.session) + names + len(reference.answer) + len(reference.context)

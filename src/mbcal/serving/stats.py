@@ -23,6 +23,7 @@ from mbcal.serving.pool import LogStats, Pool
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.state import MemoryStore
 from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Slot, VersionCounts, quantile
+from mbcal.types import Fields
 
 if TYPE_CHECKING:
     from mbcal.serving.service import Service
@@ -169,6 +170,10 @@ def stats_answer(service: Service, pool: Pool) -> StatsAnswer:
     )
 
 
+def _kinds(fields: Fields) -> dict[str, str]:
+    return {field.name: field.kind for field in fields}
+
+
 def model_answer(service: Service) -> ModelAnswer:
     """Describe a service's live version; raises NotReadyError if there is none."""
     version = service.live.version
@@ -182,6 +187,8 @@ def model_answer(service: Service) -> ModelAnswer:
         metrics=dict(version.metrics),
         parent=version.parent,
         epsilon=service.epsilon,
+        context=_kinds(service.live.fields.fields.context),
+        user_features=_kinds(service.live.fields.fields.user),
         refused={name: without_paths(reason, service.folders) for name, reason in service.refused.items()},
         examples=list(version.catalog.items[:: max(len(version.catalog) // EXAMPLES, 1)][:EXAMPLES]),
     )

@@ -15,6 +15,7 @@ does not matter.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -206,6 +207,17 @@ class Fields:
             for one in self.fields:
                 row += one.encode(values.get(one.name), subject)
         return np.asarray(row, np.float32) if row else np.zeros(self.width, np.float32)
+
+    def encode_known(self, values: Values, subject: str) -> NDArray[np.float32]:
+        """Encode raw values that may be meant for other fields: what is not declared, or does not fit, is missing."""
+        try:
+            return self.encode(values, subject)
+        except InputError:
+            row = np.zeros(self.width, np.float32)
+            for one in self.fields:
+                with contextlib.suppress(InputError):
+                    row[self.columns[one.name]] = one.encode(values.get(one.name), subject)
+            return row
 
     def require_declared(self, names: Iterable[str], subject: str) -> None:
         """Raise InputError if there is no field of one of these names."""

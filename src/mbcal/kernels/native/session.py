@@ -65,6 +65,8 @@ class SessionRanker:
         self._previous, self._uniform = np.empty(1, np.int64), np.empty((MOST, 2))
         self._chosen, self._propensities = np.empty(MOST, np.int32), np.empty(MOST)
         self._parts = np.empty((MOST, len(terms)), np.float32)
+        self._is_in_context = False
+        self._behaviours = [np.empty(term.cell[1].shape[1], np.float32) for term in terms]  # a behaviour's row in context
         self._hidden = [np.empty((1, term.head[0].shape[1]), np.float32) for term in terms]
         self._score_tasks = (native.Task * len(terms))(*map(self._score_task, range(len(terms))))
         self._read_tasks = [self._read_task(number) for number in range(len(terms))]
@@ -87,7 +89,12 @@ class SessionRanker:
         return native.Task(*pointers, *map(native.address, buffers), *sizes, 0, 0)
 
     def after(
-        self, hidden: Sequence[Any], previous: Any, items: NDArray[np.int32], behaviours: NDArray[np.uint8]
+        self,
+        hidden: Sequence[Any],
+        previous: Any,
+        items: NDArray[np.int32],
+        behaviours: NDArray[np.uint8],
+        gates: Sequence[NDArray[np.float32]] | None = None,
     ) -> tuple[NDArray[np.float32], ...] | None:
         """Compute the hidden states after more steps of a session.
 
@@ -96,6 +103,7 @@ class SessionRanker:
             previous: (1,) the behaviour before the steps.
             items: (T,) catalogue rows.
             behaviours: (T,).
+            gates: What the contexts of the steps add to the gates, (T, 3H) per term; None if nothing.
 
         Returns:
             One (1, H) per term; None if an index is out of range.
@@ -104,12 +112,25 @@ class SessionRanker:
         before = np.concatenate((previous, behaviours[:-1]), dtype=np.int64)
         items, length = np.ascontiguousarray(items, np.int32), np.array([len(before)], np.int32)
         states = tuple(map(np.empty_like, self._hidden))
-        for task, state, state_before in zip(self._read_tasks, states, hidden, strict=True):
+        for number, (task, state, state_before) in enumerate(zip(self._read_tasks, states, hidden, strict=True)):
             state[...] = state_before
-            task.previous, task.candidates, task.outputs = map(native.address, (before, items, state))
+            table, rows = self._terms[number].cell[1], before
+            if gates is not None:  # every step has a row of its own
+                table, rows = table[before] + gates[number], np.arange(len(before))
+            task.behaviours, task.n_behaviours = native.address(table), len(table)
+            task.previous, task.candidates, task.outputs = map(native.address, (rows, items, state))
             if native.read_function()(ctypes.byref(task), native.address(length), 1, len(items), native.INSTRUCTION_LEVEL):
                 return None
         return states
+
+    def _set_behaviours(self, previous: int, gates: Sequence[Any] | None) -> None:
+        """Let the tasks read the row of the previous behaviour with the context added; all rows, if there is no context."""
+        for number, task in enumerate(self._score_tasks):
+            table = self._terms[number].cell[1]
+            if gates is not None:
+                table = np.add(table[previous], gates[number][0], out=self._behaviours[number])[None]
+            task.behaviours, task.n_behaviours = native.address(table), len(table)
+        self._is_in_context = gates is not None
 
     def rank(
         self,
@@ -120,6 +141,7 @@ class SessionRanker:
         k: int,
         epsilon: float,
         uniform: NDArray[np.float64],
+        gates: Sequence[Any] | None = None,
     ) -> ChosenCandidates | None:
         """Score candidates and choose k of them, epsilon-greedy without replacement.
 
@@ -131,6 +153,7 @@ class SessionRanker:
             k: How many to choose, at most as many as are available.
             epsilon: In [0, 1].
             uniform: (k, 2).
+            gates: What the context adds to the gates, (1, 3H) per term; None if nothing.
 
         Returns:
             The choice; None if there are too many candidates or too few available, or an index is out of range.
@@ -143,10 +166,12 @@ class SessionRanker:
         self._available[:width] = available
         for buffer, state in zip(self._hidden, hidden, strict=True):
             buffer[...] = state
-        self._previous[0] = previous[0]
+        self._previous[0] = previous[0] if gates is None else 0
         self._uniform[:k] = uniform
         for task in self._score_tasks:
             task.width = width
+        if gates is not None or self._is_in_context:
+            self._set_behaviours(previous[0], gates)
         self._choice.epsilon, self._choice.k = epsilon, k
         if self._function(*self._arguments, native.INSTRUCTION_LEVEL):
             return None

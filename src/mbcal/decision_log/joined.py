@@ -1,0 +1,72 @@
+"""The result of joining a decision log to sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.types import Sessions
+
+
+@dataclass
+class JoinCounts:
+    """How many records were used, and how many were left out and why."""
+
+    decisions: int = 0
+    feedback: int = 0
+    sessions: int = 0
+    """Rows of the result; a session longer than the horizon has several."""
+    steps: int = 0
+    unanswered: int = 0
+    """Decisions without usable feedback: left out."""
+    repeated_decisions: int = 0
+    """Decisions with the id of another; the earliest counts."""
+    repeated_feedback: int = 0
+    """Further feedback on the same item of the same decision; the earliest counts."""
+    orphans: int = 0
+    """Feedback on a decision that is not in the log, or on an item the decision did not return."""
+    unknown_behaviours: dict[str, int] = field(default_factory=dict)
+    """Feedback left out because the model does not have its behaviour, by behaviour."""
+    unknown_history: int = 0
+    """Steps of histories left out for the same reason."""
+    lost: list[str] = field(default_factory=list)
+    """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
+    new_items: int = 0
+    """Items that the log added to the catalogue (`new_items.extend_by_log`). Whoever extends it fills it in."""
+
+
+class StepOrigin(NamedTuple):
+    """The decision behind a step."""
+
+    decision: str
+    """Its id."""
+    time: int
+    """Its time, in microseconds since 1970."""
+    rank: int
+    """Position of the step's item among those it returned."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Sessions, and the names behind their numbers."""
+
+    sessions: Sessions
+    """N rows, with candidates (N, T, C), propensities (N, T) and timestamps (N, T)."""
+    users: tuple[str, ...]
+    """User names by number, only users with steps. They are ordered by a hash, so that any prefix is a random sample."""
+    session_names: tuple[str, ...]
+    """(N,) the session of each row."""
+    versions: tuple[str | None, ...]
+    """(N,) the version that decided each row; None if several did."""
+    epsilons: NDArray[np.float64]
+    """(N, T) exploration with which each step was decided; 0 in the padding."""
+    origins: tuple[tuple[StepOrigin, ...], ...]
+    """(N,) the decisions of each row's steps."""
+    counts: JoinCounts
+
+    def decided_by(self, version: str) -> NDArray[np.int64]:
+        """Return the indices of the rows that this version decided alone."""
+        return np.flatnonzero([name == version for name in self.versions])
