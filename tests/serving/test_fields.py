@@ -17,6 +17,7 @@ from mbcal.decision_log.archive import read_parquet, to_parquet
 from mbcal.decision_log.segments import parquet_paths
 from mbcal.kernels import native
 from mbcal.registry.registry import Registry
+from mbcal.release.served_choices import served_choices
 from mbcal.serving.fields import GivenFields, as_text
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.service import Service
@@ -116,13 +117,16 @@ def test_the_service_remembers_logs_and_teaches(agent: Any, tmp_path: Path) -> N
     decisions = [record for record in records if isinstance(record, Decision) and record.session]
     assert [record.context for record in decisions] == contexts
     assert [record.user_features for record in decisions] == [USER] * 3
+    assert [len(record.shown_context) for record in decisions] == [0, 1, 2]
     joined = join_sessions(records, agent.domain.catalog, agent.domain.behaviours, horizon=6, history=4, fields=FIELDS)
     sessions = joined.sessions
     assert sessions.context[0, :3].tolist() == [FIELDS.context.encode(context, "context").tolist() for context in contexts]
     assert sessions.user_features[0].tolist() == FIELDS.user.encode(USER, "user_features").tolist()
-    agent_fits = agent.n_fits
-    fitted().fit(sessions)  # learns from them
-    assert agent.n_fits == agent_fits
+    assert fitted("gru4rec").fit(sessions).n_fits == 2  # learns from them
+    # the gate asks a version again as the service did
+    row = np.array([joined.session_names.index("s")])
+    choices = served_choices([version(agent)], records, joined, row)[0]
+    assert choices.best[0, :3].tolist() == choices.logged[0, :3].tolist()
     for path, content in zip(parquet_paths(tmp_path, 1), to_parquet(list(enumerate(records, 1))), strict=True):
         path.write_bytes(content)
     assert [record for _, record in read_parquet(tmp_path, 1)] == records

@@ -49,6 +49,7 @@ _DECISION_SCHEMA = pa.schema(
         ("seen", pa.list_(pa.bool_())),
         ("repeats", pa.bool_()),
         *((name, pa.string()) for name in ("features", "context", "user_features")),  # JSON; null if there are none
+        ("shown_context", _NAMES),
     ]
 )
 _FEEDBACK_SCHEMA = pa.schema(
@@ -103,6 +104,7 @@ def _to_decision(row: dict[str, Any]) -> Decision:
     row["parts"] = dict(row["parts"])
     for name in ("features", "context", "user_features"):
         row[name] = json.loads(row.get(name) or "{}")
+    row["shown_context"] = row.get("shown_context") or []
     return Decision(**row)
 
 

@@ -62,6 +62,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Raw values of the fields of the step, as the request gave them."""
     user_features: dict[str, Any] = {}
     """Raw values of the fields of the user, as the session's first request gave them."""
+    shown_context: list[str] = []
+    """The context of each step in `shown`, as JSON; empty if none has any."""
 
     def __post_init__(self) -> None:
         if len(self.propensities) != len(self.items):

@@ -24,6 +24,7 @@ from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
 from mbcal.serving.candidates import Candidates
+from mbcal.serving.fields import GivenFields, as_text
 from mbcal.serving.messages import CandidateItem
 from mbcal.serving.ranker import RankableVersion, Ranker
 
@@ -85,5 +86,6 @@ def _order(ranker: Ranker, decision: Decision, candidates: Sequence[str], k: int
     if features := decision.features:
         items = [CandidateItem(name, features[name]) if name in features else name for name in candidates]
         listed = ranker.reader.read(items, 1, len(items))
-    ranked = ranker.rank(decision.history, listed, decision.shown, k=k, epsilon=0.0, uniform=uniform)
+    told = GivenFields(as_text(decision.context), as_text(decision.user_features), tuple(decision.shown_context))
+    ranked = ranker.rank(decision.history, listed, decision.shown, k=k, epsilon=0.0, uniform=uniform, given=told)
     return [entry.item for entry in ranked]

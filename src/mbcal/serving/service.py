@@ -218,6 +218,7 @@ class Service:
                     features=candidates.logged_features(),
                     context=request.context,
                     user_features=from_text(session.user_features),
+                    shown_context=list(given.shown_context),
                     **answer_fields(hashed, items),
                 )
             )
