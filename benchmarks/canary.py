@@ -2,6 +2,7 @@
 
     python benchmarks/canary.py                      the table, 400 trials each (about four minutes on one core)
     python benchmarks/canary.py --replications 100   a quicker one
+    python benchmarks/canary.py --drift              a share that is raised while rewards rise
 
 Sessions of users with different tastes arrive one after the other; a share of them gets the canary. After every 1% more
 sessions the canary is looked at, with the default limits: promoted, withdrawn, or neither. "lost" is
@@ -20,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.evaluation.sequential import Difference, UserSums, compare_means
-from mbcal.release.canary import CanaryConfig
+from mbcal.release.canary import CanaryConfig, judge_canary
+from mbcal.release.comparison import compare_versions
+from mbcal.release.outcomes import Outcomes
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Floats]
@@ -147,11 +150,51 @@ def _row(trials: Trials, replications: int) -> str:
     return "| " + " | ".join((kind, *cells, median, lost, f"{1 - ends.wrong.mean():.1%}")) + " |"
 
 
+def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: float, look: int = 50) -> str:
+    """Run a trial of 6,000 sessions whose share and rewards rise after 2,000; returns how it ended.
+
+    Args:
+        seed: Names all noise.
+        shares: Share of the canary before and after.
+        rise: By how much rewards rise, as a share.
+        effect: True difference of the canary, as a share of the reward.
+        look: Sessions from one look to the next.
+    """
+    rng, sessions, users = np.random.default_rng(seed), 6000, 300
+    late = np.arange(sessions) >= 2000
+    version = (rng.random(sessions) >= np.where(late, shares[1], shares[0])).astype(np.int32)
+    user = rng.integers(users, size=sessions).astype(np.int32)
+    reward = (1 + rise * late) * (1 + effect * (version == 0)) + rng.normal(0, 0.45, sessions)
+    columns = (version, user, np.arange(sessions), reward, np.full(sessions, 5, np.int32))
+    names = tuple(map(str, range(users)))
+    for count in range(2 * look, sessions + 1, look):
+        outcomes = Outcomes(("canary", "live"), names, *(column[:count] for column in columns), least=-1.0, most=3.0)
+        if len(np.unique(version[:count])) == 2:
+            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(), 0.0)
+            if action != "wait":
+                return action
+    return "wait"
+
+
+def _print_ramps(replications: int) -> None:
+    print("| share | rewards | canary | promoted | withdrawn |\n|---|---|---|---|---|")
+    for effect in (0.0, -0.03):
+        for shares, rise in (((0.05, 0.5), 0.1), ((0.1, 0.5), 0.2)):
+            ends = [judge_ramp(seed, shares, rise, effect) for seed in range(replications)]
+            ended = (f"{ends.count(action) / replications:.0%}" for action in ("promote", "withdraw"))
+            cells = (f"{shares[0]:.0%} to {shares[1]:.0%}", f"{rise:+.0%}", f"{effect:+.0%}", *ended)
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replications", type=int, default=400)
     parser.add_argument("--sessions", type=int, default=10_000, help="sessions at which a trial ends undecided")
+    parser.add_argument("--drift", action="store_true", help="a share that is raised while rewards rise, instead")
     options = parser.parse_args()
+    if options.drift:
+        _print_ramps(options.replications)
+        return
     print(
         "| rewards | true difference | share | promoted | withdrawn | sessions until decided | lost | covered at all looks |"
     )
