@@ -102,7 +102,8 @@ def test_what_one_worker_learns_holds_for_all(
                 assert all(answer == answers[0] for answer in answers)
                 for _ in range(6):
                     post("/v1/feedback", {"decision": f"same {number}", "behaviour": "like"})
-        wait_until(lambda: stats_of(address)["decisions"] == 15)
+        wait_until(lambda: stats_of(address)["decisions"] == 15 and stats_of(address)["feedback"] >= 15)
+        time.sleep(2.2)  # both workers have reported since
         assert stats_of(address)["feedback"] == 15  # each once, whichever workers it was sent to
         assert stats_of(address)["reward_per_session"] == 5.0
 
