@@ -235,7 +235,14 @@ def test_the_c_parser_and_python_read_the_same(candidates: list[Any], compact: b
     for rows in (np.empty(100, np.int32), None):
         try:
             read = CandidateReader(catalog, rows, declared).read(raw, 1, 50)
-            found.append((read.at(range(len(read.rows))), read.rows.tolist(), dict(read.features), read.packed()))
+            found.append(
+                (
+                    read.at(range(len(read.rows))),
+                    read.rows.tolist(),
+                    {k: item.values for k, item in read.features.items()},
+                    read.packed(),
+                )
+            )
         except InputError as error:
             found.append(str(error))
     assert found[0] == found[1]

@@ -16,6 +16,15 @@ from mbcal.types import FIRST_ITEM_ROW
 from mbcal.types.feature_values import ItemValues
 
 
+@dataclass(slots=True)
+class UnknownItem:
+    """An item that the model has not met, as a request described it."""
+
+    values: ItemValues
+    row: NDArray[np.float32] | None = None
+    """(sum of 3H,) its row of the tables of all terms, side by side; None until it is needed. Belongs to one version."""
+
+
 def add_spare_rows(arrays: dict[str, NDArray[Any]], terms: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Append `SPARE_ROWS` rows to the item tables of some terms.
 
@@ -86,17 +95,23 @@ class UnknownItems:
         first_row = len(next(iter(tables.values()))) - SPARE_ROWS
         return cls(replace(scorer, terms=terms), JointProjection(projections, vocabularies), first_row)
 
-    def write(self, items: Sequence[ItemValues]) -> None:
+    def write(self, items: Sequence[UnknownItem]) -> None:
         """Write the rows of N items, from `first_row` on, into the tables of all terms.
+
+        An item keeps its row, since it is asked for again and again until an update has learned it.
 
         Raises:
             InputError: If there are more than `SPARE_ROWS`.
         """
         if len(items) > SPARE_ROWS:
             raise InputError(f"candidates: {len(items)} unknown items have features, at most {SPARE_ROWS} may; send fewer")
-        rows, begin = self.projection.rows(items), 0
-        for term in self.scorer.terms.values():
-            table = term.tables.cell.items
+        new = [item for item in items if item.row is None]
+        if new:
+            for item, row in zip(new, self.projection.rows([item.values for item in new]), strict=True):
+                item.row = row
+        begin, tables = 0, [term.tables.cell.items for term in self.scorer.terms.values()]
+        for table in tables:
             end = begin + table.shape[1]
-            table[self.first_row : self.first_row + len(items)] = rows[:, begin:end]
+            for number, item in enumerate(items, self.first_row):
+                table[number] = item.row[begin:end]  # type: ignore[index]  # computed above
             begin = end

@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 
 from mbcal.errors import InputError
 from mbcal.kernels.native.names import NameFinder, name_finder
+from mbcal.scoring.unknown_items import UnknownItem
+from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.messages import CandidateItem, RankRequest
 from mbcal.types import UNKNOWN_ROW, Catalog, Name, to_name, to_names
-from mbcal.types.feature_values import FeatureDeclaration, ItemValues, read_values
+from mbcal.types.feature_values import FeatureDeclaration, read_values
+
+OBJECT_BYTES = 16 << 20
+"""Bytes of candidates with features that are remembered, since the same new items are asked for again and again."""
+OBJECT_COST = 8
+"""Estimated bytes in memory for each byte of their JSON, and of a thousand more."""
 
 _decoder = msgspec.json.Decoder(RankRequest)
 _item_decoder = msgspec.json.Decoder(CandidateItem)
@@ -30,7 +37,7 @@ _pack = msgspec.msgpack.Encoder().encode
 class NameList:
     """Candidates as Python texts, with their catalogue rows (C,)."""
 
-    def __init__(self, names: Sequence[str], catalog: Catalog, features: Mapping[int, ItemValues] | None = None) -> None:
+    def __init__(self, names: Sequence[str], catalog: Catalog, features: Mapping[int, UnknownItem] | None = None) -> None:
         """Look the names up.
 
         Args:
@@ -39,11 +46,11 @@ class NameList:
             features: Position -> the features that the request gave; those of known items are left out.
         """
         self._names, self.rows = names, catalog.rows_of(names)
-        self.features: dict[int, ItemValues] = {}
+        self.features: dict[int, UnknownItem] = {}
         """Position -> features, of unknown items only."""
         if features:
             self.features = {
-                position: values for position, values in features.items() if self.rows[position] == UNKNOWN_ROW and values
+                position: item for position, item in features.items() if self.rows[position] == UNKNOWN_ROW and item.values
             }
 
     def at(self, positions: Iterable[int]) -> list[str]:
@@ -61,7 +68,7 @@ class NameList:
 
     def logged_features(self) -> dict[str, dict[str, Any]]:
         """Return the features of unknown items by name, in the form the decision log encodes."""
-        return {self._names[position]: dict(values) for position, values in self.features.items()}
+        return {self._names[position]: item.values for position, item in self.features.items()}
 
 
 class JsonNames:
@@ -79,7 +86,7 @@ class JsonNames:
         json: bytes,
         rows: NDArray[np.int32],
         finder: NameFinder,
-        features: Mapping[int, ItemValues] = MappingProxyType({}),
+        features: Mapping[int, UnknownItem] = MappingProxyType({}),
     ) -> None:
         self._json, self.rows, self._finder, self.features = json, rows, finder, features
 
@@ -98,7 +105,9 @@ class JsonNames:
 
     def logged_features(self) -> dict[str, dict[str, Any]]:
         """Return the features of unknown items by name, in the form the decision log encodes."""
-        return dict(zip(self.at(self.features), map(dict, self.features.values()), strict=True)) if self.features else {}
+        if not self.features:
+            return {}
+        return {name: item.values for name, item in zip(self.at(self.features), self.features.values(), strict=True)}
 
 
 Candidates = NameList | JsonNames
@@ -121,6 +130,7 @@ class CandidateReader:
             declared: Item features that requests may give.
         """
         self._catalog, self._rows, self._declared = catalog, rows, declared
+        self._objects: BoundedDict[bytes, tuple[bytes, UnknownItem]] = BoundedDict(OBJECT_BYTES)
         self._finder = None if rows is None else name_finder(catalog.items, rows)
 
     def read(self, candidates: msgspec.Raw | Sequence[Name | CandidateItem], k: int, most: int) -> Candidates:
@@ -143,7 +153,7 @@ class CandidateReader:
         if isinstance(candidates, msgspec.Raw):
             json = bytes(candidates)
             if self._finder is not None and self._rows is not None:
-                plain, objects = _split_objects(json) if b"{" in json else (json, [])
+                plain, objects = self._split_objects(json) if b"{" in json else (json, [])
                 count = self._finder.find(plain)
                 if 0 < count <= most >= k >= 1:
                     rows = self._rows[:count]
@@ -151,7 +161,7 @@ class CandidateReader:
             # decoded as part of a request, so that errors name the field
             candidates = _decoder.decode(b'{"candidates":' + json + b"}").candidates
         features = {
-            position: read_values(candidate.features, self._declared)
+            position: UnknownItem(read_values(candidate.features, self._declared))
             for position, candidate in enumerate(candidates)
             if type(candidate) is CandidateItem
         }
@@ -159,44 +169,55 @@ class CandidateReader:
         require_rankable(names, k, most)
         return NameList(names, self._catalog, features)
 
-    def _features_at(self, objects: Sequence[tuple[int, CandidateItem]], rows: NDArray[np.int32]) -> dict[int, ItemValues]:
+    def _features_at(self, objects: Sequence[tuple[int, UnknownItem]], rows: NDArray[np.int32]) -> dict[int, UnknownItem]:
         """Position -> features of unknown items, given where in the JSON found last each item with features begins."""
-        features: dict[int, ItemValues] = {}
-        if objects and self._finder is not None:
-            positions = self._finder.positions([begin for begin, _ in objects], len(rows))
-            for position, (_, candidate) in zip(positions, objects, strict=True):
-                values = read_values(candidate.features, self._declared)
-                if values and rows[position] == UNKNOWN_ROW:
-                    features[position] = values
-        return features
+        if not objects or self._finder is None:
+            return {}
+        positions = self._finder.positions([begin for begin, _ in objects], len(rows))
+        return {
+            position: item
+            for position, (_, item) in zip(positions, objects, strict=True)
+            if item.values and rows[position] == UNKNOWN_ROW
+        }
 
+    def _split_objects(self, json: bytes) -> tuple[bytes, list[tuple[int, UnknownItem]]]:
+        """Replace items with features by their names, so that the C parser can read the list.
 
-def _split_objects(json: bytes) -> tuple[bytes, list[tuple[int, CandidateItem]]]:
-    """Replace items with features by their names, so that the C parser can read the list.
+        An object ends where its braces are balanced. If it does not, because there are braces in its texts, its bytes are
+        not valid JSON; then, and if a brace is in a name, the list is returned as it is, which the C parser refuses.
 
-    An object ends where its braces are balanced. If it does not, because there are braces in its texts, its bytes are not
-    valid JSON; then, and if a brace is in a name, the list is returned as it is, which the C parser refuses.
+        Returns:
+            The list of names, and where in it each of these items begins.
+        """
+        parts: list[bytes] = []
+        objects: list[tuple[int, UnknownItem]] = []
+        done, length, begin = 0, 0, json.find(b"{")
+        while begin >= 0:
+            end = json.find(b"}", begin) + 1
+            while end and json.count(b"{", begin, end) != json.count(b"}", begin, end):
+                end = json.find(b"}", end) + 1
+            found = self._object(json[begin:end])
+            if found is None:
+                return json, []
+            name, item = found
+            parts += (json[done:begin], name)
+            length += begin - done
+            objects.append((length, item))
+            length += len(name)
+            done, begin = end, json.find(b"{", end)
+        return b"".join([*parts, json[done:]]), objects
 
-    Returns:
-        The list of names, and where in it each of these items begins.
-    """
-    parts: list[bytes] = []
-    objects: list[tuple[int, CandidateItem]] = []
-    done, length, begin = 0, 0, json.find(b"{")
-    while begin >= 0:
-        end = json.find(b"}", begin) + 1
-        while end and json.count(b"{", begin, end) != json.count(b"}", begin, end):
-            end = json.find(b"}", end) + 1
-        try:
-            candidate = _item_decoder.decode(json[begin:end])
-        except msgspec.MsgspecError:
-            return json, []
-        parts += (json[done:begin], _to_json(candidate.item))
-        length += begin - done
-        objects.append((length, candidate))
-        length += len(parts[-1])
-        done, begin = end, json.find(b"{", end)
-    return b"".join([*parts, json[done:]]), objects
+    def _object(self, json: bytes) -> tuple[bytes, UnknownItem] | None:
+        """The name, as JSON, and the features of one candidate; None if this is not one. Recent ones are remembered."""
+        found = self._objects.get(json)
+        if found is None:
+            try:
+                candidate = _item_decoder.decode(json)
+            except msgspec.MsgspecError:
+                return None
+            found = (_to_json(candidate.item), UnknownItem(read_values(candidate.features, self._declared)))
+            self._objects.put(json, found, OBJECT_COST * (len(json) + 1000))
+        return found
 
 
 def _item_names(candidates: Sequence[Name | CandidateItem]) -> list[str]:

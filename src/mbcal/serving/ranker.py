@@ -165,7 +165,7 @@ class Ranker:
         unknown_items = self.version.unknown_items
         if unknown_items is None:
             return candidates.rows
-        unknown_items.write(list(candidates.features.values()))
+        unknown_items.write(tuple(candidates.features.values()))
         rows = candidates.rows.copy()
         for row, position in enumerate(candidates.features, unknown_items.first_row):
             rows[position] = row
