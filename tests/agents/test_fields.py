@@ -137,3 +137,24 @@ def test_a_fit_goes_on_with_sessions_of_other_fields() -> None:
     assert agent.fields == NIGHT
     encoder = agent.nets["behaviour"].context
     assert encoder.has_missing.tolist() == [True]  # evening is none of its values
+
+
+def test_the_context_of_sessions_that_users_leave_follows_their_length() -> None:
+    sessions = day_and_night(60)
+    leaving = dataclasses.replace(sessions, behaviour_set=dataclasses.replace(LABELS, terminal=("like",)))
+    short = dataclasses.replace(
+        leaving,
+        items=leaving.items * (np.arange(4) < 2),
+        behaviours=leaving.behaviours * np.array([1, 1, 0, 0], np.uint8),
+        length=np.full(60, 2, np.int32),
+        context=leaving.context * (np.arange(4) < 2)[None, :, None],
+    )
+    agent = GRU4Rec(hidden=16, epochs=1, validation=0.0, device="cpu").fit(leaving)
+    simulator = Simulator(hidden=16, epochs=1, device="cpu").fit(leaving)
+    candidates = np.tile(np.arange(2, 10, dtype=np.int32), (60, 1))
+    served = rollout(agent, simulator, short, candidates=candidates)
+    assert served.length.max() == 4
+    dataclasses.replace(served)  # checks the padding
+    longest = served.length == 4
+    assert np.array_equal(served.context[longest, 2], short.context[longest, 1])
+    assert np.array_equal(served.context[longest, 3], short.context[longest, 1])

@@ -184,3 +184,37 @@ def test_wide_networks_are_scored_and_labelled_right_or_left_to_the_reference(
 def test_no_submodule_hides_a_function_of_the_package() -> None:
     functions = (triton.gru, triton.score, triton.read, triton.epsilon_greedy, triton.respond, triton.advantage)
     assert all(callable(function) for function in functions)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@torch.no_grad()
+def test_context_is_added_to_the_row_of_the_behaviour(cell: str) -> None:
+    from tests.support.fields import FIELDS, with_fields
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = RecurrentNet(CATALOG, LABELS, NetConfig(cell=cell, hidden=16, embedding=8), 3, fields=FIELDS)  # type: ignore[arg-type]
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.6)
+    model, logged, rewards = model.to(DEVICE), with_fields(count=COUNT).tensors(DEVICE), REWARDS.to(DEVICE)
+    tables, state, item = model.to_tables(), model.begin_batch(logged), logged.items[:, 0]
+    previous, uniform = random(COUNT, below=LABELS.start + 1), random(COUNT)
+    gates = tables.context_gates(logged.context[:, 0])
+    in_context, row = tables.cell.in_context(previous, gates)
+    behaviour, after = launches.respond(replace(tables, cell=in_context), state, item, row, uniform)
+    logits, expected = model.forward_step(state, item, previous, logged.context[:, 0])
+    assert all(torch.allclose(fast, slow, atol=1e-5) for fast, slow in zip(after, expected, strict=True))
+    cumulative = torch.softmax(logits, -1).cumsum(1)
+    assert torch.equal(behaviour.long(), (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(1).clamp(max=2))
+    if cell == "lstm":
+        return
+    candidates = random(COUNT, 9, below=CATALOG.n_rows)
+    slow = ScoreTerm(tables, rewards).score(state[0], previous, candidates, gates)
+    fast = launches.score(replace(tables, cell=in_context), rewards, state[0], row, candidates)
+    assert torch.allclose(fast, slow, atol=1e-5)
+    labels = counterfactual_future_advantage(model, rewards, logged, 0.9)
+    step_gates = tables.context_gates(logged.context)
+    fast_labels = launches.advantage(tables, rewards, state[0], logged, 0.9, None, step_gates)
+    assert torch.allclose(fast_labels, labels, rtol=1e-4, atol=1e-4)
+    without = launches.advantage(tables, rewards, state[0], logged, 0.9)
+    assert not torch.allclose(without, labels, atol=1e-2)

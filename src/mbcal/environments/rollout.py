@@ -174,7 +174,7 @@ def _serve(
         if ending is not None:
             ending.observe(step, behaviour)
     if ending is not None:
-        batch = replace(batch, length=ending.length)
+        batch = replace(batch, length=ending.length, context=batch.continued_context(ending.length))
     items, behaviours, propensities = (torch.stack(part, 1) * batch.mask for part in zip(*steps, strict=True))
     return replace(batch, items=items, behaviours=behaviours, propensities=propensities)
 

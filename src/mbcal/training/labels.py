@@ -178,9 +178,10 @@ def counterfactual_future_advantages(
     batch = batch.encoded_by(net.fields)
     state = net.begin_batch(batch)
     terminal = batch.behaviour_set.terminal_table(rewards.device) if batch.behaviour_set.terminal else None
-    if net.config.cell == "gru" and batch.context is None and triton.runs_on(rewards):
+    if net.config.cell == "gru" and triton.runs_on(rewards):
         tables = net.scoring_tables()
-        fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma, terminal) for gamma in gammas]
+        gates = None if batch.context is None else tables.context_gates(batch.context)
+        fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma, terminal, gates) for gamma in gammas]
         if fast[0] is not None:
             return torch.stack(fast, 1)
     mask, previous = batch.mask, net.previous(batch.behaviours)

@@ -113,6 +113,17 @@ class SessionTensors(SessionsBase):
         last = (self.length.long() - 1).clamp(max=step)
         return self.context.gather(1, last[:, None, None].expand(-1, 1, self.context.shape[2])).squeeze(1)
 
+    def continued_context(self, length: torch.Tensor) -> torch.Tensor | None:
+        """The context (B, T, K) of these sessions with other lengths (B,): steps beyond the logged ones repeat the last."""
+        import torch
+
+        if self.context is None:
+            return None
+        step = torch.arange(self.items.shape[1], device=self.items.device)
+        last = torch.minimum(step, self.length.unsqueeze(1).long() - 1)
+        context = self.context.gather(1, last.unsqueeze(2).expand_as(self.context))
+        return context * (step < length.unsqueeze(1)).unsqueeze(2)
+
     @property
     def mask(self) -> torch.Tensor:
         """(B, T) bool: steps that count."""

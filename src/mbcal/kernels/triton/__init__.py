@@ -136,7 +136,13 @@ def respond(
 
 
 def advantage(
-    tables: Tables, rewards: Array, begin: Array, batch: SessionTensors, gamma: float, terminal: Array | None = None
+    tables: Tables,
+    rewards: Array,
+    begin: Array,
+    batch: SessionTensors,
+    gamma: float,
+    terminal: Array | None = None,
+    gates: Array | None = None,
 ) -> Array | None:
     """Compute the counterfactual future advantage of every logged step.
 
@@ -147,13 +153,14 @@ def advantage(
         batch: B logged sessions.
         gamma: Discount.
         terminal: (K,) 1.0 where a behaviour is terminal; None if none is.
+        gates: (B, T, 3H) what the context of each step adds to the gates; None without context.
 
     Returns:
         (B, T), or None.
     """
     if not _supports(begin, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma, terminal)
+    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma, terminal, gates)
 
 
 def _launch(function: Callable[..., Any], *arguments: Any) -> Any:

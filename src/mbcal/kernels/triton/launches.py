@@ -85,17 +85,27 @@ def respond(
 
 
 def advantage(
-    tables: Tables, rewards: Tensor, begin: Tensor, batch: SessionTensors, gamma: float, terminal: Tensor | None
+    tables: Tables,
+    rewards: Tensor,
+    begin: Tensor,
+    batch: SessionTensors,
+    gamma: float,
+    terminal: Tensor | None = None,
+    gates: Tensor | None = None,
 ) -> Tensor:
     """See `mbcal.kernels.triton.advantage`."""
     (count, size), horizon = begin.shape, batch.horizon
     tile = TILE if size <= MAX_TILE_SIZE else SMALL_TILE
     n_behaviours = len(rewards)
     previous = torch.nn.functional.pad(batch.behaviours[:, :-1], (1, 0), value=n_behaviours)  # the start symbol comes last
+    cell = tables.cell
+    if gates is not None:  # every step has a row of behaviours of its own, to which its context is added
+        cell, rows = cell.in_context(previous.flatten(), gates.flatten(0, 1))
+        previous = rows.to(torch.int32).view(count, horizon)
     states, expected = begin.new_empty(count, horizon, size), begin.new_empty(count, horizon)
     out = torch.empty_like(expected)
     leaving = expected if terminal is None else torch.empty_like(expected)  # not written where nothing is terminal
-    network = (*tables.cell.arrays, *tables.head, rewards, rewards if terminal is None else terminal)
+    network = (*cell.arrays, *tables.head, rewards, rewards if terminal is None else terminal)
     inner = tables.head[0].shape[0]
     sizes: tuple[Any, ...] = (terminal is not None, size, inner, n_behaviours, _padded(n_behaviours), tile)
     items, n_tiles = batch.items.contiguous(), triton.cdiv(count, tile)
