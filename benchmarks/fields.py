@@ -86,10 +86,8 @@ def main() -> None:
         error = gain.std() / len(gain) ** 0.5
         nll = [simulator.evaluate(test).nll for simulator in simulators]
         spread = f" (spread {np.std(nll, ddof=1):.4f})" if options.seeds > 1 else ""
-        print(
-            f"{title:>20}: NLL {np.mean(nll):.4f} per step{spread}, {gain.mean():+.4f} ± {error:.4f} per user, {seconds:.0f} s",
-            flush=True,
-        )
+        found = f"NLL {np.mean(nll):.4f} per step{spread}, {gain.mean():+.4f} ± {error:.4f} per user"
+        print(f"{title:>20}: {found}, {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
