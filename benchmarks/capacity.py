@@ -31,7 +31,7 @@ FIT_GPU = 256_000 * STEPS / (0.528 + 0.041 + 0.496)  # decisions per second of o
 SERVE_CPU, SERVE_GPU = 3_599.0 * STEPS, 256_000 * STEPS / 0.115  # decisions per second of a roll-out
 REQUEST = 209e-6  # core seconds per ranking of 200 candidates, logged
 # measured, docs/decision-log.md: a decision and its feedback are one record each
-LOGGED, PACKED, COMPACT, JOIN = 2_800.0, 9.5, 12_700 / 2, 16_212 / 2  # bytes; times smaller; decisions per core second
+LOGGED, PACKED, COMPACT, JOIN = 2_800.0, 8.2, 11_320 / 2, 8_883 / 2  # bytes; times smaller; decisions per core second
 # counted in the files and arrays of: mbcal prepare newsfeed --sessions 24000 --out feed
 STORED, IN_MEMORY = 6.49e6 / 480_000, 612 / STEPS  # bytes per decision; with propensities, times and 40 candidates
 

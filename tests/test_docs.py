@@ -84,6 +84,7 @@ def test_every_command_on_worlds_runs(workshop: Path, monkeypatch: pytest.Monkey
     assert re.match(rf"judged by gym:{KEYS}, 20 test sessions\ngru4rec [\d.]+ .*\nchance [\d.]+ ", done.stdout)
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'mbcal[ray]'")
 def test_every_command_on_scale_runs(workshop: Path) -> None:
     commands = commands_of((ROOT / "docs/scale.md").read_text())

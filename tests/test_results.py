@@ -66,7 +66,7 @@ def test_the_sizes_are_those_announced() -> None:
     assert (batch.protocols, batch.judges) == (("batch",), ("lstm", "transformer"))
     assert (growing.rounds, growing.round_sessions, growing.seeds, growing.agents) == (10, 25_600, 3, ("all",))
     assert (feed.rounds, feed.round_sessions, feed.judges) == (10, 25_600, ("truth", "lstm", "transformer"))
-    assert len(EXPERIMENTS) == 19
+    assert len(EXPERIMENTS) == 21
 
 
 @pytest.fixture(scope="module")

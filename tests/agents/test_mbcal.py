@@ -57,10 +57,10 @@ def test_only_the_environment_model_is_fitted_on_masked_items(monkeypatch: pytes
     agent.reset(Domain.from_sessions(known))
     for name, net in agent.nets.items():
 
-        def spy(state, items, behaviours, name=name, forward=net.forward):  # type: ignore[no-untyped-def]
+        def spy(state, items, behaviours, *context, name=name, forward=net.forward):  # type: ignore[no-untyped-def]
             if torch.is_grad_enabled():
                 seen[name].append(float((items == MASK_ROW).float().mean()))
-            return forward(state, items, behaviours)
+            return forward(state, items, behaviours, *context)
 
         monkeypatch.setattr(net, "forward", spy)
     agent.fit(known)

@@ -36,6 +36,7 @@ def test_the_command_makes_the_same_store(ray_engine: RayEngine, tmp_path: Path)
     assert content(tmp_path / "local") == content(tmp_path / "ray")
 
 
+@pytest.mark.cluster
 def test_the_tasks_of_killed_workers_are_done_again(ray_engine: RayEngine, tmp_path: Path) -> None:
     source = table([write_csv(tmp_path / f"{k}.csv", rows(40_000, k), HEADER) for k in range(4)])
     prepare(source, tmp_path / "here", SessionConfig(max_rejected=0.9))

@@ -105,6 +105,7 @@ def workers() -> list[psutil.Process]:
     return [one for one in psutil.process_iter(["cmdline"]) if "ray::_run_task" in (one.info["cmdline"] or [""])[0]]
 
 
+@pytest.mark.cluster
 def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run, ray_engine: Any, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", experiment_config(SMALL), "cpu")
     prepare_on(ray_engine, run)
@@ -125,6 +126,7 @@ def test_a_grid_on_ray_makes_the_same_tables_though_a_worker_is_killed(here: Run
     assert_same(here, finished(run))
 
 
+@pytest.mark.cluster
 def test_a_driver_killed_leaves_no_process_and_is_resumed_elsewhere(here: Run, ray_engine: Any, tmp_path: Path) -> None:
     options = ["--seeds", "1", "--agents", "mbcal,random", "--engine", "ray", "--workers", "2"]
     options += set_options({name: value for name, value in SMALL.items() if name not in ("agents", "seeds")})
@@ -149,6 +151,7 @@ def test_a_driver_killed_leaves_no_process_and_is_resumed_elsewhere(here: Run, r
     assert_same(here, run)
 
 
+@pytest.mark.cluster
 def test_a_driver_told_to_stop_stops_its_cluster(tmp_path: Path) -> None:
     driver = start(
         ["experiment", "newsfeed", "--preset", "laptop", "--out", "run", "--engine", "ray", "--workers", "1"], tmp_path

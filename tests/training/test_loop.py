@@ -155,7 +155,7 @@ def test_the_mask_rate_is_the_share_of_masked_items() -> None:
     model, inputs = net(), []
     data = DeviceSessions(sessions(count=400), torch.device("cpu"))
     forward = model.forward
-    model.forward = lambda state, items, behaviours: (inputs.append(items), forward(state, items, behaviours))[1]  # type: ignore[method-assign]
+    model.forward = lambda state, items, *others: (inputs.append(items), forward(state, items, *others))[1]  # type: ignore[method-assign]
     objective, noise = behaviour_nll(model, data, 0.2), Noise(torch.tensor(0))
     objective(torch.arange(400), noise)
     steps = data[slice(None)].mask
