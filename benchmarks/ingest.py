@@ -45,8 +45,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "max-per-user": {"max_per_user": 100},
     "time": {"split_by_time": True, "alive": 30.0},
     "negatives": {"negatives": NEGATIVES},
+    "ends": {"ends": ("5",)},
+    "features": {},
 }
-"""Variant -> options of `SessionConfig`."""
+"""Variant -> options of `SessionConfig`; `features` has an item table with a category, a number and a vector."""
+ITEM_FEATURES = ("kind", "words:number", "text:vector")
 MEMORY = ("mib", "worker")
 
 
@@ -91,13 +94,33 @@ def sort_by_duckdb(path: Path, write: bool, memory_limit: str, folder: Path) -> 
                 pass
 
 
+def item_table(path: Path) -> Path:
+    """Return a table of the 20,000 items of generated logs, written beside the log if it is not there."""
+    import duckdb
+
+    table = path.with_name("items.parquet")
+    if not table.exists():
+        vector = ", ".join(f"(hash(i + {k}) % 1000 / 1000)::FLOAT" for k in range(16))
+        with duckdb.connect() as connection:
+            connection.execute(f"""
+                COPY (SELECT i AS item_id, 'kind ' || hash(i) % 20 AS kind, (hash(i + 1) % 900)::DOUBLE AS words,
+                             [{vector}] AS text FROM range(20000) t(i)) TO '{table}' (FORMAT parquet)""")
+    return table
+
+
 def prepare_store(
-    path: Path, memory_limit: str, folder: Path, engine: Engine | None = None, options: Mapping[str, Any] | None = None
+    path: Path,
+    memory_limit: str,
+    folder: Path,
+    engine: Engine | None = None,
+    options: Mapping[str, Any] | None = None,
+    items: Path | None = None,
 ) -> None:
-    from mbcal import Labels, Netflix, SessionConfig, TableLog, prepare
+    from mbcal import ItemTable, Labels, Netflix, SessionConfig, TableLog, prepare
 
     labels = Labels({str(label): float(label) for label in range(6)})
-    source = Netflix(path) if is_netflix(path) else TableLog(path, **GENERATED, rule=labels)
+    features = None if items is None else ItemTable([items], list(ITEM_FEATURES))
+    source = Netflix(path) if is_netflix(path) else TableLog(path, **GENERATED, rule=labels, items=features)
     config = SessionConfig(**(options or {}))
     prepare(source, folder / "store", config, memory_limit=memory_limit, overwrite=True, engine=engine)
 
@@ -148,7 +171,8 @@ def run_variant(variant: str, path: Path, memory_limit: str) -> None:
         start, cpu_before, measured = time.perf_counter(), cpu_seconds(), {}
         if variant in OPTIONS:
             log = path.with_name(f"quarter-{path.name}") if variant == "negatives" else path
-            prepare_store(log, memory_limit, Path(folder), options=OPTIONS[variant])
+            items = item_table(path) if variant == "features" else None
+            prepare_store(log, memory_limit, Path(folder), options=OPTIONS[variant], items=items)
         elif variant.startswith("ray"):
             measured = on_ray(path, memory_limit, Path(folder), int(variant.split()[1]))
         else:
