@@ -318,3 +318,16 @@ def test_a_follower_waits_for_the_rest_of_a_record_and_skips_damage(tmp_path: Pa
     damaged[40] ^= 1  # in the first record
     segment.write_bytes(damaged)
     assert list(LogFollower(tmp_path).read()) == records[1:]
+
+
+def test_sessions_that_were_going_on_before_do_not_count() -> None:
+    """Without feedback a session logs step 0 again: it has not begun with the trial."""
+    since = 100 * SECOND
+    silent = [
+        decision(n, session="old", id=f"old-{n}", user="ann", time=(96 + 3 * n) * SECOND, version="v1", step=0)
+        for n in range(3)
+    ]
+    new = session_records("new", "v1", ["click"], began=101 * SECOND)
+    found = outcomes_of([*silent, *new], since=since)
+    assert rows(found) == [("user of new", "v1", 1.0, 1)]
+    assert rows(outcomes_of(silent, since=96 * SECOND)) == [("ann", "v1", 0.0, 0)]

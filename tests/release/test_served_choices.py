@@ -74,7 +74,8 @@ def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str, tmp_path: 
     domain = agent.domain
     joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
     rows = np.arange(len(joined.sessions))
-    (found,) = served_choices([version], records, joined, rows)
+    (found, _), unjudged = served_choices([version, version], records, joined, rows)
+    assert unjudged == 0
     mask = joined.sessions.mask
     assert mask.sum() > 200
     assert np.array_equal(found.best[mask], found.logged[mask])
@@ -96,7 +97,8 @@ def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_p
     domain = agent.domain
     joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
     rows = np.arange(len(joined.sessions))[2:]
-    same, another = served_choices([live, candidate], records, joined, rows)
+    (same, another), unjudged = served_choices([live, candidate], records, joined, rows)
+    assert unjudged > 0  # some items had no feedback, some sessions go on beyond the horizon
     mask = joined.sessions[rows].mask
     assert np.array_equal(same.best[mask], same.logged[mask])
     assert 0.1 < (another.best[mask] != another.logged[mask]).mean() < 1
@@ -104,3 +106,21 @@ def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_p
     lost = joined.origins[int(rows[-1])][0].decision
     with pytest.raises(LogError, match="1 decisions have left the log while it was judged; run the update again"):
         served_choices([live], (r for r in records if r.id != lost), joined, rows[-1:])
+
+
+def test_choices_whose_effect_the_log_does_not_show_are_counted(tmp_path: Path) -> None:
+    agent, other = fitted("gru4rec"), fitted("gru4rec", seed=1)
+    live, candidate = opened(agent, tmp_path / "a"), opened(other, tmp_path / "b")
+    records = list(served_log(live, count=30, k=1, requests=3))
+    decisions = [record for record in records if isinstance(record, Decision)]
+    answers = [Feedback(record.id, record.items[0], "click", record.time + 1, f"f{record.id}") for record in decisions]
+    domain = agent.domain
+
+    def unjudged(feedback: list[Feedback], horizon: int) -> int:
+        joined = join_sessions([*decisions, *feedback], domain.catalog, domain.behaviours, horizon=horizon)
+        return served_choices([candidate, live], [*decisions, *feedback], joined, np.arange(len(joined.sessions))).unjudged
+
+    assert unjudged(answers, horizon=3) == 0  # all is answered, and no session goes on
+    assert unjudged(answers, horizon=2) > 0  # the third step of a session may depend on the first two
+    assert unjudged(answers[::3], horizon=3) > 0  # what came of most choices is unknown
+    assert unjudged([answer for answer in answers if answer.decision.endswith("-0")], horizon=3) > 0

@@ -174,7 +174,8 @@ class CanaryWatcher:
 
     def _begin(self, canary: str, live: str, began: int) -> None:
         self._outcomes = OutcomeReader.of_version(self.registry.open(live), self._config.sessions, began)
-        self._followers = [LogFollower(log, began) for log in self._logs]
+        before = int(self._config.sessions.longest * 1e6)  # sessions that were going on when the trial began
+        self._followers = [LogFollower(log, began - before) for log in self._logs]
         self._trial = (canary, live, began)
         self._began = self._stopwatch() - max(self._clock() - began / 1e6, 0.0)
 

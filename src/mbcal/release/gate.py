@@ -41,6 +41,13 @@ ENOUGH_SEEN = 100
 """Differing choices that the log must show for the usual off-policy estimates to mean anything; with fewer they are void."""
 
 
+UNJUDGED = (
+    "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, or "
+    "before a session went on beyond the horizon"
+)
+"""Why the log cannot tell, whatever its numbers say."""
+
+
 @dataclass(frozen=True)
 class GateConfig:
     """When a candidate may go live."""
@@ -129,7 +136,13 @@ def combined_answer(checks: Sequence[Check]) -> Answer:
 
 
 def compare_by_log(
-    candidate: PolicyChoices, live: PolicyChoices, sessions: Sessions, gate: GateConfig, *, epsilon: Floats
+    candidate: PolicyChoices,
+    live: PolicyChoices,
+    sessions: Sessions,
+    gate: GateConfig,
+    *,
+    epsilon: Floats,
+    unjudged: int = 0,
 ) -> tuple[Check, Difference]:
     """Compare a candidate with what the live version earned.
 
@@ -140,6 +153,8 @@ def compare_by_log(
         gate: The conditions.
         epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
             with less of it, a candidate that is worse would look better than it is.
+        unjudged: Served choices at which the two differ and whose effect the sessions do not show
+            (`ServedChoices.unjudged`). With any, the candidate is never found to be no worse.
 
     Returns:
         The check `log`, and the difference behind it.
@@ -151,6 +166,8 @@ def compare_by_log(
     detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
     if difference.is_contradicted:
         answer, detail = "cannot tell", f"{detail}; but {_contradiction(difference)}"
+    if unjudged and answer == "no worse":
+        answer, detail = "cannot tell", f"{detail}; but {UNJUDGED}"
     return Check("log", answer, detail), difference
 
 

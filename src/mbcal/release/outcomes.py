@@ -177,7 +177,7 @@ class OutcomeReader:
     def add(self, record: Record) -> None:
         """Take note of a record. Records may come in any order; repeated ones count once."""
         if isinstance(record, Decision):
-            if record.time >= self._since:
+            if record.time >= self._since - self._rule.longest:  # it may show that a session was going on before
                 self._add_decision(LoggedDecision.of(record))
         else:
             self._add_feedback(record)
@@ -271,8 +271,10 @@ class OutcomeReader:
             waiting += group.sessions
         last_counted: dict[str, int] = {}  # by name
         for session in sorted(waiting, key=lambda session: (session.began, session.first.id)):
-            if not session.is_finished(now):
+            if session.began >= self._since and not session.is_finished(now):
                 break
+            if not session.is_finished(now):
+                continue
             self._count_session(session)
             last_counted[session.first.name] = session.began
         for name, began in last_counted.items():
@@ -285,6 +287,13 @@ class OutcomeReader:
             self._early_bytes -= RESPONSE_BYTES * len(self._early.popitem(last=False)[1])
 
     def _count_session(self, session: Session) -> None:
+        if session.began >= self._since:
+            self._append(session)
+        for decision in session.decisions:
+            self._counted.add(decision.id)
+        self._remove(session.decisions)
+
+    def _append(self, session: Session) -> None:
         values = {
             "version": self._versions.setdefault(session.first.version, len(self._versions)),
             "user": self._users.setdefault(session.first.user, len(self._users)),
@@ -294,9 +303,6 @@ class OutcomeReader:
         }
         for name, value in values.items():
             self._columns[name].append(value)
-        for decision in session.decisions:
-            self._counted.add(decision.id)
-        self._remove(session.decisions)
 
     def _forget_decisions(self, name: str, before: int) -> None:
         """Forget a group's decisions that are older than this: the sessions they belong to are counted, or will not come."""

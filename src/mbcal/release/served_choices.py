@@ -7,12 +7,17 @@
 A roll-out of the same policy may choose differently: the service ranks a whole list from one state, knows only the feedback
 that had arrived, knows no user by number, and breaks ties in numpy. A gate that judged anything else than what is served
 could publish a policy that it never judged.
+
+Sessions hold steps with feedback, cut at the horizon, and so do their weights. What was served beyond that may still change
+what users do later: `ServedChoices.unjudged` counts the choices among it at which the versions differ.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +34,23 @@ from mbcal.serving.messages import CandidateItem
 from mbcal.serving.ranker import RankableVersion, Ranker
 
 
+class ServedChoices(NamedTuple):
+    """What versions would have served."""
+
+    choices: list[PolicyChoices]
+    """Of each version, (N, T). The logged choice and the number of candidates are the same for all."""
+    unjudged: int
+    """Served choices at which the versions differ and whose effect no weight contains: those without feedback, and those in
+    a window after which the session went on. Counted up to the first where they are not steps of the sessions."""
+
+
 def served_choices(
     versions: Sequence[RankableVersion],
     records: Iterable[Record],
     joined: Joined,
     rows: NDArray[np.int64],
     progress: Progress = SILENT,
-) -> list[PolicyChoices]:
+) -> ServedChoices:
     """Find what versions would have chosen at every step of joined sessions.
 
     Args:
@@ -45,9 +60,6 @@ def served_choices(
         rows: (N,) which of them.
         progress: Notified of decisions.
 
-    Returns:
-        The choices of each version, (N, T). The logged choice and the number of candidates are the same for all.
-
     Raises:
         LogError: If a decision is no longer in the records.
     """
@@ -55,28 +67,72 @@ def served_choices(
     for number, row in enumerate(rows.tolist()):
         for column, (decision, time, rank) in enumerate(joined.origins[row]):
             wanted[decision, time].append((number, column, rank))
+    hidden = _HiddenChoices(joined, rows)
     shape = (len(rows), joined.sessions.horizon)
     best = [np.zeros(shape, np.int64) for _ in versions]
     logged, count = np.zeros(shape, np.int64), np.ones(shape, np.int64)
     rankers = [Ranker(version, repeats=True) for version in versions]  # what was shown is taken out here
     progress.phase("choices along the log", len(wanted))
     for record in records:
-        if not isinstance(record, Decision) or (record.id, record.time) not in wanted:
+        if not isinstance(record, Decision):
             continue
-        steps = wanted.pop((record.id, record.time))
+        steps, unanswered = wanted.pop((record.id, record.time), []), hidden.ranks(record)
+        if not steps and not unanswered:
+            continue
         candidates = available_candidates(record)
         position = {name: number for number, name in reversed(list(enumerate(candidates)))}
-        for ranker, choices in zip(rankers, best, strict=True):
-            order = _order(ranker, record, candidates, max(rank for _, _, rank in steps) + 1)
+        deepest = max([rank for _, _, rank in steps] + unanswered)
+        orders = [_order(ranker, record, candidates, deepest + 1) for ranker in rankers]
+        for order, choices in zip(orders, best, strict=True):
             for number, column, rank in steps:
-                taken = set(record.items[:rank])
-                choices[number, column] = position[next(item for item in order if item not in taken)]
+                choices[number, column] = position[_best(order, record, rank)]
+        hidden.compare(record, orders, unanswered)
         for number, column, rank in steps:
             logged[number, column], count[number, column] = position[record.items[rank]], len(candidates) - rank
-        progress.advance(1)
+        progress.advance(bool(steps))
     if wanted:
         raise LogError(f"{len(wanted):,} decisions have left the log while it was judged; run the update again")
-    return [PolicyChoices(choices, logged, count) for choices in best]
+    followed = _followed(joined)[rows][:, None] & joined.sessions[rows].mask
+    n_before = sum(int(np.sum((choices != best[0]) & followed)) for choices in best[1:])
+    return ServedChoices([PolicyChoices(choices, logged, count) for choices in best], hidden.differing + n_before)
+
+
+class _HiddenChoices:
+    """Served choices that are no steps, because no feedback came, of users who judge or have no step at all."""
+
+    def __init__(self, joined: Joined, rows: NDArray[np.int64]) -> None:
+        self.differing = 0
+        """How many were found at which the versions differ; the search ends with the first."""
+        self._answered: dict[tuple[str, int], set[int]] = defaultdict(set)
+        for origin in chain.from_iterable(joined.origins):
+            self._answered[origin.decision, origin.time].add(origin.rank)
+        judging = {joined.users[user] for user in joined.sessions.user[rows].tolist()}
+        self._teaching = set(joined.users) - judging
+
+    def ranks(self, decision: Decision) -> list[int]:
+        """The ranks of a decision to which no feedback came; none if they do not matter."""
+        user = decision.user or f"anonymous:{decision.session or decision.id}"
+        if self.differing or user in self._teaching:
+            return []
+        answered = self._answered.get((decision.id, decision.time), set())
+        return [rank for rank in range(len(decision.items)) if rank not in answered]
+
+    def compare(self, decision: Decision, orders: Sequence[Sequence[str]], ranks: Sequence[int]) -> None:
+        """Count ranks at which orders have another best item."""
+        self.differing += sum(len({_best(order, decision, rank) for order in orders}) > 1 for rank in ranks)
+
+
+def _best(order: Sequence[str], decision: Decision, rank: int) -> str:
+    """The best item of an order among those that were left at a rank of the decision."""
+    taken = set(decision.items[:rank])
+    return next(item for item in order if item not in taken)
+
+
+def _followed(joined: Joined) -> NDArray[np.bool_]:
+    """(N,) whether the session of each row goes on in a later row."""
+    keys = list(zip(joined.sessions.user.tolist(), joined.session_names, strict=True))
+    last = {key: row for row, key in enumerate(keys)}
+    return np.asarray([last[key] != row for row, key in enumerate(keys)], np.bool_)
 
 
 def _order(ranker: Ranker, decision: Decision, candidates: Sequence[str], k: int) -> list[str]:

@@ -40,6 +40,7 @@ from mbcal.errors import ConflictError, InputError, MbcalError, OptionError, Out
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import (
+    UNJUDGED,
     GateConfig,
     Verdict,
     combined_answer,
@@ -142,8 +143,8 @@ def update(
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
-        new, old = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
-    check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon)
+        (new, old), unjudged = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
+    check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
         candidate, live, judged, difference, epsilon=float(epsilon[judged.mask].mean()), seed=config.seed
@@ -157,7 +158,7 @@ def update(
     verdict.answer = combined_answer(verdict.checks)
     _act(registry, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
-        verdict.reason = why_undecided(difference)
+        verdict.reason = f"the log cannot tell: {UNJUDGED}" if unjudged else why_undecided(difference)
     return verdict
 
 

@@ -183,8 +183,8 @@ class CandidateReader:
     def _split_objects(self, json: bytes) -> tuple[bytes, list[tuple[int, UnknownItem]]]:
         """Replace items with features by their names, so that the C parser can read the list.
 
-        An object ends where its braces are balanced. If it does not, because there are braces in its texts, its bytes are
-        not valid JSON; then, and if a brace is in a name, the list is returned as it is, which the C parser refuses.
+        An object has at most two opening braces, its own and that of its features, and ends with as many closing ones. If
+        it does not, because there are braces in its texts, the list is returned as it is, which the C parser refuses.
 
         Returns:
             The list of names, and where in it each of these items begins.
@@ -194,9 +194,9 @@ class CandidateReader:
         done, length, begin = 0, 0, json.find(b"{")
         while begin >= 0:
             end = json.find(b"}", begin) + 1
-            while end and json.count(b"{", begin, end) != json.count(b"}", begin, end):
+            if json.count(b"{", begin, end) == 2:
                 end = json.find(b"}", end) + 1
-            found = self._object(json[begin:end])
+            found = self._object(json[begin:end]) if end else None
             if found is None:
                 return json, []
             name, item = found

@@ -18,8 +18,10 @@ Text = Annotated[str, Meta(min_length=1, max_length=256)]
 WholeNumber = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 RequestName = Text | WholeNumber
 """A name in a request: 1 to 256 characters of text, or a 64-bit integer."""
-FeatureList = Annotated[list[float | int | str | bool | None], Meta(max_length=8192)]
-FeatureValue = str | float | int | bool | FeatureList | None
+FeatureText = Annotated[str, Meta(max_length=256)]
+"""A value of a category."""
+FeatureList = Annotated[list[float | int | FeatureText | bool | None], Meta(max_length=8192)]
+FeatureValue = FeatureText | float | int | bool | FeatureList | None
 """A feature in a request: a value of a category or a list of them, a number, or a vector."""
 RequestStep = tuple[RequestName, RequestName]
 """(item, behaviour)."""
