@@ -155,6 +155,10 @@ def test_what_is_a_url(tmp_path: Path) -> None:
     assert remote.as_url("s3://bucket/key") == "s3://bucket/key"
     assert remote.as_url(Path("s3://bucket/key")) == "s3://bucket/key"
     assert remote.as_url("GS://bucket/key") == "gs://bucket/key"
+    for url in ("s3://AKIA:se/SECRET@bucket/x", "s3://user:p@SECRET@b", "zip://*.csv::https://user:SECRET@host/x.zip"):
+        assert "SECRET" not in remote.shown(url)
+        with pytest.raises(OptionError, match="a password in a URL"):
+            remote._filesystem(url)
     assert remote.shown("https://host/log.csv?signature=SECRET") == "https://host/log.csv"
     for local in ("logs/2026.csv", "C:/logs", "/s3/bucket", "a:b.csv", "it's://"):
         assert remote.as_url(local) is None

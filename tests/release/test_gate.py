@@ -97,6 +97,19 @@ def test_answers() -> None:
     assert combined_answer([log["worse"]]) == "worse"
 
 
+def test_a_canary_that_an_operator_starts_meanwhile_stays(
+    weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_canary(*_: Any, **__: Any) -> Any:
+        weak.start_canary(weak.publish(weak_model, activate=False))
+        return Check("log", "no worse", "detail"), DIFFERENCE
+
+    monkeypatch.setattr("mbcal.release.update.compare_by_log", start_canary)
+    with pytest.raises(ConflictError, match="v000002 became the canary in the meantime; its trial goes on"):
+        update(weak, log, gate=GateConfig(sessions=100), device="cpu", candidate=load(weak_model, "cpu"))
+    assert (weak.current(), weak.canary()) == ("v000001", "v000002")
+
+
 def test_a_version_that_an_operator_activates_meanwhile_stays(
     weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

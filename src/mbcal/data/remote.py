@@ -56,7 +56,7 @@ def as_url(path: str | Path) -> str | None:
 
 def shown(url: str) -> str:
     """Return a URL for a message, without credentials: neither `user:password@` nor a signature after `?`."""
-    return re.sub(r"//[^/@]*@", "//…@", url.partition("?")[0])
+    return re.sub(r"//.*@", "//…@", url.partition("?")[0])  # up to the last @: a password may hold / and @
 
 
 def fetch(urls: Sequence[str], is_wanted: Callable[[str], bool], scratch: Path) -> list[Path]:
@@ -133,7 +133,7 @@ def _sizes(listing: dict[str, dict[str, Any]]) -> dict[str, int]:
 def _filesystem(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, by the interface of fsspec, and the path in it."""
     parts = urlsplit(url)
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or re.search(r"://[^?]*:[^?]*@", url):
         problem = f"{shown(url)}: a password in a URL ends up in histories and logs"
         raise OptionError(f"{problem}; give it in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     try:

@@ -169,6 +169,8 @@ def _act(registry: Registry, candidate: Agent, verdict: Verdict, gate: GateConfi
             f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse"
         )
         return
+    if (canary := registry.canary()) is not None:
+        raise ConflictError(f"{registry.path}: {canary} became the canary in the meantime; its trial goes on")
     candidate.provenance = {"from": verdict.live}
     metrics = {"checks": [asdict(check) for check in verdict.checks]}
     publish = verdict.answer == "no worse" and gate.no_worse == "publish"
