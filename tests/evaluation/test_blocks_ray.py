@@ -274,5 +274,6 @@ def test_the_command_serves_by_blocks(feed: Feed, ray_engine: Any, tmp_path: Pat
     assert chance["gap"] != 0
 
 
+@pytest.mark.cluster
 def test_of_the_killed_driver_nothing_is_left_in_the_end(ray_engine: Any) -> None:
     assert all(gone(pid, 90) for pid in ray_engine.agents_left)

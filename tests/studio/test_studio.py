@@ -247,7 +247,7 @@ def test_the_list_leads_to_why_this_item(running: tuple[subprocess.Popen[str], s
     assert sorted(row[0] for row in damaged) == ["models/garbled", "models/linked", "models/missing"]
     browser.run("[...document.querySelectorAll('main a')].find(a => a.innerText === 'models/mbcal').click()")
     browser.wait("document.body.dataset.shown === '#/model/models%2Fmbcal'")
-    assert browser.run("document.querySelectorAll('.chart .line').length") >= 2  # the loss of two networks
+    browser.wait("document.querySelectorAll('.chart .line').length >= 2")  # the loss of two networks, drawn once laid out
     browser.run("[...document.querySelectorAll('main a')].find(a => a.innerText === 'Why this item?').click()")
     browser.wait("document.querySelectorAll('form.pick button').length")
     browser.run("document.querySelector('form.pick button').click()")
@@ -263,7 +263,7 @@ def test_the_list_leads_to_why_this_item(running: tuple[subprocess.Popen[str], s
         assert instant + future == pytest.approx(score, abs=2e-3)
     assert sum("(shown)" in row[1] for row in rows) == 1
     assert steps == 20
-    assert browser.run("document.querySelectorAll('#step .chart circle').length") == 18  # the later steps
+    browser.wait("document.querySelectorAll('#step .chart circle').length === 18")  # the later steps
 
 
 @needs_browser
