@@ -125,7 +125,7 @@ def test_the_service_remembers_logs_and_teaches(agent: Any, tmp_path: Path) -> N
     assert fitted("gru4rec").fit(sessions).n_fits == 2  # learns from them
     # the gate asks a version again as the service did
     row = np.array([joined.session_names.index("s")])
-    choices = served_choices([version(agent)], records, joined, row)[0]
+    choices = served_choices([version(agent)], records, joined, row).choices[0]
     assert choices.best[0, :3].tolist() == choices.logged[0, :3].tolist()
     for path, content in zip(parquet_paths(tmp_path, 1), to_parquet(list(enumerate(records, 1))), strict=True):
         path.write_bytes(content)
