@@ -47,6 +47,18 @@ def test_the_latest_steps_of_a_long_session_are_kept(monkeypatch: pytest.MonkeyP
     assert [step.time for step in session.steps] == [3, 4, 5]
 
 
+def test_contexts_of_a_session_are_bounded_whatever_order_they_arrive_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.serving.state.MAX_CONTEXT", 10)
+    steps = [Step(time, 0, f"d{time}", f"item {time}", "click", context="x" * time) for time in range(1, 6)]
+    for order in itertools.permutations(steps):
+        session = BEGIN
+        for step in order:
+            session = session.after(step)
+        assert session.shown_context == ("", "", "", "xxxx", "xxxxx")  # 9 of 10 characters, the newest
+    large = BEGIN.after(Step(1, 0, "d", "item", "click", context="x" * 11))
+    assert (large.shown, large.shown_context) == ((("item", "click"),), ())
+
+
 async def story(store: MemoryStore | RedisStore) -> None:
     assert await store.get("s") is None
     assert await store.add("s", STEPS[0]) is None  # unknown

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from sys import getsizeof
 from typing import NamedTuple, Protocol
 
@@ -21,6 +22,8 @@ from mbcal.serving.bounded import BoundedDict, pairs_bytes
 
 MAX_STEPS = 1_000
 """Steps kept of a session; of a longer one the latest."""
+MAX_CONTEXT = 64 * 1024
+"""Characters of contexts kept of a session, the latest."""
 CLAIM_SECONDS = 10.0
 """Seconds after which the claim of a process that has neither answered nor given it up is void."""
 SESSION_BYTES, STEP_BYTES = 300, 200
@@ -74,10 +77,22 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         return contexts if any(contexts) else ()
 
     def after(self, step: Step) -> Session:
-        """Return the session with this step added; unchanged if it has a step of the same decision and item."""
+        """Return the session with this step added; unchanged if it has a step of the same decision and item.
+
+        Contexts are logged again with every later decision of the session, so only the newest are kept, `MAX_CONTEXT`
+        characters of them.
+        """
         if any(step.decision == other.decision and step.item == other.item for other in self.steps):
             return self
-        return msgspec.structs.replace(self, steps=tuple(sorted((*self.steps, step)))[-MAX_STEPS:])
+        steps = tuple(sorted((*self.steps, step)))[-MAX_STEPS:]
+        return msgspec.structs.replace(self, steps=_with_newest_contexts(steps) if step.context else steps)
+
+
+def _with_newest_contexts(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Steps without the contexts of the oldest, so that `MAX_CONTEXT` characters of contexts are left at most."""
+    sizes = list(accumulate(len(step.context) for step in reversed(steps)))  # of each step and all newer ones, newest first
+    n_old = sum(size > MAX_CONTEXT for size in sizes)
+    return (*(msgspec.structs.replace(step, context="") for step in steps[:n_old]), *steps[n_old:])
 
 
 class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
