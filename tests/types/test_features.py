@@ -14,7 +14,7 @@ from mbcal import Catalog, Feature
 from mbcal.errors import InputError, OptionError
 from mbcal.storage.catalog_io import catalog_table, parquet_table, table_catalog
 from mbcal.types import AnyFeature, NumberFeature, VectorFeature
-from mbcal.types.features import require_kind
+from mbcal.types.kinds import require_kind
 
 
 def features(rows: list[tuple[str | None, list[str], float | None, list[float] | None]]) -> dict[str, AnyFeature]:

@@ -108,6 +108,24 @@ def test_fields_survive_json() -> None:
     assert SessionFields.from_record(None) == SessionFields()
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        [{"name": "device", "kind": "category", "vocabulary": "tv"}],
+        [{"name": "device", "kind": "colour"}],
+        [{"kind": "number"}],
+        [{"name": "device", "kind": "number", "unheard": 1}],
+        ["device"],
+        7,
+    ],
+)
+def test_a_forged_record_is_refused(forged) -> None:
+    with pytest.raises(InputError, match="their record cannot be read"):
+        SessionFields.from_record({"user": forged, "context": []})
+    with pytest.raises(InputError, match="must name those of users and of steps"):
+        SessionFields.from_record({"user": []})
+
+
 @given(st.sampled_from(["phone", "tv", "fridge", None]), st.floats(-30, 30) | st.none(), st.booleans())
 def test_other_statistics_and_vocabularies_give_what_they_would_have_encoded(device, hour, as_tensor) -> None:
     other = Fields((Field("device", "category", ("radio", "tv")), Field("hour", "number", mean=10.0, deviation=3.0)))

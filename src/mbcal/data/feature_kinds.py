@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mbcal.data.sql import sql_identifier, sql_string
 from mbcal.errors import InputError, OptionError
 from mbcal.types import FeatureKind
-from mbcal.types.features import require_kind
+from mbcal.types.kinds import require_kind
 
 if TYPE_CHECKING:
     import duckdb

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mbcal.types import FIRST_ITEM_ROW, AnyFeature, Catalog, Feature, NumberFeature, VectorFeature
 from mbcal.types.feature_values import FeatureDeclaration
-from mbcal.types.features import default_vocabulary, require_kind
+from mbcal.types.features import default_vocabulary
+from mbcal.types.kinds import require_kind
 
 PREFIX = "feature:"
 """Before the name of a feature, in the names of columns."""

@@ -11,11 +11,11 @@ from mbcal.types.features import (
     UNKNOWN_ROW,
     AnyFeature,
     Feature,
-    FeatureKind,
     NumberFeature,
     VectorFeature,
 )
 from mbcal.types.fields import NO_FIELDS, Field, Fields, SessionFields
+from mbcal.types.kinds import FeatureKind
 from mbcal.types.names import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.session_base import History
 from mbcal.types.session_tensors import SessionTensors

@@ -13,7 +13,8 @@ from typing import Any
 
 from mbcal.errors import InputError, nearest
 from mbcal.types.catalog import Catalog
-from mbcal.types.features import AnyFeature, Feature, FeatureKind, NumberFeature, VectorFeature
+from mbcal.types.features import AnyFeature, Feature, NumberFeature, VectorFeature
+from mbcal.types.kinds import FeatureKind
 from mbcal.types.names import to_name
 
 ItemValues = dict[str, list[str] | float | list[float]]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.errors import InputError, OptionError, nearest
+from mbcal.errors import InputError
+from mbcal.types.kinds import FeatureKind
 
 MASK_ROW = 0
 """Row of the masking item a_M (and, in every category, of its masking value). Padding holds it too."""
@@ -21,18 +22,6 @@ UNKNOWN_ROW = 1
 """Row of the out-of-vocabulary item (and, in every category, of an unknown or missing value)."""
 FIRST_ITEM_ROW = 2
 """Row of the first real item. Special rows come before it, so that a growing catalogue never moves them."""
-
-FeatureKind = Literal["category", "number", "vector"]
-"""Kinds of features: one or several values of a vocabulary, a number, or a list of numbers of one length."""
-
-
-def require_kind(kind: str, feature: str) -> FeatureKind:
-    """Return a kind of feature; raises OptionError if there is none of that name."""
-    known = get_args(FeatureKind)
-    if kind not in known:
-        hint = nearest(kind, known)
-        raise OptionError(f"features: kind {kind!r} of {feature!r} is unknown; known are {', '.join(known)}.{hint}")
-    return kind  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,15 +20,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, OptionError, nearest
+from mbcal.types.kinds import FeatureKind, require_kind
 
-Kind = Literal["category", "number", "vector"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_VALUES = 10_000
 """Values of a category that get a code of their own: the most frequent ones."""
 MAX_DEVIATIONS = 10.0
@@ -51,7 +50,7 @@ class Field:
     """
 
     name: str
-    kind: Kind
+    kind: FeatureKind
     vocabulary: tuple[str, ...] = ()
     """Values of a category; the code of the k-th is k + 1."""
     mean: float = 0.0
@@ -62,11 +61,7 @@ class Field:
     """Numbers in a vector."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise OptionError(
-                f"field {self.name!r}: kind {self.kind!r} is unknown; known are {known}.{nearest(self.kind, KINDS)}"
-            )
+        require_kind(self.kind, self.name)
         if not self.name or (self.kind == "vector") != (1 <= self.length <= MAX_LENGTH):
             raise OptionError(
                 f"field {self.name!r}: a vector has 1 to {MAX_LENGTH} numbers, other kinds none, got {self.length}"
@@ -277,7 +272,7 @@ class Fields:
 
     def record(self) -> list[dict[str, Any]]:
         """Return the fields as JSON can hold them."""
-        keys: dict[Kind, tuple[str, ...]] = {
+        keys: dict[FeatureKind, tuple[str, ...]] = {
             "category": ("vocabulary",),
             "number": ("mean", "deviation"),
             "vector": ("length",),
@@ -286,9 +281,18 @@ class Fields:
 
     @classmethod
     def from_record(cls, record: Sequence[Mapping[str, Any]]) -> Self:
-        """Return what `record` wrote."""
-        entries = [dict(entry) for entry in record]
-        return cls(tuple(Field(**{**entry, "vocabulary": tuple(entry.get("vocabulary", ()))}) for entry in entries))
+        """Return what `record` wrote.
+
+        Raises:
+            InputError: If it is something else, as in a manifest that was edited.
+        """
+        try:
+            entries = [dict(entry) for entry in record]
+            if any(isinstance(entry.get("vocabulary"), str) for entry in entries):
+                raise TypeError("a vocabulary is a text")
+            return cls(tuple(Field(**{**entry, "vocabulary": tuple(entry.get("vocabulary", ()))}) for entry in entries))
+        except (AttributeError, KeyError, OptionError, TypeError, ValueError) as error:
+            raise InputError(f"fields: their record cannot be read ({str(error).splitlines()[0]})") from error
 
 
 def _recoded(columns: Any, target: Field, source: Field) -> Any:
@@ -334,9 +338,15 @@ class SessionFields:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Self:
-        """Return what `record` wrote; no fields for None."""
+        """Return what `record` wrote; no fields for None.
+
+        Raises:
+            InputError: If it is something else.
+        """
         if record is None:
             return cls()
+        if not isinstance(record, Mapping) or not {"user", "context"} <= record.keys():
+            raise InputError("fields: their record cannot be read; it must name those of users and of steps")
         return cls(Fields.from_record(record["user"]), Fields.from_record(record["context"]))
 
 
