@@ -13,7 +13,7 @@ from mbcal import Behaviours
 from mbcal.agents.mbcal import MBCAL, MBCALWithoutVarianceReduction
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet
-from mbcal.training.continuation import complete_sessions
+from mbcal.training.completion import complete_sessions
 from mbcal.training.labels import counterfactual_future_advantage, simulated_future_reward
 from mbcal.types import MASK_ROW, SessionTensors
 from tests.support.batches import LABELS, REWARDS, net, sessions

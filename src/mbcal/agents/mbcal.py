@@ -18,7 +18,7 @@ The discount gamma is chosen from data unless it is given (`gamma_choice`): in t
 whenever the log has doubled.
 
 Where users can leave (`Behaviours.terminal`), futures are weighted by survival in both branches (`labels`), and sessions
-that ended early are completed before they are labelled (`continuation`).
+that ended early are completed before they are labelled (`completion`).
 
 Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is the simulated future reward itself
 (`labels.simulated_future_reward`, Eq. future_reward).
@@ -52,7 +52,7 @@ from mbcal.metrics import mean_interval
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.continuation import complete_sessions
+from mbcal.training.completion import complete_sessions
 from mbcal.training.labels import counterfactual_future_advantages, mixed_advantage, simulated_future_reward
 from mbcal.types import SessionTensors
 
