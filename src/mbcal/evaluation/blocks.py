@@ -35,7 +35,7 @@ from mbcal.environments.rollout import CPU_BLOCK
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
 from mbcal.evaluation.diagnose import LabelArrays, advantage_and_residual
-from mbcal.evaluation.evaluator import EvaluationResult, evaluate
+from mbcal.evaluation.evaluator import ServedSummary, evaluate
 from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.intervals import Estimate
@@ -69,32 +69,6 @@ class SessionRange:
         """Number of sessions in the range."""
         available = _store(str(self.data.resolve())).n_sessions(self.part)
         return available if self.sessions is None else min(self.sessions, available)
-
-
-class ServedSummary(NamedTuple):
-    """What came of serving N sessions by a model."""
-
-    rewards: NDArray[np.float32]
-    """(N,) undiscounted reward of each session."""
-    times_shown: NDArray[np.int64]
-    """(rows,) how often each catalogue row was shown."""
-    steps: int
-    """Steps of all sessions."""
-    left: int | None
-    """Sessions that the user left; None if no behaviour is terminal."""
-
-    @classmethod
-    def of(cls, result: EvaluationResult) -> ServedSummary:
-        """Return the summary of a result."""
-        served = result.served
-        left = int(served.left.sum()) if served.behaviour_set.terminal else None
-        return cls(result.rewards, result.times_shown, int(served.length.sum()), left)
-
-    @property
-    def staying(self) -> tuple[float | None, float | None]:
-        """Mean steps of a session, and the share of sessions that the user left; None if no behaviour is terminal."""
-        count = len(self.rewards)
-        return (None, None) if self.left is None else (self.steps / count, self.left / count)
 
 
 class Block(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,32 @@ class EvaluationResult:
     def mean(self) -> Mean:
         """Mean reward per session, with an interval that is clustered by user."""
         return mean_interval(self.rewards, self.served.user)
+
+
+class ServedSummary(NamedTuple):
+    """What came of serving N sessions by a model, small enough to be sent between processes."""
+
+    rewards: NDArray[np.float32]
+    """(N,) undiscounted reward of each session."""
+    times_shown: NDArray[np.int64]
+    """(rows,) how often each catalogue row was shown."""
+    steps: int
+    """Steps of all sessions."""
+    left: int | None
+    """Sessions that the user left; None if no behaviour is terminal."""
+
+    @classmethod
+    def of(cls, result: EvaluationResult) -> Self:
+        """Return the summary of a result."""
+        served = result.served
+        left = int(served.left.sum()) if served.behaviour_set.terminal else None
+        return cls(result.rewards, result.times_shown, int(served.length.sum()), left)
+
+    @property
+    def staying(self) -> tuple[float | None, float | None]:
+        """Mean steps of a session, and the share of sessions that the user left; None if no behaviour is terminal."""
+        count = len(self.rewards)
+        return (None, None) if self.left is None else (self.steps / count, self.left / count)
 
 
 def session_rewards(served: Sessions | SessionTensors) -> NDArray[np.float32]:

@@ -21,10 +21,10 @@ from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.base import Environment
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
-from mbcal.evaluation.blocks import CHANCE, ServedSummary, SessionRange, evaluate_in_blocks
+from mbcal.evaluation.blocks import CHANCE, SessionRange, evaluate_in_blocks
 from mbcal.evaluation.comparison import ModelComparison, ModelResult, compare_rewards
 from mbcal.evaluation.coverage import coverage, times_logged
-from mbcal.evaluation.evaluator import evaluate, require_same_store
+from mbcal.evaluation.evaluator import ServedSummary, evaluate, require_same_store
 from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.evaluation.sampling import sample_test_sessions
 from mbcal.metrics import mean_interval

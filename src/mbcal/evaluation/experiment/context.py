@@ -14,7 +14,7 @@ from mbcal.config import from_dict, to_dict
 from mbcal.environments.base import Environment
 from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.errors import OptionError
-from mbcal.evaluation.evaluator import EvaluationResult
+from mbcal.evaluation.evaluator import EvaluationResult, ServedSummary
 from mbcal.evaluation.experiment.config import ExperimentConfig
 from mbcal.evaluation.experiment.overrides import apply_overrides
 from mbcal.metrics import Mean, coverage, gini
@@ -113,6 +113,7 @@ class CellResult(NamedTuple):
 def summarise(result: EvaluationResult) -> dict[str, float]:
     """Return the mean reward of a policy with its interval, and how its choices spread over items, as plain numbers."""
     served = result.served
+    length, left = ServedSummary.of(result).staying
     shown = served.items[served.mask]
     counts = np.bincount(shown, minlength=served.catalog.n_rows)[FIRST_ITEM_ROW:]
     return {
@@ -120,15 +121,8 @@ def summarise(result: EvaluationResult) -> dict[str, float]:
         "coverage": coverage(shown, len(served.catalog)),
         "gini": gini(counts),
         **_variety(served),
-        **staying(served),
+        **({} if length is None or left is None else {"length": length, "left": left}),
     }
-
-
-def staying(served: Sessions) -> dict[str, float]:
-    """Return the mean `length` of sessions and the share whose user `left`; nothing if no behaviour is terminal."""
-    if not served.behaviour_set.terminal:
-        return {}
-    return {"length": float(served.length.mean()), "left": float(served.left.mean())}
 
 
 def mean_record(mean: Mean) -> dict[str, float]:
