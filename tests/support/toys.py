@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mbcal import Behaviours, Catalog, Sessions
@@ -59,17 +60,12 @@ class DelayedPrize:
         return torch.where(mask, yes, no)
 
 
-def starts(count: int, seed: int = 0) -> Sessions:
-    """Sessions to serve: 2 keys, 6 sweets and 4 plains to choose from, no history, every user once."""
-    draw = np.random.default_rng(seed)
-    offered = [
-        np.stack([low + draw.permutation(size)[:take] for _ in range(count)])
-        for low, size, take in ((0, KEYS, 2), (KEYS, SWEETS, 6), (KEYS + SWEETS, PLAINS, 4))
-    ]
-    candidates = (np.sort(np.concatenate(offered, 1), 1) + FIRST_ITEM_ROW).astype(np.int32)
+def _begun(catalog: Catalog, behaviours: Behaviours, candidates: NDArray[np.int32]) -> Sessions:
+    """Sessions to serve, of `STEPS` steps, with candidates (N, C): no history, every user once."""
+    count = len(candidates)
     return Sessions(
-        CATALOG,
-        BEHAVIOURS,
+        catalog,
+        behaviours,
         items=candidates[:, :STEPS].copy(),
         behaviours=np.zeros((count, STEPS), np.uint8),
         length=np.full(count, STEPS, np.int32),
@@ -79,6 +75,17 @@ def starts(count: int, seed: int = 0) -> Sessions:
         history_length=np.zeros(count, np.int32),
         candidates=candidates,
     )
+
+
+def starts(count: int, seed: int = 0) -> Sessions:
+    """Sessions to serve: 2 keys, 6 sweets and 4 plains to choose from, no history, every user once."""
+    draw = np.random.default_rng(seed)
+    offered = [
+        np.stack([low + draw.permutation(size)[:take] for _ in range(count)])
+        for low, size, take in ((0, KEYS, 2), (KEYS, SWEETS, 6), (KEYS + SWEETS, PLAINS, 4))
+    ]
+    candidates = (np.sort(np.concatenate(offered, 1), 1) + FIRST_ITEM_ROW).astype(np.int32)
+    return _begun(CATALOG, BEHAVIOURS, candidates)
 
 
 def logged(count: int, seed: int = 0, noise: bool = False) -> Sessions:
@@ -185,16 +192,5 @@ def hooked_log(count: int, seed: int = 0) -> Sessions:
     hooks = draw.integers(HOOKS, size=(count, 1))
     honest = HOOKS + np.stack([draw.permutation(HONEST)[:7] for _ in range(count)])
     candidates = (np.sort(np.concatenate([hooks, honest], 1), 1) + FIRST_ITEM_ROW).astype(np.int32)
-    begun = Sessions(
-        HOOKED,
-        LEAVING,
-        items=candidates[:, :STEPS].copy(),
-        behaviours=np.zeros((count, STEPS), np.uint8),
-        length=np.full(count, STEPS, np.int32),
-        user=np.arange(count, dtype=np.int32),
-        history_items=np.zeros((count, 0), np.int32),
-        history_behaviours=np.zeros((count, 0), np.uint8),
-        history_length=np.zeros(count, np.int32),
-        candidates=candidates,
-    )
+    begun = _begun(HOOKED, LEAVING, candidates)
     return rollout(RandomScorer(seed), Hooks(), begun, epsilon=1.0, seed=seed)
