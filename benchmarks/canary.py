@@ -36,7 +36,7 @@ REWARDS: dict[str, Draw] = {
 }
 """Rewards of sessions: normal, lognormal, 2% purchases, and 80% zeros with a tail that has no third moment."""
 MOST = {"plain": 50.0, "skewed": 50.0, "rare": 3.0, "zeros, heavy tail": 200.0}
-"""Largest reward of a session that the comparison is told of."""
+"""Largest possible reward of a session, which the comparison is given."""
 
 
 @dataclass(frozen=True)

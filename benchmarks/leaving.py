@@ -79,7 +79,7 @@ def label_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) 
     return lambda: MBCAL.labels(net, rewards, batch, (0.95,))
 
 
-def rollout_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) -> Callable[[], object]:  # noqa: ARG001
+def rollout_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) -> Callable[[], object]:  # noqa: ARG001 - called like `label_work`
     """Serve the users by a random policy, in the network as an environment."""
     environment = ModelEnvironment(net, batch.catalog, batch.behaviour_set)
     return lambda: rollout(RandomScorer(0), environment, batch, seed=1)

@@ -105,7 +105,7 @@ async def post(app: App, body: bytes) -> int:
         if message["type"] == "http.response.start":
             statuses.append(message["status"])
 
-    await app(scope, receive, send)  # type: ignore[arg-type]
+    await app(scope, receive, send)  # type: ignore[arg-type]  # plain dicts for the typed ones of ASGI
     return statuses[0]
 
 

@@ -59,9 +59,9 @@ def test_it_ranks_as_the_library_does(name: str, in_c: bool, monkeypatch: pytest
     plain = fitted_agent.rank(HISTORY, candidates, SHOWN)
     for shown, contexts in ((SHOWN, SHOWN_CONTEXT), (SHOWN[:1], SHOWN_CONTEXT[:1]), ([], ())):
         wanted = fitted_agent.rank(HISTORY, candidates, shown, context=CONTEXT, user_features=USER, shown_context=contexts)
-        told = given._replace(shown_context=tuple(map(as_text, contexts)))
+        with_contexts = given._replace(shown_context=tuple(map(as_text, contexts)))
         for session in (None, "s"):
-            found = ranker.rank(HISTORY, candidates, shown, **options(len(candidates)), session=session, given=told)
+            found = ranker.rank(HISTORY, candidates, shown, **options(len(candidates)), session=session, given=with_contexts)
             assert [entry.score for entry in found] == pytest.approx([entry.score for entry in wanted], abs=1e-5)
         assert {entry.item: entry.score for entry in wanted} != {entry.item: entry.score for entry in plain}
     # after requests in context one without is as before

@@ -96,7 +96,7 @@ def main() -> None:
         signal.signal(number, stop)
     try:
         app()
-    except BrokenPipeError:  # whoever read our output has stopped reading, as `head` does
+    except BrokenPipeError:  # the reader of the output has stopped reading, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (Exception, SystemExit) as error:

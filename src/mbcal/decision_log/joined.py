@@ -35,7 +35,7 @@ class JoinCounts:
     lost: list[str] = field(default_factory=list)
     """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
     new_items: int = 0
-    """Items that the log added to the catalogue (`new_items.extend_by_log`). Whoever extends it fills it in."""
+    """Items that the log added to the catalogue (`new_items.extend_by_log`). The caller of that fills it in."""
 
 
 class StepOrigin(NamedTuple):

@@ -13,7 +13,7 @@ from mbcal.types.feature_values import catalog_of_values, declarations
 def extend_by_log(catalog: Catalog, records: Iterable[Record]) -> Catalog:
     """Return the catalogue with the log's new items appended: those that got feedback, or were shown in a session.
 
-    Candidates that nobody met stay unknown. Features are those that the latest request gave to an item.
+    Candidates that no user met stay unknown. Features are those that the latest request gave to an item.
 
     Args:
         catalog: The items that are known.

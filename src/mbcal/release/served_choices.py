@@ -142,6 +142,6 @@ def _order(ranker: Ranker, decision: Decision, candidates: Sequence[str], k: int
     if features := decision.features:
         items = [CandidateItem(name, features[name]) if name in features else name for name in candidates]
         listed = ranker.reader.read(items, 1, len(items))
-    told = GivenFields(as_text(decision.context), as_text(decision.user_features), tuple(decision.shown_context))
-    ranked = ranker.rank(decision.history, listed, decision.shown, k=k, epsilon=0.0, uniform=uniform, given=told)
+    given = GivenFields(as_text(decision.context), as_text(decision.user_features), tuple(decision.shown_context))
+    ranked = ranker.rank(decision.history, listed, decision.shown, k=k, epsilon=0.0, uniform=uniform, given=given)
     return [entry.item for entry in ranked]

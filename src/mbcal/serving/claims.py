@@ -2,7 +2,7 @@
 
 ::
 
-    claim ──▶ nobody has it: this process makes the answer, and remembers it
+    claim ──▶ no process has it: this one makes the answer, and remembers it
           ├─▶ it was answered: that answer
           └─▶ another process is at it: ask again, for a while
 """

@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 class Notice(msgspec.Struct, array_like=True):
-    """What an operator has told one worker and all must know."""
+    """What an operator has set at one worker, for all of them."""
 
     epsilon: float | None = None
     """The new exploration rate; None if it stays."""
@@ -192,7 +192,7 @@ class HubStore:
         self._reading: asyncio.Task[None] | None = None
         self.available = True
         self.on_notice: Callable[[Notice], None] = lambda _: None
-        """Called with what an operator has told any of the workers."""
+        """Called with what an operator has set at any of the workers."""
 
     async def get(self, name: str) -> Session | None:
         return _decode_known(await self._call("get", name, None))

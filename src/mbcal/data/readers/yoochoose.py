@@ -5,8 +5,8 @@
     yoochoose-clicks.dat   session,time,item,category
     yoochoose-buys.dat     session,time,item,price,quantity
 
-Every event is a step, with the behaviour `click` or `buy`. Nobody is recognised from one session to the next, so each
-session is a user.
+Every event is a step, with the behaviour `click` or `buy`. Users are not recognised from one session to the next, so
+each session is a user.
 """
 
 from __future__ import annotations
