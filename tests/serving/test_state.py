@@ -54,7 +54,8 @@ def test_contexts_of_a_session_are_bounded_whatever_order_they_arrive_in(monkeyp
         session = BEGIN
         for step in order:
             session = session.after(step)
-        assert session.shown_context == ("", "", "", "xxxx", "xxxxx")  # 9 of 10 characters, the newest
+        assert session.shown_context[-2:] == ("xxxx", "xxxxx")  # 9 of 10 characters, the newest
+        assert sum(map(len, session.shown_context)) <= 10
     large = BEGIN.after(Step(1, 0, "d", "item", "click", context="x" * 11))
     assert (large.shown, large.shown_context) == ((("item", "click"),), ())
 

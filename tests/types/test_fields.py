@@ -85,7 +85,7 @@ def test_wrong_values_are_one_sentence(values, message) -> None:
 
 
 def test_wrong_declarations() -> None:
-    with pytest.raises(OptionError, match="field 'x': kind 'text' is unknown; known are category, number, vector"):
+    with pytest.raises(OptionError, match="kind 'text' of 'x' is unknown; known are category, number, vector"):
         Field("x", "text")
     with pytest.raises(OptionError, match="a vector has 1 to 4096 numbers"):
         Field("x", "vector")
