@@ -4,8 +4,10 @@
     python benchmarks/serve.py --overload 12000    then so many per second: how soon are they refused, when does it recover
     python benchmarks/serve.py --swaps 1000        then memory while two versions alternate
     python benchmarks/serve.py --kills 20          then kill -9 of the server under load: is an acknowledged decision lost
-    python benchmarks/serve.py --context           in turns with requests that carry context and user features, to a model
-                                                   that reads them: a category and two numbers, of which one never repeats
+    python benchmarks/serve.py --context           in turns with a model that reads context, user features and features of
+                                                   items, asked without any, with context (a category and two numbers, of
+                                                   which one never repeats), and with two unknown items besides, each sent
+                                                   for the first time, with a category, a number and a vector of 64
 
 Server and echo servers are processes on the first core; the load generator has the others. A request has 200 candidates,
 of a session the server remembers; answers hold ten items. Decisions are fsynced before they are answered. Both echo
@@ -18,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -34,6 +35,7 @@ from typing import Any
 import numpy as np
 import psutil
 import uvloop
+from serve_requests import RUN, model, published, requests
 
 from mbcal.decision_log.reader import read_log
 
@@ -65,45 +67,9 @@ class Server(uvicorn.Server):
         print("http://127.0.0.1:%d" % self.servers[0].sockets[0].getsockname()[1], file=sys.stderr, flush=True)
 Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on")).run()
 """
-RUN = [sys.executable, "-m", "mbcal"]
 CORES = psutil.Process().cpu_affinity()
-
-
-def described(sessions: Any) -> Any:
-    """Sessions with random fields of users and steps."""
-    from mbcal.types import Field, Fields, SessionFields
-
-    draw = np.random.default_rng(0)
-    device, country = (
-        Field("device", "category", ("phone", "tablet", "tv", "web")),
-        Field("country", "category", ("at", "de")),
-    )
-    context = Fields(
-        (device, Field("hour", "number", mean=12, deviation=7), Field("battery", "number", mean=50, deviation=29))
-    )
-    steps = np.ones((*sessions.items.shape, context.width), np.float32)
-    steps[..., context.columns["device"]] = draw.integers(1, 5, steps[..., :1].shape)
-    for name in ("hour", "battery"):
-        steps[..., context.columns[name].start] = draw.normal(size=steps.shape[:2])
-    return dataclasses.replace(
-        sessions,
-        context=steps * sessions.mask[..., None],
-        user_features=draw.integers(1, 3, (len(sessions), 1)).astype(np.float32),
-        fields=SessionFields(Fields((country,)), context),
-    )
-
-
-def model(folder: Path, seed: int, context: bool = False) -> tuple[Path, list[str], list[str]]:
-    """Fit a small MBCAL agent on the generated newsfeed; return its folder, items and behaviours."""
-    import mbcal
-
-    if not (folder / "feed").exists():
-        mbcal.prepare_newsfeed(folder / "feed", mbcal.NewsfeedConfig(2_000, 2_000))
-    store = mbcal.Store.open(folder / "feed")
-    sessions = described(store.sessions("train")) if context else store.sessions("train")
-    agent = mbcal.MBCAL(mbcal.MBCALConfig(training=mbcal.TrainingConfig(epochs=1), seed=seed), "cpu").fit(sessions)
-    path = agent.save(folder / f"model-{seed}{'-in-context' * context}")
-    return path, list(store.catalog.items), list(agent.domain.behaviours.names)
+READERS = {"model with fields": (False, 0), "in context": (True, 0), "in context, two unknown items": (True, 2)}
+"""Requests to a model that reads context and features -> whether they have context, and their unknown items."""
 
 
 def started(command: list[str]) -> tuple[subprocess.Popen[str], int]:
@@ -116,26 +82,6 @@ def started(command: list[str]) -> tuple[subprocess.Popen[str], int]:
             threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block the server
             return process, int(line.rsplit(":", 1)[1].strip(' "}\n'))
     raise RuntimeError(f"{command[0]} did not start")
-
-
-def requests(items: list[str], labels: list[str], sessions: int, context: bool = False) -> list[bytes]:
-    """HTTP requests to rank 200 candidates, one per session; with context and user features if asked for."""
-    draw = np.random.default_rng(0)
-    messages = []
-    for number in range(10 * sessions if context else sessions):  # more contexts than the server caches
-        picked = draw.choice(len(items), 220, replace=False)
-        history = [[items[row], labels[int(draw.integers(len(labels)))]] for row in picked[:20]]
-        candidates = [items[row] for row in picked[20:]]
-        body = {"history": history, "candidates": candidates, "k": 10, "session": f"s{number % sessions}"}
-        if context:
-            device = ("phone", "tablet", "tv", "web")[number % 4]
-            body["context"] = {"device": device, "hour": number % 24, "battery": round(100 * draw.random(), 3)}
-            body["user_features"] = {"country": ("at", "de")[number % 2]}
-        content = json.dumps(body).encode()
-        head = "POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        head += f"content-length: {len(content)}\r\n\r\n"
-        messages.append(head.encode() + content)
-    return messages
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -245,25 +191,19 @@ def overload(port: int, messages: list[bytes], rate: float, seconds: float) -> N
     print(f"then p99 {high:.1f} ms after {time.perf_counter() - ended:.2f} s, of which 0.25 s are the measurement")
 
 
-def published(folder: Path, context: bool = False) -> tuple[list[str], list[bytes]]:
-    """Publish a version; return the registry as command-line options, and requests for it."""
-    path, items, labels = model(folder, 0, context)
-    where = ["--registry", str(folder / f"registry{'-in-context' * context}")]
-    subprocess.run([*RUN, "registry", "publish", str(path), *where], check=True, stdout=subprocess.DEVNULL)
-    return where, requests(items, labels, 400, context)
-
-
 def measured(options: argparse.Namespace, folder: Path) -> None:
     """Measure everything the options ask for."""
-    where, messages = published(folder)
+    where, items, labels = published(folder)
+    messages = requests(items, labels, 400)
     serve, port = started([*RUN, "serve", *where, "--log", str(folder / "log"), "--port", "0"])
     _, size = run(closed_loop(port, messages, 2.0, options.connections))  # every session is remembered now
     running, bodies = {"mbcal": (serve, port)}, {"mbcal": messages}
     if options.context:
-        other, bodies["mbcal in context"] = published(folder, context=True)
-        command = [*RUN, "serve", *other, "--log", str(folder / "log-in-context"), "--port", "0"]
-        running["mbcal in context"] = started(command)
-        run(closed_loop(running["mbcal in context"][1], bodies["mbcal in context"], 2.0, options.connections))
+        other, items, labels = published(folder, context=True)
+        reader = started([*RUN, "serve", *other, "--log", str(folder / "log-in-context"), "--port", "0"])
+        for name, given in READERS.items():
+            running[name], bodies[name] = reader, requests(items, labels, 400, *given)
+            run(closed_loop(reader[1], bodies[name], 2.0, options.connections))
     for name in ("bare", "decoding"):
         running[f"{name} echo"] = started([sys.executable, "-c", ECHO, str(size), name])
     try:
@@ -278,8 +218,8 @@ def measured(options: argparse.Namespace, folder: Path) -> None:
                 costs[name].append((sum(watched.cpu_times()[:2]) - before) / (rate * options.seconds) * 1e6)
         for name in rates:
             share = f", mbcal at {max(rates['mbcal']) / max(rates[name]):.2f} of it" if name != "mbcal" else ""
-            if name == "mbcal in context":
-                share = f", {min(costs[name]) / min(costs['mbcal']):.2f} times the CPU of requests without"
+            if name in READERS:
+                share = f", {min(costs[name]) / min(costs[next(iter(READERS))]):.2f} times the CPU of requests without"
             print(f"{name}: {max(rates[name]):,.0f} requests/s, {min(costs[name]):.0f} µs CPU each{share}")
         tries = [run(open_loop(port, messages, options.rate, options.seconds, 64)) for _ in range(options.repeats)]
         low, high, count = min(tries, key=lambda attempt: attempt[1])

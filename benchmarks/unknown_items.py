@@ -1,17 +1,19 @@
-"""CPU of a request with two unknown items, each with a vector of 64 numbers, against one with names alone.
+"""CPU of a request with context and two unknown items, each with a vector of 64 numbers, against the same without.
 
     python benchmarks/unknown_items.py
 
 The application runs in this process without sockets, so that what is compared is what the service does: reading the request,
-ranking, writing the decision log. Both kinds of requests are sent in turns; the table has medians of CPU time over turns. A
-request has 200 candidates of a catalogue of 20,000 items, of a session that the service remembers; the model reads a
-category, a number and the vector. The same new items are sent in every turn, as clients do until an update has learned them.
+ranking, writing the decision log. All kinds of requests are sent in turns, to one model; the table has medians of CPU time
+over turns. A request has 200 candidates of a catalogue of 20,000 items, of a session that the service remembers; the model
+reads a category, a number and the vector of items, and two fields of steps. Items sent again are the same in every turn, as
+clients send them until an update has learned them; items sent for the first time differ in every request of every turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import tempfile
 import time
@@ -26,9 +28,18 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
-from mbcal.types import FIRST_ITEM_ROW, NumberFeature, VectorFeature
+from mbcal.types import FIRST_ITEM_ROW, Field, Fields, NumberFeature, SessionFields, VectorFeature
 
 ITEMS, CANDIDATES, LENGTH = 20_000, 200, 64
+KINDS = {
+    "names alone": (False, 0, False),
+    "context": (True, 0, False),
+    "two unknown items, sent again": (False, 2, False),
+    "two unknown items, first time": (False, 2, True),
+    "context and two, sent again": (True, 2, False),
+    "context and two, first time": (True, 2, True),
+}
+"""Kind of request -> whether it has context, its unknown items, whether these are new in every turn."""
 
 
 def make_model(folder: Path) -> Registry:
@@ -42,6 +53,9 @@ def make_model(folder: Path) -> Registry:
     }
     catalog = Catalog(tuple(f"article-{k:06d}" for k in range(ITEMS)), features)
     count, horizon, history = 400, 10, 20
+    context = Fields((Field("device", "category", ("phone", "tv", "web")), Field("hour", "number", mean=12, deviation=7)))
+    steps = np.ones((count, horizon, context.width), np.float32)
+    steps[..., context.columns["hour"].start] = draw.normal(size=(count, horizon))
     sessions = Sessions(
         catalog,
         Behaviours(("skip", "click", "like"), (0.0, 1.0, 5.0)),
@@ -52,6 +66,8 @@ def make_model(folder: Path) -> Registry:
         history_items=draw.integers(FIRST_ITEM_ROW, catalog.n_rows, (count, history)).astype(np.int32),
         history_behaviours=draw.integers(0, 3, (count, history)).astype(np.uint8),
         history_length=np.full(count, history, np.int32),
+        context=steps,
+        fields=SessionFields(Fields(), context),
     )
     agent = MBCAL(features=tuple(features), epochs=1, gamma=0.9, device="cpu").fit(sessions)
     registry = Registry(folder / "registry")
@@ -59,15 +75,16 @@ def make_model(folder: Path) -> Registry:
     return registry
 
 
-def make_bodies(count: int, unknown: int) -> list[bytes]:
+def make_bodies(kind: str, count: int, turn: int) -> list[bytes]:
     """Requests of sessions of their own; the first candidates are unknown items with features."""
-    draw = np.random.default_rng(unknown)
+    in_context, unknown, is_first = KINDS[kind]
+    draw = np.random.default_rng(turn if is_first else 0)
     bodies = []
     for number in range(count):
         names = [f"article-{k:06d}" for k in draw.permutation(ITEMS)[: CANDIDATES - unknown]]
         new = [
             {
-                "item": f"new-{number}-{k}",
+                "item": f"new-{turn if is_first else 0}-{number}-{k}",
                 "features": {
                     "category": "category 3",
                     "words": 310,
@@ -76,8 +93,10 @@ def make_bodies(count: int, unknown: int) -> list[bytes]:
             }
             for k in range(unknown)
         ]
-        history = [[f"article-{k:06d}", "click"] for k in draw.integers(0, ITEMS, 20)]
-        request = {"history": history, "candidates": [*new, *names], "k": 10, "session": f"{unknown}-{number}"}
+        history = [[f"article-{k:06d}", "click"] for k in range(20)]
+        request = {"history": history, "candidates": [*new, *names], "k": 10, "session": f"{kind}-{number}"}
+        if in_context:
+            request["context"] = {"device": ("phone", "tv", "web")[number % 3], "hour": round(24 * draw.random(), 2)}
         bodies.append(json.dumps(request).encode())
     return bodies
 
@@ -109,16 +128,17 @@ async def post(app: App, body: bytes) -> int:
     return statuses[0]
 
 
-async def measure(registry: Registry, folder: Path, turns: int, requests: int) -> dict[int, list[float]]:
-    """CPU microseconds per request of every turn, by the number of unknown items."""
+async def measure(registry: Registry, folder: Path, turns: int, requests: int) -> dict[str, list[float]]:
+    """CPU microseconds per request of every turn, by kind of request."""
     service = Service(registry, MemoryStore(), DecisionLog(folder / "log"), epsilon=0.1)
     await service.refresh_version()
     assert service.ranker is not None
-    app, found = App(service), dict[int, list[float]]({0: [], 2: []})
-    bodies = {unknown: make_bodies(requests, unknown) for unknown in found}
+    gc.freeze()  # as `serving.run` does
+    gc.set_threshold(20_000)
+    app, found = App(service), {kind: list[float]() for kind in KINDS}
     for turn in range(turns + 1):
-        for unknown, times in found.items():
-            batch = bodies[unknown]
+        for kind, times in found.items():
+            batch = make_bodies(kind, requests, turn)
             began = time.process_time()
             for start in range(0, requests, 32):  # as concurrent as requests are, so that they share an fsync
                 statuses = await asyncio.gather(*(post(app, body) for body in batch[start : start + 32]))
@@ -131,6 +151,7 @@ async def measure(registry: Registry, folder: Path, turns: int, requests: int) -
 
 
 def main() -> None:
+    """Parse the options, measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--requests", type=int, default=96)
@@ -138,9 +159,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         registry = make_model(Path(folder))
         found = asyncio.run(measure(registry, Path(folder), options.turns, options.requests))
-    plain, unknown = (float(np.median(found[count])) for count in (0, 2))
-    print(f"names alone           {plain:7.0f} us of CPU per request")
-    print(f"two unknown items     {unknown:7.0f} us of CPU per request, {unknown / plain:.2f} times")
+    plain = float(np.median(found["names alone"]))
+    for kind, times in found.items():
+        print(f"{kind:32} {np.median(times):6.0f} us of CPU per request, {np.median(times) / plain:.2f} times")
 
 
 if __name__ == "__main__":

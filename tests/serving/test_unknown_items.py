@@ -239,7 +239,7 @@ def test_the_c_parser_and_python_read_the_same(candidates: list[Any], compact: b
                 (
                     read.at(range(len(read.rows))),
                     read.rows.tolist(),
-                    {k: item.values for k, item in read.features.items()},
+                    {k: msgspec.msgpack.decode(item.packed) for k, item in read.features.items()},
                     read.packed(),
                 )
             )

@@ -6,8 +6,12 @@ few rows to multiply with, and what the context of a step adds to the gates is c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mbcal.scoring.backend import Array, as_index
 from mbcal.types import NO_FIELDS, SessionFields, Sessions, SessionTensors
@@ -31,6 +35,32 @@ class FieldTables:
         if n_codes:
             total = total + self.codes[as_index(rows[..., :n_codes]) + self.offsets].sum(-2)
         return total
+
+
+class JointFieldTables:
+    """The effect of one encoded row on several terms, side by side: one product for all, since requests wait for it.
+
+    Args:
+        tables: Of the terms, as numpy arrays; all read the same fields.
+    """
+
+    def __init__(self, tables: Sequence[FieldTables]) -> None:
+        ends = np.cumsum([table.floats.shape[1] for table in tables]).tolist()
+        self.slices = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        """Columns of each term."""
+        if tables:
+            self._codes: NDArray[np.float32] = np.concatenate([table.codes for table in tables], 1)
+            self._floats: NDArray[np.float32] = np.concatenate([table.floats for table in tables], 1)
+            self._offsets: list[int] = tables[0].offsets.tolist()
+
+    def effect(self, row: Sequence[float]) -> tuple[NDArray[np.float32], ...]:
+        """The effect of an encoded row of W numbers, (1, G) per term; equal to `FieldTables.effect` up to rounding."""
+        if not self.slices:
+            return ()
+        total = np.array(row[len(self._offsets) :], np.float32) @ self._floats
+        for code, offset in zip(row, self._offsets, strict=False):
+            total += self._codes[int(code) + offset]
+        return tuple([total[None, columns] for columns in self.slices])
 
 
 class FieldReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,10 @@ from mbcal.types.feature_values import ItemValues
 class UnknownItem:
     """An item that the model has not met, as a request described it."""
 
-    values: ItemValues
+    values: ItemValues | None
+    """None once the row is known: many items are remembered, and a row takes less memory."""
+    packed: bytes
+    """The values as MessagePack, for the decision log."""
     row: NDArray[np.float32] | None = None
     """(sum of 3H,) its row of the tables of all terms, side by side; None until it is needed. Belongs to one version."""
 
@@ -107,11 +111,17 @@ class UnknownItems:
             raise InputError(f"candidates: {len(items)} unknown items have features, at most {SPARE_ROWS} may; send fewer")
         new = [item for item in items if item.row is None]
         if new:
-            for item, row in zip(new, self.projection.rows([item.values for item in new]), strict=True):
-                item.row = row
-        begin, tables = 0, [term.tables.cell.items for term in self.scorer.terms.values()]
-        for table in tables:
-            end = begin + table.shape[1]
-            for number, item in enumerate(items, self.first_row):
-                table[number] = item.row[begin:end]  # type: ignore[index]  # computed above
-            begin = end
+            rows = self.projection.rows([item.values or {} for item in new])
+            for item, row in zip(new, rows, strict=True):
+                item.row, item.values = row, None
+        if len(new) < len(items):
+            rows = np.array([item.row for item in items])
+        for spare, columns in self._spare:
+            spare[: len(items)] = rows[:, columns]
+
+    @cached_property
+    def _spare(self) -> list[tuple[NDArray[np.float32], slice]]:
+        """Per term its spare rows (SPARE_ROWS, 3H), and its columns in a row of all terms."""
+        tables = [term.tables.cell.items for term in self.scorer.terms.values()]
+        ends = np.cumsum([table.shape[1] for table in tables]).tolist()
+        return [(table[self.first_row :], slice(end - table.shape[1], end)) for table, end in zip(tables, ends, strict=True)]

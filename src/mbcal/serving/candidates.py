@@ -19,17 +19,17 @@ from mbcal.errors import InputError
 from mbcal.kernels.native.names import NameFinder, name_finder
 from mbcal.scoring.unknown_items import UnknownItem
 from mbcal.serving.bounded import BoundedDict
+from mbcal.serving.item_decoder import ItemDecoder
 from mbcal.serving.messages import CandidateItem, RankRequest
 from mbcal.types import UNKNOWN_ROW, Catalog, Name, to_name, to_names
-from mbcal.types.feature_values import FeatureDeclaration, read_values
+from mbcal.types.feature_values import FeatureDeclaration, ItemValues, read_values
 
 OBJECT_BYTES = 16 << 20
 """Bytes of candidates with features that are remembered, since the same new items are asked for again and again."""
-OBJECT_COST = 8
+OBJECT_COST = 3
 """Estimated bytes in memory for each byte of their JSON, and of a thousand more."""
 
 _decoder = msgspec.json.Decoder(RankRequest)
-_item_decoder = msgspec.json.Decoder(CandidateItem)
 _to_json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -43,15 +43,13 @@ class NameList:
         Args:
             names: The candidates.
             catalog: The version's catalogue.
-            features: Position -> the features that the request gave; those of known items are left out.
+            features: Position -> the features that the request gave; those of known items are not used.
         """
         self._names, self.rows = names, catalog.rows_of(names)
         self.features: dict[int, UnknownItem] = {}
         """Position -> features, of unknown items only."""
         if features:
-            self.features = {
-                position: item for position, item in features.items() if self.rows[position] == UNKNOWN_ROW and item.values
-            }
+            self.features = {position: item for position, item in features.items() if self.rows[position] == UNKNOWN_ROW}
 
     def at(self, positions: Iterable[int]) -> list[str]:
         """Return the names at these positions."""
@@ -66,9 +64,9 @@ class NameList:
         names = b"".join(map(_pack, self._names))
         return names + _pack(self.logged_features()) if self.features else names
 
-    def logged_features(self) -> dict[str, dict[str, Any]]:
+    def logged_features(self) -> dict[str, Any]:
         """Return the features of unknown items by name, in the form the decision log encodes."""
-        return {self._names[position]: item.values for position, item in self.features.items()}
+        return {self._names[position]: msgspec.Raw(item.packed) for position, item in self.features.items()}
 
 
 class JsonNames:
@@ -103,14 +101,17 @@ class JsonNames:
         names = self._finder.packed()[3:]  # without the length of the list
         return names + _pack(self.logged_features()) if self.features else names
 
-    def logged_features(self) -> dict[str, dict[str, Any]]:
+    def logged_features(self) -> dict[str, Any]:
         """Return the features of unknown items by name, in the form the decision log encodes."""
         if not self.features:
             return {}
-        return {name: item.values for name, item in zip(self.at(self.features), self.features.values(), strict=True)}
+        items = zip(self.at(self.features), self.features.values(), strict=True)
+        return {name: msgspec.Raw(item.packed) for name, item in items}
 
 
 Candidates = NameList | JsonNames
+_Objects = list[tuple[int, UnknownItem | None]]
+"""Where items with features begin in a list of names, and the features."""
 
 
 class CandidateReader:
@@ -130,7 +131,8 @@ class CandidateReader:
             declared: Item features that requests may give.
         """
         self._catalog, self._rows, self._declared = catalog, rows, declared
-        self._objects: BoundedDict[bytes, tuple[bytes, UnknownItem]] = BoundedDict(OBJECT_BYTES)
+        self._item_decoder = ItemDecoder(declared)
+        self._objects: BoundedDict[bytes, tuple[bytes, UnknownItem | None]] = BoundedDict(OBJECT_BYTES)
         self._finder = None if rows is None else name_finder(catalog.items, rows)
 
     def read(self, candidates: msgspec.Raw | Sequence[Name | CandidateItem], k: int, most: int) -> Candidates:
@@ -161,15 +163,16 @@ class CandidateReader:
             # decoded as part of a request, so that errors name the field
             candidates = _decoder.decode(b'{"candidates":' + json + b"}").candidates
         features = {
-            position: UnknownItem(read_values(candidate.features, self._declared))
+            position: unknown_item(read_values(candidate.features, self._declared))
             for position, candidate in enumerate(candidates)
             if type(candidate) is CandidateItem
         }
         names = _item_names(candidates) if features else to_names(candidates)  # type: ignore[arg-type]  # names alone
         require_rankable(names, k, most)
-        return NameList(names, self._catalog, features)
+        described = {position: item for position, item in features.items() if item is not None}
+        return NameList(names, self._catalog, described)
 
-    def _features_at(self, objects: Sequence[tuple[int, UnknownItem]], rows: NDArray[np.int32]) -> dict[int, UnknownItem]:
+    def _features_at(self, objects: _Objects, rows: NDArray[np.int32]) -> dict[int, UnknownItem]:
         """Position -> features of unknown items, given where in the JSON found last each item with features begins."""
         if not objects or self._finder is None:
             return {}
@@ -177,10 +180,10 @@ class CandidateReader:
         return {
             position: item
             for position, (_, item) in zip(positions, objects, strict=True)
-            if item.values and rows[position] == UNKNOWN_ROW
+            if item is not None and rows[position] == UNKNOWN_ROW
         }
 
-    def _split_objects(self, json: bytes) -> tuple[bytes, list[tuple[int, UnknownItem]]]:
+    def _split_objects(self, json: bytes) -> tuple[bytes, _Objects]:
         """Replace items with features by their names, so that the C parser can read the list.
 
         An object has at most two opening braces, its own and that of its features, and ends with as many closing ones. If
@@ -190,7 +193,7 @@ class CandidateReader:
             The list of names, and where in it each of these items begins.
         """
         parts: list[bytes] = []
-        objects: list[tuple[int, UnknownItem]] = []
+        objects: _Objects = []
         done, length, begin = 0, 0, json.find(b"{")
         while begin >= 0:
             end = json.find(b"}", begin) + 1
@@ -207,17 +210,22 @@ class CandidateReader:
             done, begin = end, json.find(b"{", end)
         return b"".join([*parts, json[done:]]), objects
 
-    def _object(self, json: bytes) -> tuple[bytes, UnknownItem] | None:
+    def _object(self, json: bytes) -> tuple[bytes, UnknownItem | None] | None:
         """The name, as JSON, and the features of one candidate; None if this is not one. Recent ones are remembered."""
         found = self._objects.get(json)
         if found is None:
             try:
-                candidate = _item_decoder.decode(json)
+                item, values = self._item_decoder.decode(json)
             except msgspec.MsgspecError:
                 return None
-            found = (_to_json(candidate.item), UnknownItem(read_values(candidate.features, self._declared)))
+            found = (_to_json(item), unknown_item(values))
             self._objects.put(json, found, OBJECT_COST * (len(json) + 1000))
         return found
+
+
+def unknown_item(values: ItemValues) -> UnknownItem | None:
+    """An item as a request described it; None if it has no features."""
+    return UnknownItem(values, _pack(values)) if values else None
 
 
 def _item_names(candidates: Sequence[Name | CandidateItem]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError
+from mbcal.scoring.fields import JointFieldTables
 from mbcal.scoring.scorers import NetScorer, Scorer
 from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.messages import RankRequest
@@ -70,7 +71,7 @@ class _Effect(NamedTuple):
     """What a text adds, per term of the scorer."""
 
     terms: tuple[NDArray[np.float32], ...]
-    """(units,) each."""
+    """(1, units) each."""
     is_valid: bool
     """Whether all of it was declared."""
 
@@ -84,8 +85,8 @@ class ScorerFields:
         self._effects: BoundedDict[tuple[str, str], _Effect] = BoundedDict(EFFECT_BYTES)
         tables = [term.tables for term in scorer.terms.values()] if isinstance(scorer, NetScorer) else []
         self._tables = {
-            "context": [table.context for table in tables if table.context is not None],
-            "user_features": [table.user_features for table in tables if table.user_features is not None],
+            "context": JointFieldTables([table.context for table in tables if table.context is not None]),
+            "user_features": JointFieldTables([table.user_features for table in tables if table.user_features is not None]),
         }
 
     def require_declared(self, given: GivenFields) -> None:
@@ -102,7 +103,7 @@ class ScorerFields:
         if not text or not len(self.fields.user):
             return state
         if not isinstance(self.scorer, NetScorer):
-            return self.scorer.with_user(state, self._encoded("user_features", text)[0][None])
+            return self.scorer.with_user(state, np.array([self._encoded("user_features", text)[0]], np.float32))
         effects = self._effect("user_features", text).terms
         hidden = tuple(before + effect for before, effect in zip(state.hidden, effects, strict=True))
         return type(state)(hidden, state.previous)
@@ -112,15 +113,16 @@ class ScorerFields:
         if not text or not len(self.fields.context):
             return state
         if not isinstance(self.scorer, NetScorer):
-            return self.scorer.with_context(state, self._encoded("context", text)[0][None])
-        return type(state)(state.hidden, state.previous, tuple(gates[None] for gates in self._effect("context", text).terms))
+            return self.scorer.with_context(state, np.array([self._encoded("context", text)[0]], np.float32))
+        return type(state)(state.hidden, state.previous, self._effect("context", text).terms)
 
     def step_gates(self, texts: Sequence[str]) -> list[NDArray[np.float32]] | None:
         """What the contexts of T steps add to the gates, (T, 3H) per term; None if nothing."""
-        if not self._tables["context"] or not any(texts):
+        terms_of = self._tables["context"].slices
+        if not terms_of or not any(texts):
             return None
         effects = [self._effect("context", text).terms if text else None for text in texts]
-        gates = [np.zeros((len(texts), table.floats.shape[1]), np.float32) for table in self._tables["context"]]
+        gates = [np.zeros((len(texts), columns.stop - columns.start), np.float32) for columns in terms_of]
         for step, terms in enumerate(effects):
             for number, effect in enumerate(terms or ()):
                 gates[number][step] = effect
@@ -131,18 +133,18 @@ class ScorerFields:
         if cached is not None and (cached.is_valid or not strict):
             return cached
         row, is_valid = self._encoded(name, text, strict)
-        effect = _Effect(tuple(table.effect(row) for table in self._tables[name]), is_valid)
+        effect = _Effect(self._tables[name].effect(row), is_valid)
         size = ENTRY_BYTES + len(text) + sum(array.nbytes for array in effect.terms)
         self._effects.put((name, text), effect, size)
         return effect
 
-    def _encoded(self, name: str, text: str, strict: bool = False) -> tuple[NDArray[np.float32], bool]:
-        """The encoded row (W,), and whether all of it was declared; raises InputError if not, and `strict`."""
+    def _encoded(self, name: str, text: str, strict: bool = False) -> tuple[Sequence[float], bool]:
+        """The encoded row of W numbers, and whether all of it was declared; raises InputError if not, and `strict`."""
         fields = self.fields.context if name == "context" else self.fields.user
         values = from_text(text)
         try:
-            return fields.encode(values, name), True
+            return fields.encoded(values, name), True
         except InputError:
             if strict:
                 raise
-            return fields.encode_known(values, name), False
+            return fields.encode_known(values, name).tolist(), False

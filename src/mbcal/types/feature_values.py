@@ -80,18 +80,18 @@ def read_values(values: Mapping[str, Any], declared: Mapping[str, FeatureDeclara
         values: Feature -> value, as JSON holds it; null is missing.
         declared: The features there are.
 
+    Returns:
+        The values in the order of the declarations, whatever that of `values`.
+
     Raises:
         InputError: If a feature is not declared, or a value is not of its kind.
     """
-    read: ItemValues = {}
-    for name, value in values.items():
+    for name in values:
         if name not in declared:
             known = ", ".join(declared) or "none"
             raise InputError(f"feature {name!r} is unknown; known are {known}.{nearest(name, declared)}")
-        checked = declared[name].read(value)
-        if checked is not None:
-            read[name] = checked
-    return read
+    read = {name: declaration.read(values.get(name)) for name, declaration in declared.items()}
+    return {name: value for name, value in read.items() if value is not None}
 
 
 def catalog_of_values(items: Mapping[str, Mapping[str, Any]], declared: Mapping[str, FeatureDeclaration]) -> Catalog:

@@ -196,12 +196,17 @@ class Fields:
         Raises:
             InputError: If a field was never declared, or a value does not fit its field.
         """
+        return np.asarray(self.encoded(values, subject), np.float32)
+
+    def encoded(self, values: Values | None, subject: str) -> list[float]:
+        """Return the W numbers of `encode` as a list."""
+        if not values:
+            return [0.0] * self.width
+        self.require_declared(values, subject)
         row: list[float] = []
-        if values:
-            self.require_declared(values, subject)
-            for one in self.fields:
-                row += one.encode(values.get(one.name), subject)
-        return np.asarray(row, np.float32) if row else np.zeros(self.width, np.float32)
+        for one in self.fields:
+            row += one.encode(values.get(one.name), subject)
+        return row
 
     def encode_known(self, values: Values, subject: str) -> NDArray[np.float32]:
         """Encode raw values that may be meant for other fields: what is not declared, or does not fit, is missing."""

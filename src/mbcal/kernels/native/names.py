@@ -6,6 +6,7 @@ The reference implementation decodes the JSON and calls `Catalog.rows_of` (servi
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -86,8 +87,8 @@ class NameFinder:
     def positions(self, begins: Sequence[int], count: int) -> list[int]:
         """Indices, among the `count` names found last, of those that begin at these bytes of the JSON, with the quotes."""
         # a span begins after the quote of a text, or at the first digit of a number
-        found: list[int] = np.searchsorted(self._spans[:count, 0], begins).tolist()
-        return found
+        ends = self._spans.data
+        return [bisect_left(range(count), begin, key=lambda index: ends[index, 0]) for begin in begins]
 
     def packed(self) -> bytes:
         """The list found last, as MessagePack."""

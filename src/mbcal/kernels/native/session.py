@@ -66,7 +66,10 @@ class SessionRanker:
         self._chosen, self._propensities = np.empty(MOST, np.int32), np.empty(MOST)
         self._parts = np.empty((MOST, len(terms)), np.float32)
         self._is_in_context = False
-        self._behaviours = [np.empty(term.cell[1].shape[1], np.float32) for term in terms]  # a behaviour's row in context
+        self._behaviours = [np.empty((1, term.cell[1].shape[1]), np.float32) for term in terms]  # a behaviour in context
+        self._behaviour_rows = [[term.cell[1][row : row + 1] for row in range(len(term.cell[1]))] for term in terms]
+        self._plain_tables = [(native.address(term.cell[1]), len(term.cell[1])) for term in terms]
+        self._context_tables = [(native.address(row), 1) for row in self._behaviours]
         self._hidden = [np.empty((1, term.head[0].shape[1]), np.float32) for term in terms]
         self._score_tasks = (native.Task * len(terms))(*map(self._score_task, range(len(terms))))
         self._read_tasks = [self._read_task(number) for number in range(len(terms))]
@@ -125,12 +128,13 @@ class SessionRanker:
 
     def _set_behaviours(self, previous: int, gates: Sequence[Any] | None) -> None:
         """Let the tasks read the row of the previous behaviour with the context added; all rows, if there is no context."""
-        for number, task in enumerate(self._score_tasks):
-            table = self._terms[number].cell[1]
-            if gates is not None:
-                table = np.add(table[previous], gates[number][0], out=self._behaviours[number])[None]
-            task.behaviours, task.n_behaviours = native.address(table), len(table)
-        self._is_in_context = gates is not None
+        if self._is_in_context != (gates is not None):
+            self._is_in_context = gates is not None
+            tables = self._plain_tables if gates is None else self._context_tables
+            for task, table in zip(self._score_tasks, tables, strict=True):
+                task.behaviours, task.n_behaviours = table
+        for number, effect in enumerate(gates or ()):
+            np.add(self._behaviour_rows[number][previous], effect, self._behaviours[number])
 
     def rank(
         self,
