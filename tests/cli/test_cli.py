@@ -55,6 +55,14 @@ def test_prepare_and_describe(folder: Path) -> None:
         assert heading in shown
 
 
+def test_prepare_says_which_rows_are_missing_and_why(folder: Path) -> None:
+    done = mbcal(*TABLE, "--rewards", "skip=0,click=1", "--max-rejected", "0.5", "--out", "two-labels", cwd=folder)
+    assert "100 rejected rows in rejected.parquet: behaviour is unknown (100)\n" in done.stdout
+    done = mbcal(*TABLE, *REWARDS, "--split", "time:0.4,0.4,0.2", "--out", "by-time", cwd=folder)
+    left_out = json.loads((folder / "by-time" / "manifest.json").read_text())["counts"]["outside_parts"]
+    assert f"{left_out} of 300 rows left out: outside the time of their part (docs/time.md)\n" in done.stdout
+
+
 def test_clicks_alone_and_times_are_told(folder: Path) -> None:
     derived = [*TABLE[: TABLE.index("--behaviour")], "--behaviour", "next-click", "--levels", "5,60", "--gap", "60"]
     done = mbcal(*derived, "--split", "time:0.4,0.4,0.2", "--max-per-user", "15", "--out", "store", cwd=folder)
@@ -104,7 +112,7 @@ def test_options_reach_the_store(folder: Path) -> None:
         ([*TABLE, "--rewards", "skip=0,skip=1", "--out", "s"], "rewards: 'skip=1' is not a new"),
         ([*TABLE, "--rewards", "skip=0", "--out", "s"], "at least two"),
         ([*TABLE, "--levels", "3,x", "--out", "s"], "levels: '3,x' is not a list of numbers"),
-        ([*TABLE, "--levels", "3,1", "--out", "s"], "rising"),
+        ([*TABLE, "--levels", "3,1", "--out", "s"], "levels: cut points must be finite and rising"),
         ([*TABLE, "--levels", "1,3", "--out", "s"], "300 of 300 rows would be rejected"),
         ([*TABLE, *REWARDS, "--split", "0.5,0.5", "--out", "s"], "split: must be three shares"),
         ([*TABLE, *REWARDS, "--features", "kind", "--out", "s"], "features: need an item table"),

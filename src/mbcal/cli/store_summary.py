@@ -12,12 +12,16 @@ from mbcal.data.endings import suggest_ends
 
 def summarise(store: Store) -> None:
     """Print the sizes of a new store."""
-    counts, rejected = store.manifest["counts"], sum(store.manifest["rejected"].values())
+    counts, rejected = store.manifest["counts"], store.manifest["rejected"]
     typer.echo(
         f"{store.path}: {counts['rows']:,} steps of {counts['users']:,} users with {counts['items']:,} items, "
         f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
-        + (f"; {rejected:,} rejected rows in rejected.parquet" if rejected else "")
     )
+    if rejected:
+        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in rejected.items())
+        typer.echo(f"{sum(rejected.values()):,} rejected rows in rejected.parquet: {reasons}")
+    if outside := counts.get("outside_parts"):
+        typer.echo(f"{outside:,} of {counts['rows_read']:,} rows left out: outside the time of their part (docs/time.md)")
     if features := store.catalog.features:
         kinds = ", ".join(f"{name} ({feature.kind})" for name, feature in features.items())
         typer.echo(f"Item features: {kinds}")

@@ -61,7 +61,7 @@ class Behaviours:
             if len(self.cuts) + 1 not in (len(self.names), len(self.names) - len(self.terminal)):
                 raise OptionError(f"behaviours: {len(self.cuts)} cuts make {len(self.cuts) + 1} levels, not {len(self)}")
             if not (all(np.isfinite(self.cuts)) and all(a < b for a, b in pairwise(self.cuts))):
-                raise OptionError(f"behaviours: cuts must be finite and rising, got {list(self.cuts)}")
+                raise OptionError(f"levels: cut points must be finite and rising, got {list(self.cuts)}")
         for name in self.terminal:
             if name not in self.names:
                 hint = nearest(name, self.names)
