@@ -193,6 +193,8 @@ def test_bad_frames_are_one_sentence(tmp_path: Path, frame: Any, message: str) -
         (one_row(), {"time": None}, "time: missing; name the column"),
         (one_row(), {"rewards": None}, "rewards: missing; give a reward for each label"),
         (one_row(), {"rewards": [0, 1]}, "rewards: give a reward for each label"),
+        (one_row(), {"rewards": {"skip": 0, "click": "one"}}, r"rewards: must be numbers, got \[0, 'one'\]"),
+        (one_row(), {"rewards": None, "levels": ["3s", 10]}, r"levels: must be numbers, got \['3s', 10\]"),
         (one_row(), {"levels": [1]}, "rewards: with levels, give one number for each level"),
         ({"uid": [1]}, {}, "source: dict is not a log"),
         (MovieLens("ml.zip"), {}, "user: belongs to a path or data frame; MovieLens has its own columns"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,11 +173,20 @@ def behaviour_rule(rewards: Mapping[str, float] | Sequence[float] | None, levels
     if levels is not None:
         if isinstance(rewards, Mapping):
             raise OptionError("rewards: with levels, give one number for each level and no labels")
-        return Levels(tuple(map(float, levels)), None if rewards is None else tuple(map(float, rewards)))
+        return Levels(_numbers("levels", levels), None if rewards is None else _numbers("rewards", rewards))
     if rewards is None:
         raise OptionError(
             "rewards: missing; give a reward for each label (skip=0,click=1) or cut points as levels (0.5,3,10)"
         )
     if not isinstance(rewards, Mapping):
         raise OptionError("rewards: give a reward for each label (skip=0,click=1), or add levels")
-    return Labels({str(label): float(reward) for label, reward in rewards.items()})
+    return Labels(dict(zip(map(str, rewards), _numbers("rewards", rewards.values()), strict=True)))
+
+
+def _numbers(option: str, values: Iterable[float]) -> tuple[float, ...]:
+    """Return the values as floats; raise OptionError, with the option's name, if one is not a number."""
+    values = tuple(values)
+    try:
+        return tuple(map(float, values))
+    except (TypeError, ValueError):
+        raise OptionError(f"{option}: must be numbers, got {list(values)}") from None
