@@ -134,9 +134,11 @@ def test_a_fit_goes_on_with_sessions_of_other_fields() -> None:
     context = np.zeros((100, 4, 3), np.float32)
     context[:, :, 0] = np.where(first.context[:, :, 0] == 2, 2, 1)
     agent.fit(dataclasses.replace(first, user_features=None, context=context, fields=fields))
-    assert agent.fields == NIGHT
+    time = Field("time", "category", ("day", "night", "evening"))
+    assert agent.fields == SessionFields(NIGHT.user, Fields((time,)))  # the hour was never declared
     encoder = agent.nets["behaviour"].context
-    assert encoder.has_missing.tolist() == [True]  # evening is none of its values
+    assert encoder.has_missing.tolist() == [False]
+    assert encoder.seen.tolist() == [False, True, True, True]
 
 
 def test_the_context_of_sessions_that_users_leave_follows_their_length() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mbcal import ItemTable, KuaiRand, Labels, Levels, SessionConfig, Store, TableLog, load, prepare
+from mbcal import GRU4Rec, ItemTable, KuaiRand, Labels, Levels, SessionConfig, Store, TableLog, load, prepare
 from mbcal.agents.fit_job import fit
 from mbcal.cli import app
-from mbcal.errors import OptionError
+from mbcal.errors import InputError, OptionError
 from tests.support.layouts import kuairand
 from tests.support.logs import ONE_PART, write_csv
 
@@ -158,3 +159,37 @@ def test_new_labels_are_appended(stores: tuple[Store, Store], tmp_path: Path) ->
     rule = Labels({"buy": 5, "no": 0, "yes": 1})
     third = prepare(table(tmp_path / "new.csv", rule=rule), tmp_path / "third", ONE_PART, like=stores[0])
     assert third.behaviours.names == ("no", "yes", "buy")
+
+
+def context_log(path: Path, rows: list[tuple[str, str]]) -> TableLog:
+    lines = [(f"u{k % 9}", f"i{k % 3}", k, ("no", "yes")[k % 2], *rows[k % len(rows)]) for k in range(90)]
+    write_csv(path, lines, (*HEADER, "device", "hour"))
+    return TableLog(
+        path, user="who", item="what", time="when", behaviour="did", rule=RULE, context=("device", "hour:number")
+    )
+
+
+def test_values_of_context_get_the_next_codes_and_numbers_keep_their_scale(tmp_path: Path) -> None:
+    old = prepare(context_log(tmp_path / "old.csv", [("tv", "1"), ("web", "3")]), tmp_path / "old", ONE_PART)
+    log = context_log(tmp_path / "new.csv", [("car", "20"), ("web", "30")])
+    new = prepare(log, tmp_path / "new", ONE_PART, like=old)
+    device, hour = new.fields.context
+    assert device.vocabulary == ("tv", "web", "car")
+    assert hour == old.fields.context.fields[1]
+    steps = new.sessions("train")
+    codes = steps.context[..., 0][steps.mask]
+    assert set(codes.tolist()) == {2.0, 3.0}
+    agent = load(fit_to(tmp_path, old), "cpu")
+    agent.fit(new)
+    assert agent.fields == new.fields
+
+
+def fit_to(folder: Path, store: Store) -> Path:
+    return GRU4Rec(hidden=8, epochs=1, device="cpu").fit(store).save(folder / "first-model")
+
+
+def test_a_field_of_another_kind_is_one_sentence(tmp_path: Path) -> None:
+    old = prepare(context_log(tmp_path / "old.csv", [("tv", "1"), ("web", "3")]), tmp_path / "old", ONE_PART)
+    log = replace(context_log(tmp_path / "new.csv", [("1", "2")]), context=("device:number",))
+    with pytest.raises(InputError, match=r"'device' is device \(number\) in the log and device \(category\) in the store"):
+        prepare(log, tmp_path / "new", ONE_PART, like=old)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mbcal import Catalog, Feature
+from mbcal import Catalog, Feature, GRU4Rec, load
 from mbcal.decision_log import Decision, DecisionLog, Feedback
 from mbcal.decision_log.archive import read_parquet, to_parquet
 from mbcal.decision_log.new_items import extend_by_log
+from mbcal.decision_log.new_values import extend_by_values
 from mbcal.decision_log.records import Record
 from mbcal.decision_log.segments import parquet_paths
+from mbcal.nn.fields import FieldEncoder
 from mbcal.registry.registry import Registry
 from mbcal.release.update import update
-from mbcal.types import NumberFeature, VectorFeature
+from mbcal.types import Field, Fields, NumberFeature, SessionFields, VectorFeature
 from tests.support.releases import GATE, agent, let_the_log_say
-from tests.support.toys import CATALOG
+from tests.support.toys import CATALOG, logged
 from tests.support.workers import ThreadedEngine
 
 KNOWN = Catalog(
@@ -128,3 +131,51 @@ def test_a_candidate_of_the_grown_catalogue_is_judged(tmp_path: Path) -> None:
     assert verdict.answer in ("no worse", "cannot tell", "worse")
     assert verdict.difference is not None
     assert candidate.domain.catalog.items == (*CATALOG.items, "other", "fresh")
+
+
+def test_values_of_categories_that_requests_gave_are_appended_whatever_the_order() -> None:
+    fields = SessionFields(
+        Fields((Field("country", "category", ("at",)),)),
+        Fields((Field("device", "category", ("tv",)), Field("hour", "number"))),
+    )
+    records: list[Record] = [
+        decision(1, ["a"], context={"device": "watch", "hour": 7, "weather": "rain"}, user_features={"country": "de"}),
+        decision(2, ["a"], context={"device": 7, "hour": "late"}),
+        decision(3, ["a"], context={"device": [1, 2]}, user_features={"country": None}),
+        decision(4, ["a"], context={"device": "tv"}),
+    ]
+    for ordered in (records, records[::-1]):
+        grown = extend_by_values(fields, ordered)
+        assert grown.user.fields[0].vocabulary == ("at", "de")
+        assert grown.context.fields[0].vocabulary == ("tv", "7", "watch")
+        assert grown.context.fields[1] == fields.context.fields[1]
+    assert extend_by_values(fields, records[3:]) == fields
+
+
+def test_if_there_is_no_room_for_all_the_most_frequent_get_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.decision_log.new_values.MAX_VALUES", 2)
+    fields = SessionFields(Fields(), Fields((Field("device", "category", ("tv",)),)))
+    devices = ["rare", "car", "car", "rarer"]
+    grown = extend_by_values(fields, [decision(k, ["a"], context={"device": name}) for k, name in enumerate(devices)])
+    assert grown.context.fields[0].vocabulary == ("tv", "car")
+
+
+def test_after_an_update_a_new_value_of_the_context_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, sessions = Registry(tmp_path / "registry"), logged(60)
+    fields = SessionFields(Fields(), Fields((Field("device", "category", ("tv",)),)))
+    context = sessions.mask[..., None].astype(np.float32)
+    before = GRU4Rec(hidden=8, embedding=4, epochs=1, device="cpu").fit(replace(sessions, context=context, fields=fields))
+    registry.publish(before)
+    with DecisionLog(tmp_path / "log") as log:
+        for user in range(150):
+            names = list(CATALOG.items[:2])
+            given: dict[str, object] = {"context": {"device": ("tv", "watch")[user % 2]}, "user": f"u{user}"}
+            log.append(decision(user, names, propensities=[0.75, 1.0], **given))
+            log.append(Feedback(f"d{user:05d}", names[0], "like", user, f"f{user}"))
+    let_the_log_say("no worse", monkeypatch)
+    verdict = update(registry, tmp_path / "log", epochs=1, gate=GATE, device="cpu")
+    assert verdict.version == "v000002"
+    learned = load(registry.open("v000002").path, "cpu")
+    assert learned.fields.context.fields[0].vocabulary == ("tv", "watch")
+    encoder = next(module for module in learned.nets["behaviour"].modules() if isinstance(module, FieldEncoder))
+    assert encoder.seen.tolist() == [False, True, True]

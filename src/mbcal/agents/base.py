@@ -45,7 +45,7 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.device import resolve_device
 from mbcal.training.random import seeded_weights
 from mbcal.training.record import TrainingRecord
-from mbcal.types import Catalog, Name, Sessions, SessionTensors, Steps
+from mbcal.types import Catalog, Name, SessionFields, Sessions, SessionTensors, Steps
 from mbcal.types.fields import Values
 
 
@@ -209,6 +209,12 @@ class Agent(ScorerPolicy, ABC):
     def set_catalog(self, catalog: Catalog) -> None:
         """Use a catalogue that the networks fit: one with the same items, or the one they have just grown to."""
         self._domain = replace(self.domain, catalog=catalog)
+        if self._scorer is not None:
+            self.refresh_scorer()
+
+    def set_fields(self, fields: SessionFields) -> None:
+        """Use fields of users and steps that the networks have just grown to; see `agents.growth`."""
+        self._domain = replace(self.domain, fields=fields)
         if self._scorer is not None:
             self.refresh_scorer()
 

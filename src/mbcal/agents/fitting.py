@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.growth import with_agent_items
+from mbcal.agents.growth import extend_fields, with_agent_items
 from mbcal.data.clicks import only_reranks
 from mbcal.data.store import Store
 from mbcal.data.store_format import Part
@@ -64,6 +64,7 @@ def fit_agent(
         agent.reset(Domain.from_sessions(sessions, int(users.max()) + 1, fields))
     sessions = with_agent_items(agent, sessions)
     agent.domain.require_compatible(sessions, "this agent")
+    extend_fields(agent, sessions.fields)
     sessions = sessions.encoded_by(agent.domain.fields)
     is_first_fit, config, choices = agent.n_fits == 0, agent.config, dict(agent.choices)
     backup = {} if is_first_fit else {name: _state(agent, name) for name in agent.nets}

@@ -1,7 +1,8 @@
-"""Agents and new items: networks and optimisers grow by rows, scores of known items do not change.
+"""Agents, new items and new values of fields: networks and optimisers grow by rows, scores of what is known do not change.
 
 A new item is scored as the unknown item with its own features, until a fit has seen it. Its id then begins from the unknown
-item's embedding, and Adam's moments of the new rows from zero.
+item's embedding, and Adam's moments of the new rows from zero. A new value of a category of users or steps counts as an
+unknown one, until a fit has seen it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mbcal.errors import ModelError
-from mbcal.nn.growth import grow_network
-from mbcal.types import Catalog, Sessions, SessionTensors
+from mbcal.nn.growth import grow_fields, grow_network
+from mbcal.types import Catalog, SessionFields, Sessions, SessionTensors
 from mbcal.types.translation import over_catalog
 
 if TYPE_CHECKING:
@@ -34,6 +35,22 @@ def extend_catalog(agent: Agent, catalog: Catalog) -> None:
     for name, net in agent.nets.items():
         grow_network(net, agent.optimisers.get(name), grown)
     agent.set_catalog(grown)
+
+
+def extend_fields(agent: Agent, fields: SessionFields) -> None:
+    """Add values to the categories of users and steps that an agent reads.
+
+    Args:
+        agent: A started agent.
+        fields: Fields of other sessions. Values of those that the agent does not read are left out; numbers are standardised
+            as before.
+    """
+    grown = agent.domain.fields.extended(fields)
+    if grown == agent.domain.fields:
+        return
+    for name, net in agent.nets.items():
+        grow_fields(net, agent.optimisers.get(name), grown)
+    agent.set_fields(grown)
 
 
 def share_catalog(agent: Agent, catalog: Catalog) -> None:

@@ -34,7 +34,7 @@ from mbcal.data.workspace import Workspace
 from mbcal.errors import InputError, OptionError
 from mbcal.progress import Progress
 from mbcal.storage.field_columns import USER_PREFIX, field_columns
-from mbcal.types import Behaviours
+from mbcal.types import NO_FIELDS, Behaviours
 
 DUPLICATE = "exact duplicate"
 """Reason for rows equal to another in every column."""
@@ -232,7 +232,8 @@ class Ingestion:
         if self.log.context:
             self.progress.phase("declaring context")
             in_part = "" if self.config.time_cuts is None else "WHERE time_us < until_us"
-            context = context_fields(self.log.context, self.connection, in_part)
+            known = NO_FIELDS if self.like is None else self.like.fields
+            context = context_fields(self.log.context, self.connection, in_part, known.context)
             self.writer.fields = replace(self.writer.fields, context=context)
 
     def _write_users(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -241,7 +242,8 @@ class Ingestion:
         parts = pa.array(PARTS).take(users["part"].combine_chunks())
         columns: dict[str, Any] = {"user": users["name"], "part": parts}
         if self.log.users_sql is not None:
-            fields, encoded = user_fields(self.log.users_sql, self.connection)
+            known = NO_FIELDS if self.like is None else self.like.fields
+            fields, encoded = user_fields(self.log.users_sql, self.connection, known.user)
             self.writer.fields = replace(self.writer.fields, user=fields)
             columns |= field_columns(fields, encoded, USER_PREFIX)
         self.writer.table("users.parquet", pa.table(columns))

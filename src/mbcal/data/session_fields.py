@@ -25,8 +25,8 @@ from mbcal.data.source import CONTEXT, USER_KEY
 from mbcal.data.sql import sql_identifier
 from mbcal.errors import InputError
 from mbcal.storage.field_columns import CONTEXT_PREFIX, USER_PREFIX, field_rows
-from mbcal.types import FeatureKind, Field, Fields
-from mbcal.types.fields import MAX_DEVIATIONS, MAX_LENGTH, MAX_VALUES
+from mbcal.types import NO_FIELDS, FeatureKind, Field, Fields
+from mbcal.types.field import MAX_DEVIATIONS, MAX_LENGTH, MAX_VALUES
 
 if TYPE_CHECKING:
     import duckdb
@@ -39,7 +39,10 @@ _KINDS: Mapping[str, FeatureKind] = {"VARCHAR": "category", "FLOAT": "number", "
 
 
 def context_fields(
-    declared: Mapping[str, FeatureKind | None], connection: duckdb.DuckDBPyConnection, in_part: str = ""
+    declared: Mapping[str, FeatureKind | None],
+    connection: duckdb.DuckDBPyConnection,
+    in_part: str = "",
+    known: Fields = NO_FIELDS.context,
 ) -> Fields:
     """Declare the context columns of a log.
 
@@ -47,10 +50,12 @@ def context_fields(
         declared: Column -> kind, or None if it is inferred.
         connection: Has the tables `accepted` and `users`.
         in_part: Condition on rows that belong to the part of their user, as `WHERE …`; empty for all.
+        known: Fields of the store that the log continues; see `continued_fields`.
 
     Raises:
-        InputError: If a value is not of its kind, or vectors are not of one length.
+        InputError: If a value is not of its kind or of that of a known field, or vectors are not of one length.
     """
+    kinds = {one.name: one.kind for one in known}
     selected = ", ".join(f"{sql_identifier(CONTEXT + name)} AS {sql_identifier(name)}" for name in declared)
     flags = f"part < 2 AS {sql_identifier(_LEARNED)}, part = 1 AS {sql_identifier(_TRAINED)}"
     connection.execute(f"""
@@ -58,23 +63,51 @@ def context_fields(
         SELECT {selected}, {flags} FROM accepted JOIN users USING ("user") {in_part}""")
     types = {row[0]: row[1] for row in connection.execute("DESCRIBE context_rows").fetchall()}
     finder = KindFinder(connection, "context_rows", types, (), "")
-    columns = ", ".join(finder.select_sql(name, kind) for name, kind in declared.items())
+    columns = ", ".join(
+        finder.select_sql(name, kind) for name, kind in ((name, kind or kinds.get(name)) for name, kind in declared.items())
+    )
     flags = f"{sql_identifier(_LEARNED)}, {sql_identifier(_TRAINED)}"
-    return _declare(f"SELECT {columns}, {flags} FROM context_rows", "context", connection)
+    return continued_fields(
+        _declare(f"SELECT {columns}, {flags} FROM context_rows", "context", connection), known, "context"
+    )
 
 
-def user_fields(users_sql: str, connection: duckdb.DuckDBPyConnection) -> tuple[Fields, NDArray[np.float32]]:
+def continued_fields(fields: Fields, known: Fields, subject: str) -> Fields:
+    """Return fields as a store has them that their log continues: new values of a category get the next codes.
+
+    Numbers are standardised as in the store. Fields that the store does not have are new.
+
+    Raises:
+        InputError: If a field is of another kind than in the store, or its vectors of another length.
+    """
+    known_fields, continued = {one.name: one for one in known}, []
+    for one in fields:
+        before = known_fields.get(one.name, one)
+        if (before.kind, before.length) != (one.kind, one.length):
+            rule = (
+                f"{subject}: {one.name!r} is {one.describe()} in the log and {before.describe()} in the store it continues"
+            )
+            raise InputError(f"{rule}; declare it with the same kind, or leave it out")
+        continued.append(before.extended(one.vocabulary))
+    return Fields(tuple(continued))
+
+
+def user_fields(
+    users_sql: str, connection: duckdb.DuckDBPyConnection, known: Fields = NO_FIELDS.user
+) -> tuple[Fields, NDArray[np.float32]]:
     """Declare and encode the columns of a user table. A user with several rows has the smallest of the values.
 
     Args:
         users_sql: SELECT of USER_KEY and typed columns.
         connection: Has the table `users`.
+        known: Fields of the store that the log continues; see `continued_fields`.
 
     Returns:
         The fields, and the encoded rows of all users (U, W) in their order.
 
     Raises:
-        InputError: If no user of the log is in the table, or vectors are not of one length.
+        InputError: If no user of the log is in the table, vectors are not of one length, or a known field is of another
+            kind.
     """
     key = sql_identifier(USER_KEY)
     names = [row[0] for row in connection.execute(f"DESCRIBE {users_sql}").fetchall() if row[0] != USER_KEY]
@@ -87,6 +120,7 @@ def user_fields(users_sql: str, connection: duckdb.DuckDBPyConnection) -> tuple[
     fields = _declare(
         f"SELECT {listed}, {flags} FROM users LEFT JOIN user_values ON {key} = name", "user-features", connection
     )
+    fields = continued_fields(fields, known, "user-features")
     columns, joins = encoded_sql(fields, {name: sql_identifier(name) for name in names}, USER_PREFIX, connection)
     rows = f"SELECT {columns} FROM users LEFT JOIN user_values ON {key} = name {joins} ORDER BY u"
     return fields, field_rows(fields, connection.sql(rows).to_arrow_table(), USER_PREFIX)

@@ -36,18 +36,45 @@ class FieldEncoder(nn.Module):
     def __init__(self, reads: str, fields: Fields, size: int, scale: float) -> None:
         super().__init__()
         self.reads, self.fields = reads, fields
-        *offsets, n_codes = fields.code_offsets.tolist()
+        n_codes = int(fields.code_offsets[-1])
         scale /= len(fields) ** 0.5
         self.codes = nn.Parameter(scale * torch.randn(n_codes, size))
         self.floats = nn.Parameter(_initial_rows(fields, size, scale))
         self.register_buffer("bias", torch.zeros(size))
         self.register_buffer("has_missing", torch.zeros(len(fields), dtype=torch.bool))
         self.register_buffer("seen", torch.zeros(n_codes, dtype=torch.bool))
-        # not persistent: derived from the fields, which are saved with the model
-        self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64), persistent=False)
-        is_value = torch.ones(n_codes, 1)
+        self._register_codes()
+
+    def _register_codes(self) -> None:
+        """Set the buffers that are derived from the fields, which are saved with the model: they are not persistent."""
+        *offsets, n_codes = self.fields.code_offsets.tolist()
+        device = self.codes.device
+        self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64, device=device), persistent=False)
+        is_value = torch.ones(n_codes, 1, device=device)
         is_value[offsets] = 0
         self.register_buffer("is_value", is_value, persistent=False)
+
+    @torch.no_grad()
+    def grow(self, fields: Fields) -> Tensor:
+        """Add rows for new values of categories, which have no effect until a fit has seen them.
+
+        Args:
+            fields: The old fields, extended.
+
+        Returns:
+            (old codes,) the rows that the old codes have now.
+        """
+        begins, ends = self.offsets.tolist(), [*self.offsets[1:].tolist(), len(self.codes)]
+        new_begins = fields.code_offsets.tolist()
+        parts = [
+            torch.arange(end - begin) + new_begin for begin, end, new_begin in zip(begins, ends, new_begins, strict=False)
+        ]
+        rows, count = torch.cat([torch.zeros(0, dtype=torch.int64), *parts]), new_begins[-1]
+        self.fields = fields
+        self.codes.data, self.codes.grad = spread_rows(self.codes.data, rows, count), None
+        self.seen = spread_rows(self.seen, rows, count)
+        self._register_codes()
+        return rows
 
     def forward(self, rows: Tensor) -> Tensor:
         """Encoded rows (…, W) -> (…, G)."""
@@ -112,6 +139,13 @@ class FieldEncoder(nn.Module):
                     effects -= mean * self.seen[codes].unsqueeze(1)
                 else:
                     effects[-1] -= mean
+
+
+def spread_rows(tensor: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Move rows (N, …) to these places (N,) among `count` rows; the others are zero."""
+    spread = tensor.new_zeros(count, *tensor.shape[1:])
+    spread[rows.to(tensor.device)] = tensor
+    return spread
 
 
 def _initial_rows(fields: Fields, size: int, scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Networks that grow with the catalogue: rows are appended to item tables and to the optimiser's state, none is changed."""
+"""Networks that grow: tables of items and of categories get rows, and so does the optimiser's state; none is changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mbcal.types import Catalog
+from mbcal.nn.fields import FieldEncoder, spread_rows
+from mbcal.types import Catalog, SessionFields
 
 
 @runtime_checkable
@@ -40,6 +41,28 @@ def grow_network(net: nn.Module, optimiser: torch.optim.Adam | None, catalog: Ca
         for name, moment in state.items():
             if moment.dim() and moment.shape != parameter.shape:
                 state[name] = padded_rows(moment, len(parameter))
+
+
+@torch.no_grad()
+def grow_fields(net: nn.Module, optimiser: torch.optim.Adam | None, fields: SessionFields) -> None:
+    """Give new values of categories rows of their own, which begin as those of unknown values: without any effect.
+
+    Parameters stay the same objects. Adam's moments of new rows are zero.
+
+    Args:
+        net: The network.
+        optimiser: Its optimiser, or None if it is not trained.
+        fields: The network's fields, extended (`SessionFields.extended`).
+    """
+    for module in net.modules():
+        if isinstance(getattr(module, "fields", None), SessionFields):
+            module.fields = fields  # type: ignore[assignment]  # no tensor
+        if isinstance(module, FieldEncoder):
+            rows = module.grow(fields.user if module.reads == "user_features" else fields.context)
+            state = {} if optimiser is None else optimiser.state.get(module.codes, {})
+            for name, moment in state.items():
+                if moment.dim():
+                    state[name] = spread_rows(moment, rows, len(module.codes))
 
 
 def grow_rows(parameter: Tensor, rows: int, value: Tensor) -> None:

@@ -32,6 +32,7 @@ from mbcal.data.store_writer import write_sessions
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.new_items import extend_by_log
+from mbcal.decision_log.new_values import extend_by_values
 from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
@@ -256,7 +257,8 @@ def _join_versions(
 ) -> Joined:
     """Sessions that the live version and the `replay` - 1 versions before it decided.
 
-    Their catalogue is the given one, grown by the items that are new to it and that users met.
+    Their catalogue is the given one, grown by the items that are new to it and that users met; their fields are the
+    domain's, grown by new values of categories.
     """
     earlier = registry.previous_versions()[-(replay - 1) :] if replay > 1 else []
     versions = {*earlier, live_name}
@@ -264,7 +266,8 @@ def _join_versions(
     grown = extend_by_log(catalog, _records(log, versions, []))
     records = _records(log, versions, lost)
     sizes = {"horizon": domain.horizon, "history": domain.history}
-    joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=domain.fields)
+    fields = extend_by_values(domain.fields, _records(log, versions, [])) if domain.fields else domain.fields
+    joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields)
     joined.counts.new_items = len(grown) - len(catalog)
     joined.counts.lost = [str(loss) for loss in lost]
     return joined

@@ -14,7 +14,8 @@ from mbcal.types.features import (
     NumberFeature,
     VectorFeature,
 )
-from mbcal.types.fields import NO_FIELDS, Field, Fields, SessionFields
+from mbcal.types.field import Field
+from mbcal.types.fields import NO_FIELDS, Fields, SessionFields
 from mbcal.types.kinds import FeatureKind
 from mbcal.types.names import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.session_base import History
