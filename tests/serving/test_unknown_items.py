@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,34 @@ def test_they_are_scored_by_their_features_alone(
         assert service.traffic.unknown == 15  # five in each request
 
     run_app(featured, story)
+
+
+def test_agents_score_them_as_the_service_does(featured: Registry, agents: dict[str, Agent]) -> None:
+    agent, names = agents["mbcal"], ["item 3", *UNKNOWN, "plain", "item 7"]
+    steps = [(item, behaviour) for item, behaviour in HISTORY]
+    ranked = agent.rank(steps, names, features={**UNKNOWN, "item 3": {"words": 1}})
+    own = {entry.item: (entry.score, entry.known, entry.title) for entry in ranked}
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        request = {"history": HISTORY, "candidates": CANDIDATES, "k": 10}
+        for entry in (await http.post("/v1/rank", json=request)).json()["items"]:
+            score, known, title = own[entry["item"]]
+            assert (score, known) == (pytest.approx(entry["score"], abs=1e-5), entry["known"])
+            assert known or title == entry["item"]
+
+    run_app(featured, story)
+    assert own["x1"][0] != own["plain"][0] == own["x4"][0]
+    assert [entry.score for entry in agent.rank(steps, names)] != [entry.score for entry in ranked]
+    assert len({entry.score for entry in agents["popular"].rank(steps, [*UNKNOWN, "plain"], features=UNKNOWN)}) == 1
+
+
+@pytest.mark.parametrize(("features", "message"), [*BAD, (None, "features: 'far' is not among the candidates")])
+def test_wrong_features_of_a_ranking_are_one_sentence(
+    agents: dict[str, Agent], features: dict[str, Any] | None, message: str
+) -> None:
+    given = {"far": {"words": 1}} if features is None else {"x1": features}
+    with pytest.raises(InputError, match=re.escape(message)):
+        agents["mbcal"].rank([], ["x1", "item 3"], features=given)
 
 
 def test_what_a_request_said_is_logged_and_learned(featured: Registry, tmp_path: Path) -> None:

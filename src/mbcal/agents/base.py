@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -237,27 +238,30 @@ class Agent(ScorerPolicy, ABC):
         context: Values | None = None,
         user_features: Values | None = None,
         shown_context: Sequence[Values] = (),
+        features: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> list[RankedItem]:
         """Rank candidates for one user.
 
         Args:
             history: What the user did before the session: (item, behaviour) pairs, oldest first.
             candidates: Items to rank, each once. Items that are not in the catalogue, or did not occur in training, are
-                scored as the average item.
+                scored as the average item, or by their features.
             shown: What was shown in the session so far: (item, behaviour) pairs, oldest first. No candidate may be among it.
             context: Raw values of the fields of the present step, such as `{"device": "tv"}`; what is left out is missing.
             user_features: Raw values of the fields of the user, likewise.
             shown_context: The context of each step in `shown`; by default all of it is missing.
+            features: Features of candidates that are not in the catalogue, by item, as in a request of the service:
+                `{"a17": {"category": "sport", "words": 310}}`.
 
         Returns:
             All candidates, best first, with their scores and the parts of every score.
 
         Raises:
-            InputError: If a behaviour or a field is unknown, the history is longer than the model's, a candidate repeats, or
-                one was shown.
+            InputError: If a behaviour, a field or a feature is unknown, the history is longer than the model's, a candidate
+                repeats, or one was shown.
             ModelError: If the agent has not been fitted.
         """
-        return rank(self, history, candidates, shown, context, user_features, shown_context)
+        return rank(self, history, candidates, shown, context, user_features, shown_context, features)
 
     def recommend(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mbcal.agents.unknown_items import describe_candidates
 from mbcal.errors import InputError
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.retrieval import top_k
@@ -96,11 +97,13 @@ def rank(
     context: Values | None,
     user_features: Values | None,
     shown_context: Sequence[Values],
+    features: Mapping[str, Mapping[str, Any]],
 ) -> list[RankedItem]:
     """Rank candidates for one user; see `Agent.rank`."""
     domain, scorer = agent.domain, agent.fitted_scorer
     names, shown_steps = to_names(candidates), to_steps(shown, "shown")
     _require_rankable(names, {item for item, _ in shown_steps})
+    candidate_scorer, table_rows = describe_candidates(agent, names, features)
     nothing: list[Values | None] = [None] * len(shown_steps)
     contexts = [*(shown_context or nothing), context]
     if len(contexts) != len(shown_steps) + 1:
@@ -114,7 +117,7 @@ def rank(
         state = scorer.observe(state, *(torch.from_numpy(value.reshape(1)).to(agent.device) for value in (item, behaviour)))
     state = _in_context(agent, state, contexts[-1])
     rows = domain.catalog.rows_of(names)
-    parts_by_name = scorer.score_parts(state, torch.from_numpy(rows).to(agent.device).unsqueeze(0))
+    parts_by_name = candidate_scorer.score_parts(state, torch.from_numpy(table_rows).to(agent.device).unsqueeze(0))
     parts = {name: part[0].tolist() for name, part in parts_by_name.items()}
     scores = [sum(values) for values in zip(*parts.values(), strict=True)]
     seen = agent.seen()
