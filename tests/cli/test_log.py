@@ -62,6 +62,7 @@ def test_compact_and_export(shop: Path) -> None:
     assert printed.splitlines() == [
         "first.parquet: 8 sessions, 14 steps of 3 users",
         "decisions 30, feedback 15, unanswered 16",
+        "first.items.parquet: 1 items that model does not know, with the features that requests gave",
         "left out: behaviour 'odd' is not in model, 1 feedback records",
     ]
     assert f"log: {segments - 1} segments compacted" in mbcal("log", "compact", "log", cwd=shop).stdout
@@ -69,9 +70,10 @@ def test_compact_and_export(shop: Path) -> None:
     mbcal("log", "export", "log", "--model", "model", "--out", "second.parquet", "--horizon", "2", cwd=shop)
     assert (shop / "first.parquet").read_bytes() == (shop / "second.parquet").read_bytes()
     rows = {(row["session"], row["times"][0].microsecond): row for row in pq.read_table(shop / "first.parquet").to_pylist()}
+    assert pq.read_table(shop / "first.items.parquet").to_pylist() == [{"item": "new"}]
     row = rows["s0", 2]
     assert (row["user"], row["items"], row["behaviours"]) == ("u0", ["b", "b"], ["click", "click"])
-    assert (row["propensities"], row["candidates"]) == ([1.0, 1.0], [["b", "<unknown>"]] * 2)
+    assert (row["propensities"], row["candidates"]) == ([1.0, 1.0], [["b", "new"]] * 2)
     assert (row["history_items"], row["history_behaviours"]) == (["c"], ["click"])
     assert rows["s2", 14]["history_items"] == ["c", "b", "b"]
 

@@ -12,7 +12,7 @@ import pytest
 from mbcal import Catalog, Feature, GRU4Rec, load
 from mbcal.decision_log import Decision, DecisionLog, Feedback
 from mbcal.decision_log.archive import read_parquet, to_parquet
-from mbcal.decision_log.new_items import extend_by_log
+from mbcal.decision_log.new_items import extend_by_log, named_items
 from mbcal.decision_log.new_values import extend_by_values
 from mbcal.decision_log.records import Record
 from mbcal.decision_log.segments import parquet_paths
@@ -179,3 +179,14 @@ def test_after_an_update_a_new_value_of_the_context_is_known(tmp_path: Path, mon
     assert learned.fields.context.fields[0].vocabulary == ("tv", "watch")
     encoder = next(module for module in learned.nets["behaviour"].modules() if isinstance(module, FieldEncoder))
     assert encoder.seen.tolist() == [False, True, True]
+
+
+def test_an_export_names_every_item_of_the_log_with_its_latest_features() -> None:
+    grown = named_items(KNOWN, RECORDS)
+    assert grown.items[:2] == KNOWN.items
+    assert set(grown.items[2:]) == {"new", "never", "bad", "shown", "elsewhere"}
+    (row, never) = grown.rows_of(["new", "never"])
+    assert (grown.features["kind"].values(row), grown.features["words"].values(row)) == (("sport",), ("7",))
+    assert grown.features["words"].values(never) == ("1",)
+    assert named_items(KNOWN, RECORDS[::-1]).items == grown.items
+    assert named_items(KNOWN, []) is KNOWN

@@ -19,6 +19,7 @@ from mbcal.errors import OutputError
 
 if TYPE_CHECKING:  # msgspec is an optional dependency, so the commands import the log when they run
     from mbcal.decision_log import Joined, Loss, Record
+    from mbcal.types import Catalog
 
 app = typer.Typer(
     help="Show the decision log of a service, compact it, or export it as sessions.",
@@ -101,7 +102,7 @@ def compact_segments(folder: LogDir) -> None:
 @app.command("export")
 def export_sessions(
     folder: LogDir,
-    model: Annotated[Path, typer.Option(help="Model whose items and behaviours the sessions use.")],
+    model: Annotated[Path, typer.Option(help="Model whose behaviours the sessions use. Items it does not know are kept.")],
     out: Annotated[Path, typer.Option(help="Parquet file to write, one row per session.", show_default=False)],
     horizon: Annotated[int, typer.Option(help="Most steps in a row. Longer sessions are cut into several rows.")] = 20,
     history: Annotated[int, typer.Option(help="Most history steps in a row.")] = 20,
@@ -110,22 +111,35 @@ def export_sessions(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
-    """Join decisions and feedback to sessions. The order of the records does not matter."""
+    """Join decisions and feedback to sessions. The order of the records does not matter.
+
+    Items keep their names, also those that the model does not know. Features that requests gave to such items are written
+    beside the file, as NAME.items.parquet, which `mbcal prepare table --items` reads.
+    """
     from mbcal.decision_log import join_sessions, read_log
+    from mbcal.decision_log.new_items import named_items
     from mbcal.storage.artifacts import MODEL_KIND, Artifact
     from mbcal.storage.atomic import write_atomic
     from mbcal.types import SessionFields
 
-    if out.is_dir() or (out.exists() and not overwrite):
-        remedy = "choose another --out" if out.is_dir() else "add --overwrite to replace it"
-        raise OutputError(f"{out}: already exists; {remedy}")
+    items_path = out.with_name(f"{out.stem}.items.parquet")
+    for path in (out, items_path):
+        if path.is_dir() or (path.exists() and not overwrite):
+            remedy = "choose another --out" if path.is_dir() else "add --overwrite to replace it"
+            raise OutputError(f"{path}: already exists; {remedy}")
     artifact = Artifact.open(model, MODEL_KIND)
     lost: list[Loss] = []
-    records = read_log(folder, lost if skip_damaged else None)
+    catalog = named_items(artifact.catalog, read_log(folder, lost if skip_damaged else None))
+    records = read_log(folder, [] if skip_damaged else None)
     fields = SessionFields.from_record(artifact.manifest.get("fields"))
     sizes = {"horizon": horizon, "history": history}
-    joined = join_sessions(records, artifact.catalog, artifact.behaviours, **sizes, fields=fields)
+    joined = join_sessions(records, catalog, artifact.behaviours, **sizes, fields=fields)
     _report(lost)
+    new = len(catalog) - len(artifact.catalog)
+    if new:
+        write_atomic(items_path, _items_to_parquet(catalog, new))
+    else:
+        items_path.unlink(missing_ok=True)  # of an earlier export, which is replaced
     write_atomic(out, _to_parquet(joined))
     counts = asdict(joined.counts)
     unknown_behaviours = counts.pop("unknown_behaviours")
@@ -133,6 +147,10 @@ def export_sessions(
     other_counts = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
     typer.echo(f"{out}: {counts['sessions']:,} sessions, {counts['steps']:,} steps of {len(joined.users):,} users")
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in other_counts.items()))
+    if new:
+        typer.echo(
+            f"{items_path}: {new:,} items that {shell_quoted(model)} does not know, with the features that requests gave"
+        )
     for name, count in unknown_behaviours.items():
         typer.echo(f"left out: behaviour {name!r} is not in {shell_quoted(model)}, {count:,} feedback records")
 
@@ -140,6 +158,20 @@ def export_sessions(
 def _report(lost: list[Loss], consequence: str = "the rest is used") -> None:
     for entry in lost:
         typer.echo(f"{entry}; {consequence}", err=True)
+
+
+def _items_to_parquet(catalog: Catalog, count: int) -> bytes:
+    """Return a Parquet file with the last items of a catalogue, one row each, and their features by name."""
+    import pyarrow.parquet as pq
+
+    from mbcal.storage.catalog_io import PREFIX, catalog_table
+
+    table = catalog_table(catalog).slice(len(catalog) - count)
+    content = io.BytesIO()
+    pq.write_table(
+        table.rename_columns([name.removeprefix(PREFIX) for name in table.column_names]), content, compression="zstd"
+    )
+    return content.getvalue()
 
 
 def _to_parquet(joined: Joined) -> bytes:
