@@ -16,6 +16,7 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving.canary import CanarySettings
 from mbcal.serving.messages import RankRequest
+from mbcal.serving.ranked import RankingFailedError
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
@@ -127,6 +128,47 @@ def test_a_canary_that_fails_is_replaced_at_once(registry: Registry, monkeypatch
         assert "it failed while ranking (FloatingPointError: overflow)" in registry.pointer().withdrawn[CANARY]
         names = [name for name, _ in service.events]  # type: ignore[attr-defined]
         assert names == ["swapped", "canary", "canary failed"]
+
+    asyncio.run(story())
+
+
+def test_requests_that_are_refused_are_no_fault_of_the_canary(registry: Registry) -> None:
+    registry.start_canary(CANARY)
+    bodies = [b'{"candidates": [1.5], "session": "s%d"}', b'{"candidates": ["a", }], "session": "s%d"}']
+    bodies.append(b'{"candidates": ["a", "a"], "session": "s%d"}')
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+        headers = {"content-type": "application/json"}
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(App(service)), base_url="http://localhost") as http:
+            for body, status in zip(bodies, (422, 400, 422), strict=True):
+                answers = [await http.post("/v1/rank", content=body % n, headers=headers) for n in range(10)]
+                assert {answer.status_code for answer in answers} == {status}
+        assert registry.canary() == service.canary.name == CANARY
+        assert CANARY in {await version_of(service, f"t{number}") for number in range(20)}
+
+    asyncio.run(story())
+
+
+def test_a_request_at_which_both_versions_fail_does_not_withdraw_the_canary(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OverflowError("int too large to convert to float")
+
+        for ranker in (service.ranker, service.canary.ranker):
+            monkeypatch.setattr(ranker, "rank", fail)
+        for number in range(10):
+            with pytest.raises(RankingFailedError, match="OverflowError: int too large"):
+                await version_of(service, f"s{number}")
+        assert registry.canary() == service.canary.name == CANARY
 
     asyncio.run(story())
 

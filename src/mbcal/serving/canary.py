@@ -77,10 +77,10 @@ class Canary:
                 self._on_event("canary", version=name, share=self.settings.share)
 
     async def fail(self, error: Exception) -> None:
-        """Drop and withdraw the canary because of an error while it ranked."""
+        """Drop and withdraw the canary because it failed to rank a request that the live version ranked."""
         name, self.ranker = self.name, None
         if name is not None:
-            await self._withdraw(name, f"it failed while ranking ({type(error).__name__}: {error})")
+            await self._withdraw(name, f"it failed while ranking ({error})")
 
     async def _withdraw(self, name: str, reason: str) -> None:
         self._failed.add(name)

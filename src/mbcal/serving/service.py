@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from mbcal.decision_log.records import Decision, Feedback
+from mbcal.decision_log.records import Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError
 from mbcal.registry.registry import Registry
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.canary import Canary, CanarySettings
-from mbcal.serving.fields import from_text, given_fields
+from mbcal.serving.fields import GivenFields, given_fields
 from mbcal.serving.follower import Follower, RefusedVersions, fingerprint
 from mbcal.serving.hub import HubStore
 from mbcal.serving.ids import IdSource
@@ -38,12 +38,13 @@ from mbcal.serving.messages import (
     RankRequest,
     steps_as_text,
 )
-from mbcal.serving.ranker import Ranker
-from mbcal.serving.repeats import RepeatedRequests, answer_fields, request_hash
+from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
+from mbcal.serving.ranker import Ranker, TextSteps
+from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 from mbcal.serving.stats import model_answer
 from mbcal.serving.traffic import Traffic, VersionCounts
-from mbcal.types import UNKNOWN_ROW, Name, to_name
+from mbcal.types import Name, to_name
 
 FEEDBACK_ANSWER_BYTES = 1_000
 """Estimated size of a remembered answer to feedback."""
@@ -180,49 +181,12 @@ class Service:
         if request.shown is None:
             given = given._replace(shown_context=session.shown_context)
         given = given._replace(user_features=session.user_features)
-        ranker, epsilon = self._ranker_of(session)  # both may be replaced while the decision is being logged
-        try:
-            candidates = ranker.reader.read(request.candidates, request.k, self.limits.max_candidates)
-            count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))
-            uniform = self.generator.random((min(request.k, count), 2))
-            arguments: dict[str, Any] = {
-                "k": request.k,
-                "epsilon": epsilon,
-                "uniform": uniform,
-                "session": session_name,
-                "given": given,
-            }
-            items = ranker.rank(session.history, candidates, shown, **arguments)
-        except Exception as error:
-            if isinstance(error, MbcalError) or ranker is not self.canary.ranker:
-                raise
-            await self.canary.fail(error)
-            return await self._rank(request, decision, hashed)  # by the live version
-        names, version, now = [entry.item for entry in items], ranker.version.name, time.time_ns() // 1000
+        ranked = await self._rank_by_version(request, session, session_name, shown, given)
+        version, now = ranked.version, time.time_ns() // 1000
         if self.log is not None:
-            await self.log.append_async(
-                Decision(
-                    id=decision,
-                    time=now,
-                    session=session_name or "",
-                    user=session.user,
-                    step=len(shown),
-                    version=version,
-                    epsilon=epsilon,
-                    history=list(session.history),
-                    shown=list(shown),
-                    candidates=candidates.logged(),
-                    items=names,
-                    propensities=[entry.propensity for entry in items],
-                    repeats=self.repeats,
-                    features=candidates.logged_features(),
-                    context=request.context,
-                    user_features=from_text(session.user_features),
-                    shown_context=list(given.shown_context),
-                    **answer_fields(hashed, items),
-                )
-            )
-        answer = RankAnswer(decision, version, epsilon, items, remembered)
+            record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
+            await self.log.append_async(record)
+        answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
         try:
             reference = self.repeated.reference(hashed, session_name, now, answer, given.context)
             await self.sessions.remember_decision(decision, reference)
@@ -231,8 +195,31 @@ class Service:
         counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
         counts.sessions += not shown
-        self.traffic.decision(version, session_name, not shown, count, unknown, now / 1e6)
+        self.traffic.decision(version, session_name, not shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
         return answer
+
+    async def _rank_by_version(
+        self, request: RankRequest, session: Session, name: str | None, shown: TextSteps, given: GivenFields
+    ) -> RankedRequest:
+        """Rank by the version of the session; by the live one if the canary fails, which is then withdrawn.
+
+        A request at which the live version fails, too, is no evidence against the canary.
+        """
+
+        def rank(ranker: Ranker, epsilon: float) -> RankedRequest:
+            most, generator = self.limits.max_candidates, self.generator
+            arguments: dict[str, Any] = {"name": name, "epsilon": epsilon, "most": most, "generator": generator}
+            return rank_request(ranker, request, session, shown, given, **arguments)
+
+        ranker, epsilon = self._ranker_of(session)
+        try:
+            return rank(ranker, epsilon)
+        except RankingFailedError as failure:
+            if ranker is not self.canary.ranker:
+                raise
+            ranked = rank(self.live, self.epsilon)
+            await self.canary.fail(failure)
+            return ranked
 
     def _ranker_of(self, session: Session) -> tuple[Ranker, float]:
         """The version that ranks for a session, and its epsilon: the one the session began with, or the live one."""
