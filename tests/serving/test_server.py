@@ -19,7 +19,7 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.limits import Limits
 from mbcal.serving.service import Service
-from mbcal.serving.state import DecisionRef, MemoryStore
+from mbcal.serving.state import DecisionRef, MemoryStore, Session
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 
@@ -85,6 +85,52 @@ def test_a_remembered_session_equals_one_sent_in_full(registry: Registry, tmp_pa
     assert [behaviour for _, behaviour in last.shown] == ["click", "skip"]
     assert last.history == HISTORY
     assert (last.step, last.version, last.candidates) == (2, "v000001", ITEMS)
+
+
+def test_a_refused_request_leaves_nothing_of_its_session(registry: Registry) -> None:
+    refused: list[dict[str, Any]] = [
+        {"history": [["item 1", "nope"]]},
+        {"candidates": ["item 1", "item 1"], "user": "mallory"},
+        {"candidates": [1.5]},
+        {"shown": [["item 1", "nope"]]},
+    ]
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        for number, fields in enumerate(refused):
+            session = {"candidates": ITEMS, "session": f"s{number}"}
+            assert (await http.post("/v1/rank", json=session | fields)).status_code == 422
+            assert await service.sessions.get(f"s{number}") is None
+            later = await http.post("/v1/rank", json={**session, "history": [["item 3", "click"]], "user": "ann"})
+            assert later.status_code == 200
+            known = await service.sessions.get(f"s{number}")
+            assert known is not None
+            assert (known.user, known.history) == ("ann", (("item 3", "click"),))
+
+    run_app(registry, story)
+
+
+def test_of_two_first_requests_the_first_history_counts_for_both(registry: Registry, tmp_path: Path) -> None:
+    class Slow(MemoryStore):
+        """A store that both requests read before one of them begins the session."""
+
+        async def get(self, name: str) -> Session | None:
+            found = await super().get(name)
+            await asyncio.sleep(0.01)
+            return found
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        bodies = [
+            {"candidates": ITEMS, "session": "s", "user": user, "history": [[item, "click"]], "id": user}
+            for user, item in (("ann", "item 1"), ("bob", "item 2"))
+        ]
+        answers = await asyncio.gather(*(http.post("/v1/rank", json=body) for body in bodies))
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert answers[0].json()["items"] == answers[1].json()["items"]
+
+    run_app(registry, story, tmp_path / "log", sessions=Slow())
+    logged = [(record.user, record.history) for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
+    assert len(logged) == 2
+    assert logged[0] == logged[1]
 
 
 def test_requests_with_one_id_are_one_decision(registry: Registry, tmp_path: Path) -> None:

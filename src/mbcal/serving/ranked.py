@@ -9,7 +9,7 @@ import numpy as np
 from mbcal.decision_log.records import Decision
 from mbcal.errors import MbcalError
 from mbcal.serving.fields import GivenFields, from_text
-from mbcal.serving.messages import RankedItem, RankRequest
+from mbcal.serving.messages import RankedItem, RankRequest, steps_as_text
 from mbcal.serving.ranker import Ranker, TextSteps
 from mbcal.serving.repeats import answer_fields
 from mbcal.serving.state import Session
@@ -77,7 +77,6 @@ def rank_request(
     ranker: Ranker,
     request: RankRequest,
     session: Session,
-    shown: TextSteps,
     given: GivenFields,
     *,
     name: str | None,
@@ -90,9 +89,8 @@ def rank_request(
     Args:
         ranker: The version.
         request: The request.
-        session: The session, with its history and its user.
-        shown: What was shown in the session so far.
-        given: User features and context.
+        session: The session, with its history, its user, and what was shown if the request does not say it.
+        given: The fields of the request; those of the session count where it has its own.
         name: The session's name; None if it has none.
         epsilon: Probability of a uniformly random item at each rank.
         most: Maximum number of candidates.
@@ -103,6 +101,10 @@ def rank_request(
         msgspec.MsgspecError: If the candidates cannot be decoded.
         RankingFailedError: If the version fails for any other reason.
     """
+    shown = session.shown if request.shown is None else steps_as_text(request.shown, "shown")
+    if request.shown is None:
+        given = given._replace(shown_context=session.shown_context)
+    given = given._replace(user_features=session.user_features)
     candidates = ranker.reader.read(request.candidates, request.k, most)
     count, unknown = len(candidates.rows), int(np.count_nonzero(candidates.rows == UNKNOWN_ROW))
     uniform = generator.random((min(request.k, count), 2))

@@ -39,7 +39,7 @@ from mbcal.serving.messages import (
     steps_as_text,
 )
 from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
-from mbcal.serving.ranker import Ranker, TextSteps
+from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 from mbcal.serving.stats import model_answer
@@ -168,20 +168,8 @@ class Service:
         version = self.canary.version_for(session_name or user or decision)
         given = given_fields(request)
         self.live.fields.require_declared(given)
-        session = Session(user, steps_as_text(request.history, "history"), (), version, given.user_features)
-        remembered = True
-        if session_name is not None:
-            try:
-                session = await self.sessions.begin(session_name, session)
-            except StateAwayError as error:
-                if request.shown is None:  # only the memory knows what was shown
-                    raise StateAwayError(f"{error}, or send history and shown with the request") from error
-                remembered = False
-        shown = session.shown if request.shown is None else steps_as_text(request.shown, "shown")
-        if request.shown is None:
-            given = given._replace(shown_context=session.shown_context)
-        given = given._replace(user_features=session.user_features)
-        ranked = await self._rank_by_version(request, session, session_name, shown, given)
+        proposed = Session(user, steps_as_text(request.history, "history"), (), version, given.user_features)
+        ranked, remembered = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
         if self.log is not None:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
@@ -194,12 +182,39 @@ class Service:
             answer.remembered = False
         counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
-        counts.sessions += not shown
-        self.traffic.decision(version, session_name, not shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
+        counts.sessions += not ranked.shown
+        self.traffic.decision(version, session_name, not ranked.shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
         return answer
 
+    async def _rank_in_session(
+        self, request: RankRequest, proposed: Session, name: str | None, given: GivenFields
+    ) -> tuple[RankedRequest, bool]:
+        """Rank in the session of this name, which begins as proposed if it is not known and the request can be ranked.
+
+        Returns:
+            The ranked request, and whether the session is remembered.
+        """
+        if name is None:
+            return await self._rank_by_version(request, proposed, name, given), True
+        try:
+            known = await self.sessions.get(name)
+        except StateAwayError as error:
+            if request.shown is None:  # only the memory knows what was shown
+                raise StateAwayError(f"{error}, or send history and shown with the request") from error
+            return await self._rank_by_version(request, proposed, name, given), False
+        ranked = await self._rank_by_version(request, known or proposed, name, given)
+        if known is not None:
+            return ranked, True
+        try:
+            begun = await self.sessions.begin(name, proposed)
+        except StateAwayError:
+            return ranked, False
+        if begun != proposed:  # another request began it in the meantime, and the first history counts
+            ranked = await self._rank_by_version(request, begun, name, given)
+        return ranked, True
+
     async def _rank_by_version(
-        self, request: RankRequest, session: Session, name: str | None, shown: TextSteps, given: GivenFields
+        self, request: RankRequest, session: Session, name: str | None, given: GivenFields
     ) -> RankedRequest:
         """Rank by the version of the session; by the live one if the canary fails, which is then withdrawn.
 
@@ -209,7 +224,7 @@ class Service:
         def rank(ranker: Ranker, epsilon: float) -> RankedRequest:
             most, generator = self.limits.max_candidates, self.generator
             arguments: dict[str, Any] = {"name": name, "epsilon": epsilon, "most": most, "generator": generator}
-            return rank_request(ranker, request, session, shown, given, **arguments)
+            return rank_request(ranker, request, session, given, **arguments)
 
         ranker, epsilon = self._ranker_of(session)
         try:

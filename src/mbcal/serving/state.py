@@ -139,7 +139,7 @@ class SessionStore(Protocol):
         """Estimated bytes held in this process."""
 
     async def get(self, name: str) -> Session | None:
-        """Return a session, or None if it is unknown or has expired."""
+        """Return a session, which is kept for another lifetime; None if it is unknown or has expired."""
 
     async def begin(self, name: str, session: Session) -> Session:
         """Store a session unless there is one of this name; return the stored one."""
@@ -199,8 +199,9 @@ class MemoryStore:
         return self._sessions.used_bytes + self._decisions.used_bytes
 
     async def get(self, name: str) -> Session | None:
-        kept = self._recall(name, self._clock())
-        return None if kept is None else kept.session
+        now = self._clock()
+        kept = self._recall(name, now)
+        return None if kept is None else self._keep(name, kept.session, kept.size, now)
 
     async def begin(self, name: str, session: Session) -> Session:
         now = self._clock()
