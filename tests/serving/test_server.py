@@ -133,6 +133,24 @@ def test_of_two_first_requests_the_first_history_counts_for_both(registry: Regis
     assert logged[0] == logged[1]
 
 
+def test_a_long_history_is_not_logged_with_every_short_request(registry: Registry, tmp_path: Path) -> None:
+    history = [["x" * 250, "y" * 250]] * 980 + [["item 1", "click"]] * 20
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        length = service.live.version.history
+        assert 0 < length <= 20
+        for fields in ({"history": history, "session": "s"}, {"session": "s"}, {"history": history}):
+            assert (await http.post("/v1/rank", json={"candidates": ITEMS, **fields})).status_code == 200
+        session = await service.sessions.get("s")
+        assert session is not None
+        assert session.history == (("item 1", "click"),) * length
+
+    run_app(registry, story, tmp_path / "log")
+    logged = [record.history for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
+    assert logged[0] == logged[1] == logged[2]
+    assert set(logged[0]) == {("item 1", "click")}
+
+
 def test_requests_with_one_id_are_one_decision(registry: Registry, tmp_path: Path) -> None:
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         request = {"candidates": ITEMS, "id": "mine"}

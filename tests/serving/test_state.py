@@ -10,7 +10,16 @@ import pytest
 
 from mbcal.errors import OptionError
 from mbcal.serving.redis_state import RedisStore
-from mbcal.serving.state import DecisionRef, MemoryStore, Session, StateAwayError, Step, session_store
+from mbcal.serving.state import (
+    MAX_NAMES,
+    DecisionRef,
+    MemoryStore,
+    Session,
+    StateAwayError,
+    Step,
+    latest_steps,
+    session_store,
+)
 from tests.support.redis import RedisServer
 
 BEGIN = Session("u1", (("item 1", "click"),))
@@ -45,6 +54,27 @@ def test_the_latest_steps_of_a_long_session_are_kept(monkeypatch: pytest.MonkeyP
     for moment in (5, 1, 4, 2, 3):
         session = session.after(Step(moment, 0, f"d{moment}", f"item {moment}", "skip"))
     assert [step.time for step in session.steps] == [3, 4, 5]
+
+
+def test_names_of_a_session_are_bounded_in_bytes() -> None:
+    for name in (*"abcdefg", "x" * 250, "ä" * 250):
+        session = BEGIN
+        for moment in range(300):
+            session = session.after(Step(moment, 0, f"d{moment}", f"{moment}{name}", name))
+        used = sum(len((item + behaviour).encode()) for item, behaviour in session.shown)
+        assert used <= MAX_NAMES
+        assert len(session.steps) == 300 or used > MAX_NAMES - 1100  # as many as there is room for
+        assert session.steps[-1].time == 299
+
+
+def test_the_latest_steps_of_a_history_are_kept() -> None:
+    steps = tuple((f"item {number}", "click") for number in range(100))
+    assert latest_steps(steps, 20) == steps[80:]
+    assert latest_steps(steps, 0) == ()
+    assert latest_steps(steps[:3], 20) == steps[:3]
+    assert latest_steps(steps, 1000) == steps
+    long = tuple((f"{number:0256}", "y" * 256) for number in range(1000))
+    assert latest_steps(long, 1000) == long[1000 - MAX_NAMES // 512 :]
 
 
 def test_contexts_of_a_session_are_bounded_whatever_order_they_arrive_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from mbcal.serving.messages import (
 from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
-from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
+from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step, latest_steps
 from mbcal.serving.stats import model_answer
 from mbcal.serving.traffic import Traffic, VersionCounts
 from mbcal.types import Name, to_name
@@ -168,7 +168,9 @@ class Service:
         version = self.canary.version_for(session_name or user or decision)
         given = given_fields(request)
         self.live.fields.require_declared(given)
-        proposed = Session(user, steps_as_text(request.history, "history"), (), version, given.user_features)
+        longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
+        history = latest_steps(steps_as_text(request.history, "history"), longest)  # it is logged with every decision
+        proposed = Session(user, history, (), version, given.user_features)
         ranked, remembered = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
         if self.log is not None:

@@ -10,7 +10,7 @@ to the same session.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from sys import getsizeof
 from typing import NamedTuple, Protocol
@@ -22,6 +22,10 @@ from mbcal.serving.bounded import BoundedDict, pairs_bytes
 
 MAX_STEPS = 1_000
 """Steps kept of a session; of a longer one the latest."""
+MAX_NAMES = 64 * 1024
+"""Bytes of names kept of a session's history, and as many of its steps, the latest: both are logged with every decision."""
+MAX_STEP_NAMES = 2 * 4 * 256
+"""Most bytes of the names of one step, an item and a behaviour of 256 characters each."""
 MAX_CONTEXT = 64 * 1024
 """Characters of contexts kept of a session, the latest."""
 CLAIM_SECONDS = 10.0
@@ -79,13 +83,32 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     def after(self, step: Step) -> Session:
         """Return the session with this step added; unchanged if it has a step of the same decision and item.
 
-        Contexts are logged again with every later decision of the session, so only the newest are kept, `MAX_CONTEXT`
-        characters of them.
+        Steps and contexts are logged again with every later decision of the session, so only the newest are kept:
+        `MAX_STEPS` steps with `MAX_NAMES` bytes of names, and `MAX_CONTEXT` characters of contexts.
         """
         if any(step.decision == other.decision and step.item == other.item for other in self.steps):
             return self
         steps = tuple(sorted((*self.steps, step)))[-MAX_STEPS:]
+        if len(steps) * MAX_STEP_NAMES > MAX_NAMES:
+            steps = steps[_n_too_many([(step.item, step.behaviour) for step in steps]) :]
         return msgspec.structs.replace(self, steps=_with_newest_contexts(steps) if step.context else steps)
+
+
+def latest_steps(steps: tuple[tuple[str, str], ...], length: int) -> tuple[tuple[str, str], ...]:
+    """Return the latest steps of a history: at most `length`, with at most `MAX_NAMES` bytes of names.
+
+    Args:
+        steps: (item, behaviour) pairs, oldest first.
+        length: Steps that a version reads.
+    """
+    steps = steps[max(len(steps) - length, 0) :]
+    return steps if len(steps) * MAX_STEP_NAMES <= MAX_NAMES else steps[_n_too_many(steps) :]
+
+
+def _n_too_many(steps: Sequence[tuple[str, str]]) -> int:
+    """How many of the oldest steps must go, so that `MAX_NAMES` bytes of names are left at most."""
+    sizes = accumulate(len(item.encode()) + len(behaviour.encode()) for item, behaviour in reversed(steps))
+    return sum(size > MAX_NAMES for size in sizes)
 
 
 def _with_newest_contexts(steps: tuple[Step, ...]) -> tuple[Step, ...]:
