@@ -89,5 +89,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     The text starts with a space, to be appended to a message that ends with a full stop.
     """
-    matches = difflib.get_close_matches(name, list(known), n=1)
+    matches = difflib.get_close_matches(shortened(name), list(known), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """Return a text, or its beginning if it is longer than `most` characters: a message need not repeat all of an input."""
+    return text if len(text) <= most else text[: most - 1] + "…"

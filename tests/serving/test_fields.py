@@ -161,6 +161,29 @@ def test_wrong_fields_are_refused_with_a_sentence(agent: Any, fields: Any, messa
     run_app(registry, story)
 
 
+def test_refusals_do_not_repeat_long_inputs(agent: Any, tmp_path: Path) -> None:
+    registry, long = Registry(tmp_path / "registry"), "z" * 300_000
+    registry.publish(agent)
+    bodies: list[dict[str, Any]] = [
+        {"context": {long: 1}},
+        {"user_features": {long: 1}},
+        {"candidates": [{"item": "new", "features": {long: 1}}]},
+        {"context": {"hour": [1] * 8000}},
+        {long: 1},
+        {"candidates": [{"item": "new", long: 1}]},
+    ]
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for body in bodies:
+            answer = await http.post("/v1/rank", json={"candidates": ITEMS, **body})
+            assert answer.status_code == 422
+            assert 20 < len(answer.json()["error"]) <= 1000
+        answer = await http.post("/v1/rank", json={"candidates": ITEMS, **bodies[0]})
+        assert f"context: '{long[:99]}…' was never declared; the model knows device" in answer.json()["error"]
+
+    run_app(registry, story)
+
+
 def test_a_repeated_id_with_another_context_is_another_request(agent: Any, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "registry")
     registry.publish(agent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from mbcal.errors import InputError, LogError, LogFullError, LogUnavailableError, MbcalError, OptionError
+from mbcal.errors import InputError, LogError, LogFullError, LogUnavailableError, MbcalError, OptionError, shortened
 from mbcal.serving.messages import Problem
 from mbcal.serving.repeats import IdConflictError
 from mbcal.serving.routes import Response
@@ -16,6 +16,9 @@ from mbcal.serving.service import NotReadyError
 from mbcal.serving.state import StateAwayError
 
 Header = tuple[bytes, bytes]
+
+MAX_SENTENCE = 1000
+"""Characters of a sentence: the names of unknown fields, which decoders repeat, may be as long as a body."""
 
 
 class RefusedError(Exception):
@@ -53,7 +56,7 @@ def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
         status, sentence = 400, f"the body is not valid JSON: {error}"
     else:
         sentence = "the server failed; its log has the reason"
-    return Response(status, msgspec.json.encode(Problem(sentence)))
+    return Response(status, msgspec.json.encode(Problem(shortened(sentence, MAX_SENTENCE))))
 
 
 def refusal_headers(error: Exception, status: int) -> list[Header]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mbcal.errors import InputError, nearest
+from mbcal.errors import InputError, nearest, shortened
 from mbcal.types.catalog import Catalog
 from mbcal.types.features import AnyFeature, Feature, NumberFeature, VectorFeature
 from mbcal.types.kinds import FeatureKind
@@ -89,7 +89,7 @@ def read_values(values: Mapping[str, Any], declared: Mapping[str, FeatureDeclara
     for name in values:
         if name not in declared:
             known = ", ".join(declared) or "none"
-            raise InputError(f"feature {name!r} is unknown; known are {known}.{nearest(name, declared)}")
+            raise InputError(f"feature {shortened(name)!r} is unknown; known are {known}.{nearest(name, declared)}")
     read = {name: declaration.read(values.get(name)) for name, declaration in declared.items()}
     return {name: value for name, value in read.items() if value is not None}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mbcal.errors import InputError, OptionError
+from mbcal.errors import InputError, OptionError, shortened
 from mbcal.types.kinds import FeatureKind, require_kind
 
 MAX_VALUES = 10_000
@@ -91,7 +91,9 @@ class Field:
         if self.kind == "number":
             return standardised(self._number(value, subject), self.mean, self.deviation), 1.0
         if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
-            raise InputError(f"{subject}: {self.name!r} is a vector; give a list of {self.length} numbers, got {value!r}")
+            raise InputError(
+                f"{subject}: {self.name!r} is a vector; give a list of {self.length} numbers, got {shortened(repr(value))}"
+            )
         if len(value) != self.length:
             raise InputError(f"{subject}: {self.name!r} must have {self.length} numbers, got {len(value)}")
         return *(self._number(number, subject) for number in value), 1.0
@@ -104,14 +106,18 @@ class Field:
             return "true" if value else "false"
         if isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and float(value).is_integer()):
             return str(int(value))  # 7.0 is 7, as in a log
-        raise InputError(f"{subject}: {self.name!r} is a category; give text or a whole number, got {value!r}")
+        raise InputError(
+            f"{subject}: {self.name!r} is a category; give text or a whole number, got {shortened(repr(value))}"
+        )
 
     def _number(self, value: Any, subject: str) -> float:
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-            raise InputError(f"{subject}: {self.name!r} takes numbers, got {value!r}")
+            raise InputError(f"{subject}: {self.name!r} takes numbers, got {shortened(repr(value))}")
         number = float(value)
         if not abs(number) <= _LARGEST:  # NaN is not
-            raise InputError(f"{subject}: {self.name!r} must be finite, got {value}; leave it out if it is not known")
+            raise InputError(
+                f"{subject}: {self.name!r} must be finite, got {shortened(str(value))}; leave it out if it is not known"
+            )
         return number
 
     def describe(self) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.errors import InputError, OptionError, nearest
+from mbcal.errors import InputError, OptionError, nearest, shortened
 from mbcal.types.field import MAX_DEVIATIONS, Field
 from mbcal.types.kinds import FeatureKind
 
@@ -127,7 +127,7 @@ class Fields:
             if name not in self.columns:
                 known = ", ".join(self.names) or "none"
                 hint = nearest(str(name), self.names)
-                raise InputError(f"{subject}: {name!r} was never declared; the model knows {known}.{hint}")
+                raise InputError(f"{subject}: {shortened(str(name))!r} was never declared; the model knows {known}.{hint}")
 
     def select(self, names: Sequence[str] | None, option: str) -> Fields:
         """Return some of the fields; all if names is None.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mbcal.errors import InputError
+from mbcal.errors import InputError, shortened
 
 Name = str | int | np.integer[Any]
 """How callers may name an item or a user: `"d42"`, or `42` for the name `"42"`."""
@@ -30,7 +30,7 @@ def to_name(value: Name, subject: str = "item") -> str:
         return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return str(int(value))
-    raise InputError(f"{subject}: names are text or whole numbers, got {value!r} ({type(value).__name__})")
+    raise InputError(f"{subject}: names are text or whole numbers, got {shortened(repr(value))} ({type(value).__name__})")
 
 
 def to_steps(steps: Steps, subject: str = "history") -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ def to_steps(steps: Steps, subject: str = "history") -> list[tuple[str, str]]:
     pairs = []
     for step in _require_list(steps, subject):
         if isinstance(step, str) or not isinstance(step, Sequence) or len(step) != 2:
-            raise InputError(f"{subject}: steps are (item, behaviour) pairs, got {step!r}")
+            raise InputError(f"{subject}: steps are (item, behaviour) pairs, got {shortened(repr(step))}")
         pairs.append((to_name(step[0], f"{subject}: item"), to_name(step[1], f"{subject}: behaviour")))
     return pairs
 
@@ -66,5 +66,5 @@ def to_names(names: Sequence[Name], subject: str = "candidates") -> list[str]:
 
 def _require_list(values: Any, subject: str) -> Any:
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise InputError(f"{subject}: must be a list, got {values!r}")
+        raise InputError(f"{subject}: must be a list, got {shortened(repr(values))}")
     return values
