@@ -102,13 +102,22 @@ class VersionComparison:
             if gap.lower > 0 >= gap.safe:
                 text += f"; {self.caution()}"
         else:
-            missing = self.sessions_missing(share)
-            more = f"about {_rounded(missing)} more sessions" if np.isfinite(missing) else "more sessions of more users"
             between = f" (between {gap.lower:+.3g} and {gap.upper:+.3g} per session)" if np.isfinite(gap.lower) else ""
-            text = f"cannot tell yet{between}; {more} for a difference of {share:.0%}"
+            between = between if gap.lower < gap.upper else ""
+            text = f"cannot tell yet{between}; {self._what_is_missing(share)}"
         if not self.together:
             text += "; the versions did not serve at the same time, so a difference may be due to the time"
         return text
+
+    def _what_is_missing(self, share: float) -> str:
+        """Return in words what would show a difference of this share of b's reward."""
+        if float(self.reward_difference.stderr) == 0:
+            return "the rewards of these sessions do not vary"
+        missing = self.sessions_missing(share)
+        if missing < 1:
+            return f"these sessions would show a difference of {share:.0%}"
+        more = f"about {_rounded(missing)} more sessions" if np.isfinite(missing) else "more sessions of more users"
+        return f"{more} for a difference of {share:.0%}"
 
     def caution(self) -> str:
         """Return in words why more was seen to be earned, and yet is not certain."""

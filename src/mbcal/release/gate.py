@@ -220,6 +220,8 @@ def why_undecided(difference: Difference, shares: Sequence[float] = (0.01, 0.05,
     """Say why the log cannot tell: it contradicts itself, or how many sessions show differences of these shares."""
     if difference.is_contradicted:
         return f"the log cannot tell: {_contradiction(difference)}"
+    if difference.reward_variance == 0:
+        return "the log cannot tell: the rewards of its judging sessions do not vary"
     in_log, by_canary = (
         _listed([_count(sessions(share)) for share in shares])
         for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
@@ -249,5 +251,6 @@ def _found(value: float, low: float, high: float, least: float) -> str:
 def _count(sessions: float) -> str:
     if sessions > 1e9:
         return "a billion or more"
+    sessions = max(sessions, 1)
     digits = max(len(str(int(sessions))) - 2, 0)
     return f"{round(sessions, -digits):,.0f}"

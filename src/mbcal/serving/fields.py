@@ -142,9 +142,19 @@ class ScorerFields:
         """The encoded row of W numbers, and whether all of it was declared; raises InputError if not, and `strict`."""
         fields = self.fields.context if name == "context" else self.fields.user
         values = from_text(text)
+        if strict:
+            _require_64_bits(values, name)
         try:
             return fields.encoded(values, name), True
         except InputError:
             if strict:
                 raise
             return fields.encode_known(values, name).tolist(), False
+
+
+def _require_64_bits(values: Values, subject: str) -> None:
+    """Raise InputError if there is a whole number that the decision log cannot hold."""
+    for name, value in values.items():
+        for number in value if isinstance(value, list) else (value,):
+            if type(number) is int and not -(2**63) <= number < 2**64:
+                raise InputError(f"{subject}: {name!r} has a whole number beyond 64 bits; send a smaller one, or text")

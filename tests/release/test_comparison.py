@@ -1,0 +1,154 @@
+"""Two versions compared by finished sessions, what the comparison says, and what becomes of a canary by it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mbcal.errors import InputError, OptionError
+from mbcal.release.canary import CanaryConfig, judge_canary
+from mbcal.release.comparison import compare_versions
+from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
+from tests.support.trials import SECOND, session_records, trial_records
+
+BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
+CONFIG = CanaryConfig(promote_after=50, sessions=SessionRule(idle=10, longest=60))
+REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
+
+
+def outcomes_of(sessions: int, likes: tuple[float, float], seed: int = 0) -> Outcomes:
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for record in trial_records(sessions, canary="a", live="b", likes=likes, seed=seed):
+        reader.add(record)
+    return reader.outcomes(10**15)
+
+
+def test_decisions_follow_the_limits() -> None:
+    better, worse = compare_versions(outcomes_of(900, BETTER), "a", "b"), compare_versions(outcomes_of(900, WORSE), "a", "b")
+    assert judge_canary(better, CONFIG, 0)[0] == "promote"
+    assert judge_canary(better, replace(CONFIG, promote_after=500), 0)[0] == "wait"
+    assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
+    assert judge_canary(worse, replace(CONFIG, withdraw_below=0.9), 0)[0] == "wait"
+    shorter = replace(better, length=replace(better.length, upper=-0.1))
+    action, reason = judge_canary(shorter, CONFIG, 0)
+    assert action == "wait"
+    assert reason.endswith("its sessions are shorter, so a person has to decide")
+    assert judge_canary(None, CONFIG, 10) == ("wait", "no finished sessions of both versions yet")
+    assert judge_canary(None, CONFIG, 1e9)[0] == "withdraw"
+    for settings in ({"promote_after": 0}, {"withdraw_below": 1.0}, {"longest": 0.0}, {"promote_alpha": 0.5}):
+        with pytest.raises(OptionError, match="canary: "):
+            CanaryConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_sentences_say_what_is_known() -> None:
+    better = compare_versions(outcomes_of(900, BETTER), "a", "b")
+    assert better.answer == "more"
+    assert better.sentence().startswith("a earns more than b: +")
+    assert compare_versions(outcomes_of(900, BETTER), "b", "a").sentence().startswith("b earns less than a: -")
+    unclear = compare_versions(outcomes_of(300, EQUAL, seed=2), "a", "b")
+    assert unclear.answer == "cannot tell"
+    assert " more sessions for a difference of 5%" in unclear.sentence()
+    assert unclear.sessions_missing(0.05) > 3 * unclear.sessions_missing(0.1) > 0
+    few = compare_versions(outcomes_of(20, EQUAL), "a", "b")
+    assert few.sentence() == "cannot tell yet; more sessions of more users for a difference of 5%"
+    assert few.as_dict()["reward"]["lower"] is None
+    json.dumps(few.as_dict(), allow_nan=False)
+
+
+def test_only_sessions_of_the_same_time_are_compared() -> None:
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for number in range(200):  # b earns 4 before a began, and 0 beside it
+        version, behaviour = ("b", "like") if number < 100 else ("ab"[number % 2], "skip")
+        for record in session_records(f"s{number}", version, [behaviour], began=number * SECOND):
+            reader.add(record)
+    comparison = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert comparison.together
+    assert (comparison.a.reward.mean, comparison.b.reward.mean) == (0.0, 0.0)
+    assert comparison.b.sessions in (49, 50)
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for number in range(100):
+        for record in session_records(f"s{number}", "a" if number < 50 else "b", ["like"], began=number * SECOND):
+            reader.add(record)
+    apart = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert not apart.together
+    assert apart.sentence().endswith("did not serve at the same time, so a difference may be due to the time")
+    with pytest.raises(InputError, match="a: cannot be compared with itself"):
+        compare_versions(reader.outcomes(10**15), "a", "a")
+    with pytest.raises(InputError, match="c: no finished session in the log; versions with sessions are a, b"):
+        compare_versions(reader.outcomes(10**15), "a", "c")
+
+
+def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float = 0.0, users: int = 300) -> Outcomes:
+    """Sessions whose reward is normal around a level that changes with time; shares of the canary, a, likewise."""
+    rng, count = np.random.default_rng(seed), len(share)
+    is_live = rng.random(count) >= share
+    reward = level * np.where(is_live, 1.0, 1 + gain) + rng.normal(0, 0.45, count)
+    names = tuple(map(str, range(users)))
+    user, length = rng.integers(users, size=count).astype(np.int32), np.full(count, 5, np.int32)
+    return Outcomes(("a", "b"), names, is_live.astype(np.int32), user, np.arange(count), reward, length, -2.0, 4.0)
+
+
+def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
+    time, actions = np.arange(4000), []
+    share = np.where(time < 2050, 0.05, 0.5)
+    for seed in range(12):
+        outcomes = trial_outcomes(seed, share, np.where(time > 1500, 1.2, 1.0))
+        comparison = compare_versions(outcomes, "a", "b")
+        pooled = outcomes.reward[outcomes.version == 0].mean() - outcomes.reward[outcomes.version == 1].mean()
+        assert pooled > 0.04
+        assert abs(comparison.reward.value) < 0.05
+        assert comparison.reward.value == pytest.approx(comparison.a.reward.mean - comparison.b.reward.mean)
+        actions.append(judge_canary(comparison, CONFIG, 0)[0])
+    assert actions.count("promote") == 0
+    assert actions.count("withdraw") <= 2
+    better = compare_versions(trial_outcomes(1, share, np.where(time > 1500, 1.2, 1.0), gain=0.15), "a", "b")
+    assert judge_canary(better, CONFIG, 0)[0] == "promote"
+    assert better.reward.value == pytest.approx(0.17, abs=0.04)
+
+
+def test_drift_does_not_widen_the_limits() -> None:
+    share = np.full(4000, 0.3)
+    steady, drifting = (
+        compare_versions(trial_outcomes(2, share, level), "a", "b") for level in (np.ones(4000), np.linspace(1.0, 5.0, 4000))
+    )
+    assert drifting.reward_difference.stderr == pytest.approx(steady.reward_difference.stderr, rel=0.05)
+
+
+def test_versions_that_did_not_serve_together_are_not_judged() -> None:
+    for gain in (0.5, -0.5):
+        apart = compare_versions(trial_outcomes(0, np.repeat([0.0, 1.0], 500), np.ones(1000), gain), "a", "b")
+        assert not apart.together
+        assert apart.answer == ("more" if gain > 0 else "less")
+        action, reason = judge_canary(apart, CONFIG, 0)
+        assert action == "wait"
+        assert "did not serve at the same time" in reason
+        assert judge_canary(apart, CONFIG, 1e9)[0] == "withdraw"
+
+
+def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
+    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2)
+    assert judge_canary(compare_versions(outcomes, "a", "b"), CONFIG, 0)[0] == "promote"
+    comparison = compare_versions(replace(outcomes, most=100.0), "a", "b")
+    action, reason = judge_canary(comparison, CONFIG, 0)
+    assert action == "wait"
+    assert reason.endswith("too few sessions to exclude that b earns rare rewards, of up to 100, not met yet")
+    assert comparison.as_dict()["reward"]["safe"] < 0 < comparison.as_dict()["reward"]["lower"]
+    worse = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2)
+    assert judge_canary(compare_versions(replace(worse, most=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
+
+
+def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:
+    reader = OutcomeReader(REWARDS, CONFIG.sessions)
+    for number in range(400):
+        steps = session_records(f"s{number}", "ab"[number % 2], ["like"], user=f"u{number % 80}", began=number * SECOND)
+        for record in steps:
+            reader.add(record)
+    same = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert same.sentence() == "cannot tell yet; the rewards of these sessions do not vary"
+    assert "about 0" not in judge_canary(same, CONFIG, 0)[1]
+    unclear = compare_versions(outcomes_of(900, EQUAL, seed=2), "a", "b")
+    assert unclear.sessions_missing(3.0) == 0
+    assert unclear.sentence(3.0).endswith("; these sessions would show a difference of 300%")
