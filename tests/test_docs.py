@@ -13,7 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import read_csv
 
+import mbcal
 from tests.support.documents import README, blocks, commands_of, run, run_in_shell
 from tests.support.layouts import COMBINED, ML_20M, kuairand
 from tests.support.logs import ROOT, write_csv, zipped
@@ -102,6 +104,27 @@ def test_every_command_on_time_and_clicks_runs(workshop: Path) -> None:
     commands = [command for page in ("time", "clicks") for command in commands_of((ROOT / f"docs/{page}.md").read_text())]
     assert len(commands) == 3
     run(commands, workshop)
+
+
+def test_every_command_on_features_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/features.md").read_text()
+    devices, actions = ("tv", "phone", "web"), ("skip", "click")
+    rows = [
+        (f"u{k % 40}", f"d{k * k % 29}", 1_700_000_000 + 900 * k, actions[k % 2], devices[k % 3], k % 24) for k in range(400)
+    ]
+    write_csv(tmp_path / "log.csv", rows, ("uid", "doc", "ts", "action", "device", "hour"))
+    write_csv(tmp_path / "users.csv", [(f"u{k}", ("at", "de")[k % 2], 20 + k) for k in range(40)], ("id", "country", "age"))
+    commands = commands_of(page)
+    assert len(commands) == 3
+    run(commands, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    prepare, rank = blocks(page, "python")
+    tables = {"frame": read_csv("log.csv"), "users": read_csv("users.csv")}
+    store = eval(prepare.replace('"store"', '"again"'), {"mbcal": mbcal, **tables})  # noqa: S307  # the page's own code
+    assert store.fields.describe() == "users by country (category), age (number); steps by device (category), hour (number)"
+    assert store.fields == mbcal.Store.open("store").fields
+    ranked = eval(rank, {"agent": mbcal.load("model", "cpu"), "history": [], "candidates": ["d1", "d4"]})  # noqa: S307  # likewise
+    assert {entry.item for entry in ranked} == {"d1", "d4"}
 
 
 def test_every_method_has_its_page() -> None:
