@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from mbcal.errors import OptionError
@@ -178,6 +179,63 @@ def test_a_full_redis_is_an_outage_that_names_no_session(redis_address: str) -> 
     assert "OOM" in events[0] or "memory" in events[0]
     assert "item" not in events[0]
     assert "session:" not in events[0]
+
+
+def test_a_value_of_another_kind_in_redis_counts_as_none_and_is_no_outage(redis_address: str) -> None:
+    events: list[str] = []
+
+    async def tell() -> None:
+        store = RedisStore(redis_address, on_event=lambda event, **_: events.append(event))
+        for name in ("list", "junk"):
+            for kind in ("session", "decision", "claim"):
+                key = f"mbcal:{kind}:{name}"
+                await (store._redis.lpush(key, "x") if name == "list" else store._redis.set(key, b"\x93junk"))
+            assert await store.get(name) is None
+            assert await store.add(name, STEPS[0]) is None
+            assert await store.begin(name, BEGIN) == BEGIN
+            assert await store.get(name) == BEGIN  # the value was replaced
+            assert await store.begin(name, Session("other", ())) == BEGIN
+            assert await store.add(name, STEPS[0]) == BEGIN.after(STEPS[0])
+            assert await store.recall_decision(name) is None
+            assert await store.claim_decision(name) is (name == "list")  # a claim may hold any text
+            assert await store.claim_decision(name) is False
+            await store.remember_decision(name, DecisionRef("s", 1, ["item 1"], "v1", "hash", b"answer"))
+            assert await store.recall_decision(name) is not None
+        assert (store.available, events) == (True, [])
+        await store.close()
+
+    asyncio.run(tell())
+
+
+def test_fields_in_redis_that_are_no_objects_are_missing(redis_address: str) -> None:
+    async def tell() -> None:
+        store = RedisStore(redis_address)
+        for number, text in enumerate(("[1]", "{not json", "3", '{"hour": {"a": 1}}', "null")):
+            step = Step(1, 0, "d", "item 1", "click", text)
+            stored = Session("u", (), (step, Step(2, 0, "e", "item 2", "click", '{"hour": 3}')), "", text)
+            await store._redis.set(f"mbcal:session:f{number}", msgspec.msgpack.encode(stored))
+            session = await store.get(f"f{number}")
+            assert session is not None
+            assert (session.shown_context, session.user_features) == (("", '{"hour": 3}'), "")
+            reference = DecisionRef("s", 1, ["item 1"], "v1", context=text)
+            await store._redis.set(f"mbcal:decision:f{number}", msgspec.msgpack.encode(reference))
+            recalled = await store.recall_decision(f"f{number}")
+            assert recalled == msgspec.structs.replace(reference, context="")
+        await store.close()
+
+    asyncio.run(tell())
+
+
+def test_a_recalled_session_is_kept_for_another_lifetime_in_redis(redis_address: str) -> None:
+    async def tell() -> None:
+        store = RedisStore(redis_address, lifetime=100)
+        await store.begin("renewed", BEGIN)
+        await store._redis.expire("mbcal:session:renewed", 5)
+        assert await store.get("renewed") == BEGIN
+        assert await store._redis.ttl("mbcal:session:renewed") > 90
+        await store.close()
+
+    asyncio.run(tell())
 
 
 def test_sessions_expire_in_redis(redis_address: str) -> None:

@@ -17,7 +17,7 @@ from mbcal.errors import InputError
 from mbcal.scoring.fields import JointFieldTables
 from mbcal.scoring.scorers import NetScorer, Scorer
 from mbcal.serving.bounded import BoundedDict
-from mbcal.serving.messages import RankRequest
+from mbcal.serving.messages import RankRequest, RequestFields
 from mbcal.types import NO_FIELDS, SessionFields
 from mbcal.types.fields import Values
 
@@ -28,6 +28,7 @@ ENTRY_BYTES = 600
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(RequestFields).decode
 
 
 class GivenFields(NamedTuple):
@@ -52,6 +53,14 @@ def from_text(text: str) -> dict[str, Any]:
     """Return what `as_text` wrote."""
     values: dict[str, Any] = _decode(text) if text else {}
     return values
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is empty or as `as_text` writes it: JSON of fields with values that a request may have."""
+    try:
+        return not text or _decode_fields(text) is not None
+    except msgspec.MsgspecError:
+        return False
 
 
 def given_fields(request: RankRequest) -> GivenFields:

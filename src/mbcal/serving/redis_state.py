@@ -2,6 +2,7 @@
 
 Redis away is an outage of the memory, not of the service. No call takes longer than `CALL_SECONDS`. After the first call
 that fails, further ones fail at once with StateAwayError, so that no request waits, until a ping in the background succeeds.
+A value that this service cannot have written concerns its own key only, and counts as none.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from mbcal.errors import OptionError
+from mbcal.serving.fields import is_object
 from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
 
 CALL_SECONDS = 0.25
@@ -47,7 +49,7 @@ class RedisStore:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
-            from redis.exceptions import RedisError, WatchError
+            from redis.exceptions import RedisError, ResponseError, WatchError
         except ImportError as error:
             raise OptionError("state: Redis needs the package redis; pip install 'mbcal[serve]'") from error
         try:
@@ -60,7 +62,7 @@ class RedisStore:
         except ValueError as error:
             raise OptionError(f"state: the Redis address is not valid ({error}); write redis://HOST:PORT/NUMBER") from error
         self._failures = (RedisError, OSError, TimeoutError)
-        self._watch_error = WatchError
+        self._watch_error, self._response_error = WatchError, ResponseError
         self._lifetime, self._on_event = int(lifetime), on_event
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._away_since: float | None = None
@@ -88,7 +90,7 @@ class RedisStore:
         await self._call(lambda: self._redis.set(_decision_key(decision), value, ex=self._lifetime))
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
-        return _decoded(await self._call(lambda: self._redis.get(_decision_key(decision))), DecisionRef)
+        return await self._call(lambda: self._read(self._redis, _decision_key(decision), DecisionRef))
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
         return await self._call(lambda: self._claim(decision))
@@ -104,19 +106,40 @@ class RedisStore:
             await self._redis.aclose()
 
     async def _get(self, name: str) -> Session | None:
-        return _decoded(await self._redis.get(_session_key(name)), Session)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.get(_session_key(name))
+            pipe.expire(_session_key(name), self._lifetime)
+            value, _ = await pipe.execute(raise_on_error=False)
+        return _decoded(self._value_of(value), Session)
 
     async def _begin(self, name: str, session: Session) -> Session:
-        value = msgspec.msgpack.encode(session)
-        if await self._redis.set(_session_key(name), value, ex=self._lifetime, nx=True):
+        key, value = _session_key(name), msgspec.msgpack.encode(session)
+        if await self._redis.set(key, value, ex=self._lifetime, nx=True):
             return session
-        return await self._get(name) or session
+        known = await self._get(name)
+        if known is None:  # it has just expired, or is no session
+            await self._redis.set(key, value, ex=self._lifetime)
+        return known or session
+
+    async def _read(self, redis: Any, key: str, kind: type[T]) -> T | None:
+        try:
+            return _decoded(await redis.get(key), kind)
+        except self._response_error as error:
+            return _decoded(self._value_of(error), kind)
+
+    def _value_of(self, result: bytes | Exception | None) -> bytes | None:
+        """The result of GET; None if the key holds no text. Raises any other error that Redis answered with."""
+        if not isinstance(result, Exception):
+            return result
+        if type(result) is self._response_error and _reason(result).startswith("WRONGTYPE"):
+            return None
+        raise result
 
     async def _add(self, key: str, step: Step) -> Session | None:
         async with self._redis.pipeline(transaction=True) as pipe:
             while True:
                 await pipe.watch(key)
-                stored = _decoded(await pipe.get(key), Session)
+                stored = await self._read(pipe, key, Session)
                 if stored is None:
                     await pipe.unwatch()
                     return None
@@ -132,10 +155,16 @@ class RedisStore:
     async def _claim(self, decision: str) -> DecisionRef | bool:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(_claim_key(decision), b"", px=int(CLAIM_SECONDS * 1000), nx=True)
+            pipe.get(_claim_key(decision))
             pipe.get(_decision_key(decision))
-            is_ours, value = await pipe.execute()
-        known = _decoded(value, DecisionRef)
-        return known if known is not None and known.answer else bool(is_ours)
+            is_ours, claim, value = await pipe.execute(raise_on_error=False)
+        known = _decoded(self._value_of(value), DecisionRef)
+        if known is not None and known.answer:
+            return known
+        if self._value_of(claim) is None:  # it is no claim, and would never end
+            await self._redis.set(_claim_key(decision), b"", px=int(CLAIM_SECONDS * 1000))
+            return True
+        return bool(is_ours)
 
     # ---- outages
 
@@ -147,7 +176,8 @@ class RedisStore:
             async with asyncio.timeout(CALL_SECONDS):
                 return await work()
         except self._failures as error:
-            self._begin_outage(error)
+            if type(error) is not self._response_error or _reason(error).startswith("MISCONF"):
+                self._begin_outage(error)  # other responses are about this call: Redis has classes for those about itself
             raise StateAwayError("state: sessions cannot be remembered at the moment; try again in a second") from error
 
     def _begin_outage(self, error: Exception) -> None:
@@ -155,8 +185,7 @@ class RedisStore:
             return  # another call noticed it first
         self._away_since = time.monotonic()
         self.outages += 1
-        reason = str(error).rpartition("caused error: ")[2][:200]  # what is before it is the command, with its data
-        self._on_event("state away", error=f"{type(error).__name__}: {reason}")
+        self._on_event("state away", error=f"{type(error).__name__}: {_reason(error)}")
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     async def _ping(self) -> None:
@@ -173,6 +202,11 @@ class RedisStore:
         seconds = time.monotonic() - (self._away_since or 0.0)
         self._away_since = None
         self._on_event("state back", seconds=round(seconds, 3))
+
+
+def _reason(error: Exception) -> str:
+    """What Redis answered, without the command and its data."""
+    return str(error).rpartition("caused error: ")[2][:200]
 
 
 def _session_key(name: str) -> str:
@@ -192,6 +226,13 @@ def _decoded(value: bytes | None, kind: type[T]) -> T | None:
     if value is None:
         return None
     try:
-        return msgspec.msgpack.decode(value, type=kind)
-    except msgspec.DecodeError:
+        found: Any = msgspec.msgpack.decode(value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    if isinstance(found, Session):
+        steps = tuple(step if is_object(step.context) else msgspec.structs.replace(step, context="") for step in found.steps)
+        features = found.user_features if is_object(found.user_features) else ""
+        return msgspec.structs.replace(found, steps=steps, user_features=features)  # type: ignore[return-value]
+    if isinstance(found, DecisionRef) and not is_object(found.context):
+        return msgspec.structs.replace(found, context="")  # type: ignore[return-value]
+    return found  # type: ignore[no-any-return]

@@ -94,9 +94,10 @@ class RepeatedRequests:
             claim = Claim(shared, decision)
             try:
                 known = await claim.take()
-                if known is not None:
+                first = None if known is None else _stored_answer(known)
+                if known is not None and first is not None:
                     _require_same(decision, request, known.request)
-                answer = await work() if known is None else _decode(known.answer)
+                answer = first or await work()
             except BaseException:
                 await claim.release()
                 raise
@@ -160,6 +161,14 @@ def answer_fields(request: str, items: Sequence[RankedItem]) -> dict[str, Any]:
     parts = {name: [entry.parts[name] for entry in items] for name in (items[0].parts if items else ())}
     scores, seen = [entry.score for entry in items], [entry.known for entry in items]
     return {"request": request, "scores": scores, "parts": parts, "seen": seen}
+
+
+def _stored_answer(known: DecisionRef) -> RankAnswer | None:
+    """The answer of a decision; None if this service cannot have written it."""
+    try:
+        return _decode(known.answer)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _logged_answer(decision: Decision) -> RankAnswer:
