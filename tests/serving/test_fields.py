@@ -164,6 +164,27 @@ def test_wrong_fields_are_refused_with_a_sentence(agent: Any, fields: Any, messa
     run_app(registry, story)
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**65), 10**400])
+def test_whole_numbers_beyond_64_bits_are_refused_with_and_without_an_id(agent: Any, number: int, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent)
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("context: 'hour'", {"context": {"hour": number}}),
+        ("context: 'device'", {"context": {"device": number}}),
+        ("user_features: 'age'", {"user_features": {"age": number}}),
+        ("context: 'hour'", {"shown": [["item 1", "click"]], "shown_context": [{"hour": number}]}),
+    ]
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for beginning, fields in bodies:
+            for identity in ({}, {"id": "r1"}, {"session": "s"}):
+                answer = await http.post("/v1/rank", json={"candidates": ITEMS, **fields, **identity})
+                assert answer.status_code == 422
+                assert f"{beginning} has a whole number beyond 64 bits" in answer.json()["error"]
+
+    run_app(registry, story)
+
+
 def test_refusals_do_not_repeat_long_inputs(agent: Any, tmp_path: Path) -> None:
     registry, long = Registry(tmp_path / "registry"), "z" * 300_000
     registry.publish(agent)

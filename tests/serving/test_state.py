@@ -210,7 +210,7 @@ def test_a_value_of_another_kind_in_redis_counts_as_none_and_is_no_outage(redis_
 def test_fields_in_redis_that_are_no_objects_are_missing(redis_address: str) -> None:
     async def tell() -> None:
         store = RedisStore(redis_address)
-        for number, text in enumerate(("[1]", "{not json", "3", '{"hour": {"a": 1}}', "null")):
+        for number, text in enumerate(("[1]", "{not json", "3", '{"hour": {"a": 1}}', "null", f'{{"hour": {10**400}}}')):
             step = Step(1, 0, "d", "item 1", "click", text)
             stored = Session("u", (), (step, Step(2, 0, "e", "item 2", "click", '{"hour": 3}')), "", text)
             await store._redis.set(f"mbcal:session:f{number}", msgspec.msgpack.encode(stored))

@@ -58,9 +58,11 @@ def from_text(text: str) -> dict[str, Any]:
 def is_object(text: str) -> bool:
     """Whether a text is empty or as `as_text` writes it: JSON of fields with values that a request may have."""
     try:
-        return not text or _decode_fields(text) is not None
-    except msgspec.MsgspecError:
+        if text:
+            require_64_bits(_decode_fields(text), "fields")
+    except (msgspec.MsgspecError, InputError):
         return False
+    return True
 
 
 def given_fields(request: RankRequest) -> GivenFields:
@@ -152,7 +154,7 @@ class ScorerFields:
         fields = self.fields.context if name == "context" else self.fields.user
         values = from_text(text)
         if strict:
-            _require_64_bits(values, name)
+            require_64_bits(values, name)
         try:
             return fields.encoded(values, name), True
         except InputError:
@@ -161,7 +163,7 @@ class ScorerFields:
             return fields.encode_known(values, name).tolist(), False
 
 
-def _require_64_bits(values: Values, subject: str) -> None:
+def require_64_bits(values: Values, subject: str) -> None:
     """Raise InputError if there is a whole number that the decision log cannot hold."""
     for name, value in values.items():
         for number in value if isinstance(value, list) else (value,):

@@ -26,6 +26,7 @@ from mbcal.errors import MbcalError
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.candidates import Candidates
 from mbcal.serving.claims import Claim
+from mbcal.serving.fields import require_64_bits
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest, steps_as_text
 from mbcal.serving.state import DecisionRef, SessionStore, StateAwayError
 from mbcal.types import to_name
@@ -145,12 +146,23 @@ def request_hash(request: RankRequest, candidates: Candidates) -> str:
     Args:
         request: The request.
         candidates: Its candidates.
+
+    Raises:
+        InputError: If a name is neither text nor a whole number, or a whole number is beyond 64 bits.
     """
     shown = None if request.shown is None else steps_as_text(request.shown, "shown")
     names = [None if name is None else to_name(name, "name") for name in (request.session, request.user)]
     fields = _encode((steps_as_text(request.history, "history"), shown, request.k, *names))
     if request.context or request.user_features or request.shown_context:
-        fields += _encode((request.context, request.user_features, request.shown_context))
+        given = (request.context, request.user_features, request.shown_context)
+        try:
+            fields += _encode(given)
+        except OverflowError:
+            require_64_bits(request.context, "context")
+            require_64_bits(request.user_features, "user_features")
+            for values in request.shown_context:
+                require_64_bits(values, "shown_context")
+            raise
     return hashlib.blake2b(fields + candidates.packed(), digest_size=16).hexdigest()
 
 
