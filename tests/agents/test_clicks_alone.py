@@ -97,7 +97,7 @@ def test_weights_by_support() -> None:
 
 
 def test_corrected_probabilities_are_those_of_the_choice(tmp_path: Path) -> None:
-    """Users choose one of 40 items at a time with known probabilities; the log has their choices and 4 negatives each."""
+    """Users choose one of 40 items at a time with known probabilities; the log has their choices, the store negatives."""
     items, chosen, random_ = 40, np.arange(1, 41) / np.arange(1, 41).sum(), np.random.default_rng(0)
     rows = [Row(f"first{k}", f"i{k}", BEGIN, "", "") for k in range(items)]
     choices = random_.choice(items, 20_000, p=chosen)
@@ -105,7 +105,7 @@ def test_corrected_probabilities_are_those_of_the_choice(tmp_path: Path) -> None
     config = SessionConfig(horizon=8, split=(0.01, 0.98, 0.01), negatives=4)
     log = TableLog(write_rows(tmp_path / "log.parquet", rows), **ROLES, behaviour=None, rule=Labels({"click": 1.0}))
     store = prepare(log, tmp_path / "store", config)
-    assert negative_rate(store.manifest) == pytest.approx(4 / 39, rel=1e-3)
+    assert negative_rate(store.manifest) == pytest.approx(4 / 39, rel=4 * np.sqrt(5 / 4 / 20_000))
     counts = np.zeros((items, 2))
     for part in ("simulator", "train", "test"):
         for shard in store.shards(part):
@@ -130,8 +130,33 @@ def test_the_shift_is_one_of_log_odds() -> None:
     assert corrected[:, 0] / corrected[:, 1] == pytest.approx(probabilities[:, 0] / probabilities[:, 1])
     assert corrected.sum(1) == pytest.approx(1)
     assert undo_sampling(probabilities, 2, 1.0) is probabilities
-    with pytest.raises(OptionError, match="rate: must lie in"):
+    np.testing.assert_allclose(undo_sampling(corrected, 2, 1 / 0.05), probabilities)  # repeated items: a rate above 1
+    with pytest.raises(OptionError, match="rate: must be a positive number, got 0"):
         undo_sampling(probabilities, 2, 0.0)
+
+
+def test_a_model_does_not_count_negatives(tmp_path: Path) -> None:
+    """A popular item is scored alike at the start, right after a click, and after several `none`."""
+    random_ = random.Random(2)
+    rows = [Row(f"first{k}", f"i{k}", BEGIN, "", f"first{k}") for k in range(40)]
+    for k in range(900):
+        items = [int(40 * random_.random() ** 3) for _ in range(random_.randint(1, 4))]
+        rows += [Row(f"u{k}", f"i{item}", BEGIN + 60 + 100 * k + 20 * n, "", f"s{k}") for n, item in enumerate(items)]
+    log = TableLog(
+        write_rows(tmp_path / "log.csv", rows), **ROLES, behaviour=None, rule=Labels({"click": 1.0}), session="session"
+    )
+    store = prepare(log, tmp_path / "store", SessionConfig(horizon=20, split=(0, 1, 0), negatives=4))
+    agent = GRU4Rec(**SMALL, seed=0).fit(store)
+
+    def score(*shown: tuple[str, str]) -> float:
+        return agent.rank([], ["i0"], shown=shown)[0].score
+
+    passed = [(f"i{k}", "none") for k in range(30, 34)]
+    start = score()
+    assert start > 0.4
+    assert score(("i1", "click")) == pytest.approx(start, rel=0.2)
+    assert score(*passed) == pytest.approx(start, rel=0.2)
+    assert score(("i1", "click"), *passed) == pytest.approx(start, rel=0.2)
 
 
 def test_a_simulator_expects_in_absolute_terms(tmp_path: Path) -> None:

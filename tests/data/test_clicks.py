@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ import pytest
 from mbcal import SessionConfig, Store, TableLog, prepare
 from mbcal.data.behaviour_rules import Labels, Levels, NextClick
 from mbcal.data.clicks import code_behaviours, negative_rate, only_reranks
+from mbcal.data.derived_rows import negative_counts
 from mbcal.data.describe import describe
+from mbcal.data.endings import suggest_ends
 from mbcal.errors import OptionError
 from tests.data.test_ingest_distributed import same_store
 from tests.support.logs import Row, content, steps, write_rows
@@ -58,7 +62,7 @@ def test_negatives_were_alive_and_not_chosen(tmp_path: Path, session: bool) -> N
     chosen: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         chosen.setdefault((row.user, row.session if session else ""), set()).add(row.item)
-    clicks, seen, per_click = [], set(), Counter()
+    clicks, seen, per_click, repeated = [], set(), Counter(), 0
     for session_ in _sessions(store):
         user, logged = session_
         for item, behaviour, time in logged:
@@ -69,13 +73,15 @@ def test_negatives_were_alive_and_not_chosen(tmp_path: Path, session: bool) -> N
             assert first[item] < time
             assert time - first[item] <= 2 * DAY
             assert item not in chosen[group]
-            assert (group, item) not in seen  # no item twice in a session
+            repeated += (group, item) in seen and time > BEGIN + 3 * DAY
             seen.add((group, item))
             per_click[user, time] += 1
     assert sorted(clicks) == sorted((row.user, row.item, row.time) for row in rows)
-    assert max(per_click.values()) == 3
-    late = [row for row in rows if row.time > BEGIN + 3 * DAY]
-    assert np.mean([per_click[row.user, row.time] for row in late]) > 2.9
+    late = [per_click[row.user, row.time] for row in rows if row.time > BEGIN + 3 * DAY]
+    assert len(late) > 500
+    assert np.mean(late) == pytest.approx(3, abs=4 * np.sqrt(3 * 4 / len(late)))  # the mean and variance of the number
+    assert np.var(late) == pytest.approx(3 * 4, rel=0.4)
+    assert repeated < 0.1 * sum(late)  # an item twice in a session: only where hardly any other was left
     counts = store.manifest["counts"]
     assert counts["negatives"] == sum(per_click.values()) == counts["labels"][1]
     population = 0
@@ -130,8 +136,104 @@ def test_uniform_over_what_was_alive(tmp_path: Path) -> None:
         item for user, logged in _sessions(store) for item, behaviour, _ in logged if behaviour == "none" and "late" in user
     )
     assert drawn.keys() == {f"i{k}" for k in range(19)}
-    assert sum(drawn.values()) == 6000
-    assert max(abs(count - 6000 / 19) for count in drawn.values()) < 4.5 * np.sqrt(6000 / 19)
+    total = sum(drawn.values())
+    assert total == pytest.approx(6000, abs=4 * np.sqrt(3000 * 2 * 3))
+    assert max(abs(count - total / 19) for count in drawn.values()) < 4.5 * np.sqrt(total / 19)
+
+
+def _clicks_by_run(store: Store) -> dict[tuple[bool, int], list[bool]]:
+    """Whether each step is a click, by whether the session has a click before it and the number of `none` since then."""
+    steps_by_run: dict[tuple[bool, int], list[bool]] = defaultdict(list)
+    for logged in steps_of(store):
+        has_click, run = False, 0
+        for _, behaviour, _ in logged:
+            is_click = behaviour == "click"
+            steps_by_run[has_click, run].append(is_click)
+            has_click, run = has_click or is_click, 0 if is_click else run + 1
+    return steps_by_run
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_number_of_negatives_so_far_tells_nothing(tmp_path: Path, count: int) -> None:
+    """A step is a click with probability 1 / (K + 1): first in a session or later, after a click or after many `none`."""
+    random_ = random.Random(1)
+    rows = [Row(f"early{k}", f"i{k}", BEGIN, "click", "s") for k in range(200)]
+    for k in range(4000):
+        for n in range(random_.choice((1, 1, 2, 3, 5))):
+            item = int(200 * random_.random() ** 2)
+            rows.append(Row(f"u{k}", f"i{item}", BEGIN + 10 * k + 1 + n // 2, "click", f"s{k}"))  # some at the same time
+    store = _store(tmp_path, rows, replace(CONFIG, negatives=count, alive=None), session=True)
+    n_early = 200  # nothing was alive before them
+    by_run = _clicks_by_run(store)
+    by_run[False, 0] = sorted(by_run[False, 0])[:-n_early]
+    rate, tested = 1 / (count + 1), 0
+    for (has_click, run), is_click in by_run.items():
+        if len(is_click) >= 200:
+            allowed = 4 * np.sqrt(rate * (1 - rate) / len(is_click))
+            assert np.mean(is_click) == pytest.approx(rate, abs=allowed), (has_click, run)
+            tested += 1
+    assert tested >= 8
+    assert {True, False} == {has_click for has_click, run in by_run if run == 2 * count}
+
+
+def test_the_order_of_items_does_not_tell_where_the_click_is(tmp_path: Path) -> None:
+    """Neither by the seeded order of items, in which rows at the same time are stored, nor by that of first times."""
+    rows = [Row(f"early{k}", f"i{k}", BEGIN + k, "click") for k in range(50)]
+    random_ = random.Random(2)
+    rows += [Row(f"late{k}", f"i{random_.randrange(50)}", BEGIN + 100 + k, "click") for k in range(3000)]
+    store = _store(tmp_path, rows, replace(CONFIG, negatives=2, alive=None))
+    late = [logged for user, logged in _sessions(store) if "late" in user]
+    for order in (lambda item: store.catalog.items.index(item), lambda item: int(item[1:])):
+        falls = [
+            (order(before[0]) > order(after[0]), after[1] == "click")
+            for logged in late
+            for before, after in pairwise(logged)
+        ]
+        is_fall, is_click = np.array(falls).T
+        assert len(falls) > 5000
+        assert is_click[is_fall].mean() == pytest.approx(1 / 3, abs=0.04)
+        assert is_click[~is_fall].mean() == pytest.approx(1 / 3, abs=0.04)
+
+
+def test_items_are_repeated_where_too_few_are_left(tmp_path: Path) -> None:
+    """Otherwise the last clicks of a long session would have no negatives, and the model would learn that."""
+    rows = [Row(f"early{k}", f"i{k}", BEGIN, "click") for k in range(8)]
+    rows += [Row(f"u{k}", f"i{n % 2}", BEGIN + 1 + n, "click") for k in range(60) for n in range(12)]
+    store = _store(tmp_path, rows, replace(CONFIG, negatives=3, alive=None))
+    late = [logged for user, logged in _sessions(store) if user[0] == "u"]
+    first, last = [], []
+    for logged in late:
+        shown = [item for item, behaviour, _ in logged if behaviour == "none"]
+        assert set(shown) <= {f"i{k}" for k in range(2, 8)}
+        per_click = Counter(time for _, behaviour, time in logged if behaviour == "none")
+        first.append(sum(per_click[BEGIN + 1 + n] for n in range(6)))
+        last.append(sum(per_click[BEGIN + 7 + n] for n in range(6)))
+    allowed = 4 * np.sqrt(3 * 4 * 6 / 60)
+    assert np.mean(first) == pytest.approx(18, abs=allowed)
+    assert np.mean(last) == pytest.approx(18, abs=allowed)
+    counts = store.manifest["counts"]
+    assert counts["negatives_population"] == 60 * 12 * 6
+    assert negative_rate(store.manifest) == counts["negatives"] / (60 * 12 * 6)
+
+
+def test_negative_counts_are_geometric() -> None:
+    keys = np.random.default_rng(0).integers(2**64, size=200_000, dtype=np.uint64)
+    for mean in (1, 4, 100):
+        counts = negative_counts(keys, mean)
+        assert counts.mean() == pytest.approx(mean, rel=0.015)
+        for least in (1, mean, 3 * mean):
+            assert (counts >= least).mean() == pytest.approx((mean / (mean + 1)) ** least, abs=0.005)
+
+
+@pytest.mark.parametrize("options", [{}, {"behaviour": "next-click", "levels": (60,)}])
+def test_clicks_before_which_negatives_stand_are_not_taken_for_leaving(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Every session ends with a row of the log. Only the label that says so, `last`, is suggested for --ends."""
+    rows = [Row(f"u{k}", f"i{k % 50}", BEGIN + 60 * k, "click", f"s{k}") for k in range(400)]
+    if options:
+        rows += [replace(row, time=row.time + 10 * n) for row in rows for n in (1, 2, 3)]
+    path = write_rows(tmp_path / "log.csv", rows)
+    store = prepare(path, tmp_path / "store", replace(CONFIG, negatives=2), **ROLES, session="session", **options)
+    assert [sentence.split()[-1] for sentence in suggest_ends(store)] == (["last"] if options else [])
 
 
 def test_dwell_from_the_next_click(tmp_path: Path) -> None:
@@ -181,7 +283,7 @@ def test_the_click_with_which_a_user_leaves_comes_after_its_negatives(tmp_path: 
     assert len(last) > 100
     assert {behaviour for behaviour, _ in last} == {"last" if options else "click+left"}
     assert all(counts[behaviour] == 1 for behaviour, counts in last)
-    assert np.mean([counts["none"] > 0 for _, counts in last]) > 0.9
+    assert np.mean([counts["none"] > 0 for _, counts in last]) > 0.75
 
 
 def test_levels_with_negatives_keep_their_levels(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def _job(
     negatives: Annotated[
         int,
         typer.Option(
-            help="For logs of clicks alone: add K items per row that were alive and that the user did not choose, as the "
-            "behaviour 'none' (docs/clicks.md).",
+            help="For logs of clicks alone: add K items per row, on average, that were alive and that the user did not "
+            "choose, as the behaviour 'none' (docs/clicks.md).",
         ),
     ] = 0,
     none_reward: Annotated[float, typer.Option(help="Reward of the behaviour 'none' of --negatives.")] = 0.0,

@@ -97,7 +97,7 @@ def only_reranks(manifest: Mapping[str, Any]) -> str | None:
 
 
 def negative_rate(manifest: Mapping[str, Any]) -> float:
-    """Return the share of all items not chosen that a store has as negatives; 1 if none were sampled."""
+    """Return how many negatives a store has for each pair of a row and an item not chosen; 1 if none were sampled."""
     counts = manifest["counts"]
-    population = counts.get("negatives_population", 0)
-    return counts["negatives"] / population if population else 1.0
+    added = counts.get("negatives", 0)
+    return added / counts["negatives_population"] if added else 1.0

@@ -22,7 +22,7 @@ _HISTORY_HASH = np.uint64(
     int.from_bytes(hashlib.md5(HISTORY_SESSION.encode(), usedforsecurity=False).digest()[8:], "little")
 )
 MOST_NEGATIVES = 100
-"""Most items that are added to a row of the log."""
+"""Largest mean number of items that are added to a row of the log."""
 _IF_SET = {"recorded": "if set"}
 """Metadata of options that the manifest names only where they were given."""
 ENDS_LENGTH = "length"
@@ -68,7 +68,7 @@ class SessionConfig:
     """Labels with which a user leaves: the session ends there. Or `("length",)`: a session shorter than the horizon is one
     that the user left, and every behaviour gets a terminal variant (`Behaviours.with_leaving`)."""
     negatives: int = field(default=0, metadata=_IF_SET)
-    """Items that the user did not choose to add to each row, sampled from those alive (docs/clicks.md)."""
+    """Mean number of items that are added to each row: alive, and not chosen by the user (docs/clicks.md)."""
     none_reward: float = field(default=0.0, metadata=_IF_SET)
     """Reward of the behaviour `none` of these items."""
     next_click: bool = field(default=False, metadata=_IF_SET)

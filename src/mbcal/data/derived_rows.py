@@ -22,9 +22,11 @@ Block = dict[str, NDArray[Any]]
 `context` (rows, K), if the log has it."""
 
 SAMPLING_ROUNDS = 16
-"""How often an item that the user chose, or that was sampled already, is sampled again before it is left out."""
+"""How often an item that was sampled already in its session is sampled again before it is repeated."""
 _ROUND, _SLOT = 0x9E3779B97F4A7C15, np.uint64(0xD1B54A32D192ED03)
 """Odd factors that give every attempt at every negative its own random number."""
+_COUNT = np.uint64(0xA0761D6478BD642F)
+"""Gives the number of negatives of a row its own random number."""
 
 
 def latest_steps(block: Block, count: int) -> Block:
@@ -81,7 +83,7 @@ class WithNegatives:
     drawn: int
     """Rows that were added."""
     population: int
-    """From how many they were sampled: for each row, the items that were alive and that the user did not choose."""
+    """Pairs they were sampled from: for each row, the items that were alive and that the user did not choose."""
 
 
 def add_negatives(
@@ -92,89 +94,100 @@ def add_negatives(
     config: SessionConfig,
     behaviours: Behaviours,
 ) -> WithNegatives:
-    """Add to each row items that were alive at its time and that the user did not choose in that session.
+    """Add before each row items that were alive at its time and that the user did not choose in that session.
 
-    They have the row's time, session and other columns, and stand among the rows of that time in the order of `tie`. Only a
-    row with which the user leaves comes after those of its time.
+    Their number is geometric with mean K (`negative_counts`), so each step of a session is a negative with probability
+    K / (K + 1), whatever came before it: with a fixed number, models would learn to count. They have the row's time, session
+    and other columns, and stand directly before it in the order in which they were sampled. An item is repeated in a session
+    only if hardly any other is left. Rows at whose time no such item was alive get none.
 
     Args:
         block: S rows of some users.
         codes: (S,) their behaviours.
         keys: (S,) hashes of the rows, which decide what is sampled.
         life: When items, by tie, were first seen.
-        config: How many, and what separates sessions.
+        config: The mean number K, and what separates sessions.
         behaviours: Behaviours of the store, with `none`.
     """
     is_end = behaviours.is_terminal[codes] if config.ends and not config.ends_by_length else None
-    group, is_last = _session_of(block, config, is_end)
-    n_items, count = len(life.rows), config.negatives
+    group = _session_of(block, config, is_end)
+    n_items = len(life.rows)
     place = np.argsort(life.rows)  # tie -> position in the order of first times, where the items alive are neighbours
     first, end = life.alive(block["time_us"])
-    taken = _distinct(group * n_items + place[block["tie"]])
-    n_alive = end - first
-    n_chosen = np.searchsorted(taken, group * n_items + end) - np.searchsorted(taken, group * n_items + first)
-    parent = np.repeat(np.arange(len(group)), count)
-    slot = np.tile(np.arange(count, dtype=np.uint64), len(group))
-    position, pending = np.full(len(parent), -1, np.int64), np.flatnonzero((n_alive > n_chosen)[parent])
+    free = _FreeItems(_distinct(group * n_items + place[block["tie"]]), group * n_items, first, end)
+    counts = np.where(free.count > 0, negative_counts(keys, config.negatives), 0)
+    parent = np.repeat(np.arange(len(group)), counts)
+    slot = (np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.uint64)
+    position, pending = np.empty(len(parent), np.int64), np.arange(len(parent))
+    used = np.empty(0, np.int64)
     for attempt in range(SAMPLING_ROUNDS):
         rows = parent[pending]
         bits = keys[rows] + slot[pending] * _SLOT + np.uint64(attempt * _ROUND % 2**64)
         mix(bits)
-        sampled = first[rows] + (bits % n_alive[rows].astype(np.uint64)).astype(np.int64)
-        sampled_keys = group[rows] * n_items + sampled
-        is_new = _first_of_each(sampled_keys) & ~_contains(taken, sampled_keys)
-        position[pending[is_new]] = sampled[is_new]
+        position[pending] = free.sample(rows, bits)
+        sampled_keys = group[rows] * n_items + position[pending]
+        is_new = _first_of_each(sampled_keys) & ~_contains(used, sampled_keys)
         pending = pending[~is_new]
         if not len(pending):
             break
-        taken = _distinct(np.concatenate([taken, sampled_keys[is_new]]))
-    has_item = position >= 0
-    tie = life.rows[position[has_item]].astype(np.int64)
-    negatives = _Negatives(parent[has_item], tie, behaviours.index(NONE), int((n_alive - n_chosen).sum()))
-    return _merged(block, codes, negatives, is_last if config.ends_by_length else is_end)
+        used = _distinct(np.concatenate([used, sampled_keys[is_new]]))
+    ties = np.insert(block["tie"], parent, life.rows[position].astype(block["tie"].dtype))
+    source = np.repeat(np.arange(len(group)), counts + 1)
+    merged = {column: array[source] for column, array in block.items()}
+    extended = np.insert(codes, parent, np.uint8(behaviours.index(NONE)))
+    return WithNegatives({**merged, "tie": ties}, extended, len(parent), int(free.count.sum()))
 
 
-@dataclass(frozen=True)
-class _Negatives:
-    """M rows to be added."""
+def negative_counts(keys: NDArray[np.uint64], mean: int) -> NDArray[np.int64]:
+    """Return how many negatives each row gets: n with probability p (1 - p)^n, where p = 1 / (mean + 1).
 
-    parent: NDArray[np.int64]
-    """(M,) row that each belongs to."""
-    tie: NDArray[np.int64]
-    """(M,)"""
-    code: int
-    """Their behaviour."""
-    population: int
+    This is the number of failures before a success, which tells nothing of how many are still to come. It is computed with
+    whole numbers, so that it is the same on every machine.
 
+    Args:
+        keys: (S,) hashes of the rows.
+        mean: The mean K.
 
-def _merged(
-    block: Block, codes: NDArray[np.uint8], negatives: _Negatives, comes_last: NDArray[np.bool_] | None
-) -> WithNegatives:
-    """Put negatives among the rows, by user, time, whether the row comes last (S,), and tie."""
-    moved = np.r_[True, (np.diff(block["time_us"]) != 0) | (np.diff(block["u"].astype(np.int64)) != 0)][: len(codes)]
-    moment, added = np.cumsum(moved), len(negatives.tie)
-    source = np.concatenate([np.arange(len(codes)), negatives.parent])
-    ties = np.concatenate([block["tie"].astype(np.int64), negatives.tie])
-    rank = 2 * moment[source]
-    if comes_last is not None:
-        rank[: len(codes)] += comes_last
-    order = np.argsort(rank * (int(ties.max(initial=0)) + 1) + ties, kind="stable")
-    merged = {column: array[source[order]] for column, array in block.items()}
-    merged["tie"] = ties[order].astype(block["tie"].dtype)
-    behaviours = np.concatenate([codes, np.full(added, negatives.code, np.uint8)])[order]
-    return WithNegatives(merged, behaviours, added, negatives.population)
+    Returns:
+        (S,)
+    """
+    bits = keys + _COUNT
+    mix(bits)
+    at_least, survival = [], (2**64 - 1) * mean // (mean + 1)  # P(at least 1), P(at least 2), … in units of 2^-64
+    while survival:
+        at_least.append(survival)
+        survival = survival * mean // (mean + 1)
+    ascending = np.array(at_least[::-1], np.uint64)
+    return len(ascending) - np.searchsorted(ascending, bits, side="right")
 
 
-def _session_of(
-    block: Block, config: SessionConfig, is_end: NDArray[np.bool_] | None
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the number of each row's session, before sessions are cut at the horizon, and whether it is its last; (S,)."""
+class _FreeItems:
+    """For each of S rows, the items alive at its time that the user did not choose in its session."""
+
+    def __init__(
+        self, chosen: NDArray[np.int64], offset: NDArray[np.int64], first: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> None:
+        """Keep what was chosen, as ascending sums of a session's offset (S,) and a position, and the range alive (S,)."""
+        self._chosen_before = np.searchsorted(chosen, offset + first)
+        n_chosen = np.searchsorted(chosen, offset + end) - self._chosen_before
+        self.count = np.asarray(end - first - n_chosen)
+        """(S,) how many there are."""
+        self._first, self._origin = first, offset + first - self._chosen_before
+        self._unchosen_below = chosen - np.arange(len(chosen))
+
+    def sample(self, rows: NDArray[np.int64], bits: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return for each of these rows (M,) the position of one of its items, by random bits (M,), all equally likely."""
+        rank = (bits % self.count[rows].astype(np.uint64)).astype(np.int64)
+        skipped = np.searchsorted(self._unchosen_below, self._origin[rows] + rank, side="right") - self._chosen_before[rows]
+        return np.asarray(self._first[rows] + rank + skipped)
+
+
+def _session_of(block: Block, config: SessionConfig, is_end: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    """Return the number of each row's session (S,), before sessions are cut at the horizon."""
     order, breaks = session_breaks(Steps(block["u"], block["time_us"], block.get("session"), is_end), config)
-    place = np.arange(len(breaks)) if order is None else order
-    group, is_last = np.empty(len(breaks), np.int64), np.empty(len(breaks), bool)
-    group[place] = np.cumsum(breaks) - 1
-    is_last[place] = np.append(breaks[1:], True)[: len(breaks)]
-    return group, is_last
+    group = np.empty(len(breaks), np.int64)
+    group[slice(None) if order is None else order] = np.cumsum(breaks) - 1
+    return group
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -185,6 +198,8 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _contains(ascending: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    if not len(ascending):
+        return np.zeros(len(keys), bool)
     place = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
     return np.asarray(ascending[place] == keys)
 

@@ -6,6 +6,7 @@ from itertools import chain, islice
 
 import numpy as np
 
+from mbcal.data.clicks import NONE
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS
 
@@ -21,7 +22,7 @@ def suggest_ends(store: Store) -> list[str]:
     """Return a sentence for every label with which users seem to leave, by the first shard of the store.
 
     The users of a shard are a random sample. A store whose behaviours are levels of a number, or which declares terminal
-    behaviours, needs no suggestion.
+    behaviours, needs no suggestion. Sampled negatives, which always come before a row of the log, are not counted.
     """
     if store.behaviours.terminal or store.behaviours.cuts:
         return []
@@ -31,6 +32,8 @@ def suggest_ends(store: Store) -> list[str]:
     names = store.behaviours.names
     total = np.bincount(shard.behaviours, minlength=len(names))
     last = np.bincount(shard.behaviours[shard.start + shard.length - 1], minlength=len(names))
+    if store.manifest["counts"].get("negatives"):
+        total[store.behaviours.index(NONE)] = 0
     usual = last.sum() / max(total.sum(), 1)
     share = last / np.maximum(total, 1)
     found = np.flatnonzero((total >= MIN_COUNT) & (share >= MIN_LAST) & (share >= MIN_LIFT * usual))

@@ -108,7 +108,7 @@ class Simulator:
         self.card: ReportCard | None = None
         """The report card it was saved with; see `trust`."""
         self.negative_rate = 1.0
-        """Share of all items not chosen that the log it was fitted on has as sampled negatives (docs/clicks.md)."""
+        """Sampled negatives of the log it was fitted on for each pair of a row and an item not chosen (docs/clicks.md)."""
         self._environment: ModelEnvironment | None = None
 
     def fit(
@@ -223,7 +223,7 @@ class Simulator:
         Responses are not: simulated users meet items they pass over as often as in the log the simulator was fitted on.
         """
         probabilities = self.environment.probabilities(state, items)
-        if self.negative_rate < 1:
+        if self.negative_rate != 1:
             probabilities = undo_sampling(probabilities, self.behaviours.index(NONE), self.negative_rate)
         return probabilities @ self.environment.rewards
 

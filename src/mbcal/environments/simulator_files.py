@@ -49,7 +49,7 @@ def save_simulator(simulator: Simulator, path: str | Path, extra_files: Mapping[
         "origin": simulator.origin,
         "report_card": None if card is None else asdict(card),
     }
-    if simulator.negative_rate < 1:
+    if simulator.negative_rate != 1:
         manifest["negative_rate"] = simulator.negative_rate
     if simulator.fields:
         manifest["fields"] = simulator.fields.record()

@@ -18,16 +18,16 @@ def undo_sampling(probabilities: Any, none: int, rate: float) -> Any:
     Args:
         probabilities: (…, A) of each behaviour, an array or a tensor.
         none: The behaviour of sampled negatives.
-        rate: Their sampling rate r, in (0, 1] (`data.clicks.negative_rate`).
+        rate: Their sampling rate r, above 0 (`data.clicks.negative_rate`); above 1 if items were repeated.
 
     Returns:
         (…, A), like the argument.
 
     Raises:
-        OptionError: If the rate is not in (0, 1].
+        OptionError: If the rate is not a positive number.
     """
-    if not 0 < rate <= 1:
-        raise OptionError(f"rate: must lie in (0, 1], got {rate}")
+    if not 0 < rate < float("inf"):
+        raise OptionError(f"rate: must be a positive number, got {rate}")
     if rate == 1:
         return probabilities
     corrected = probabilities * rate  # all but `none`: the same as dividing `none` by the rate, and never overflows
