@@ -13,7 +13,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from mbcal.serving.protocol import ConnectionLimits, Connections, bounded_protocol
+from mbcal.serving.connections import ConnectionLimits, Connections
+from mbcal.serving.protocol import bounded_protocol
 
 LARGE = b"x" * (16 << 20)
 Story = Callable[[int, Connections], Awaitable[None]]

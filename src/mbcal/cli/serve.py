@@ -123,8 +123,8 @@ def serve(  # long, since every option has its help here
         raise OptionError("serve: needs uvicorn, httptools and msgspec; pip install 'mbcal[serve]'") from error
     from mbcal.serving.access import read_token
     from mbcal.serving.canary import CanarySettings
+    from mbcal.serving.connections import ConnectionLimits
     from mbcal.serving.limits import Limits
-    from mbcal.serving.protocol import ConnectionLimits
     from mbcal.serving.run import ServerSettings, bind, make_service, require_certificate, run_server, warn_if_open
     from mbcal.serving.supervisor import supervise
 

@@ -9,7 +9,7 @@ from mbcal.serving.access import Access
 from mbcal.serving.service import Service
 
 if TYPE_CHECKING:
-    from mbcal.serving.protocol import Connections
+    from mbcal.serving.connections import Connections
 
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 """Upper bounds, in seconds, of the histogram of request durations."""

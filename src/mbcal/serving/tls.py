@@ -13,7 +13,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from mbcal.serving.protocol import BoundedProtocol, Connections
+from mbcal.serving.connections import Connections
+from mbcal.serving.protocol import BoundedProtocol
 
 HANDSHAKE_SECONDS = 5.0
 """Seconds in which a handshake must be complete."""

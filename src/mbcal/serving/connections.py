@@ -1,0 +1,127 @@
+"""All connections of a process: how many there are, which are closed when there are too many, and what they hold.
+
+When too many connections are open, those are closed that have made the server wait longest for a complete request: first
+those of an address that has more than half of all, last those that have been answered and are idle. Connections count from
+the moment they are accepted (`tls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+SWEEP_SECONDS = 0.5
+"""Seconds between two searches for connections that take too long."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits on connections."""
+
+    max_connections: int = 1000
+    """Open connections."""
+    max_head: int = 16 * 1024
+    """Bytes of a request without its body: request line, headers, chunk sizes, trailers."""
+    max_headers: int = 100
+    """Headers of a request."""
+    head_seconds: float = 5.0
+    """Seconds in which the head must arrive, from the first byte or from the opening of the connection; also seconds without
+    progress after which a client that does not read its answer is closed."""
+    max_buffered: int = 64 << 20
+    """Bytes of bodies being received and of answers not read, of all connections together."""
+    max_pipelined: int = 16
+    """Requests that wait on one connection for the answer to an earlier one."""
+
+
+class Connection(Protocol):
+    """An open connection, as `Connections` sees it: HTTP, or a TLS handshake that is not complete."""
+
+    address: str
+    """The client's."""
+    since: float
+    """Time of the event loop since which the server has waited for the client."""
+    held: int
+    """Bytes this connection makes the server hold: of bodies, and of answers not read."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the server waits for the client: no complete request is being handled."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a request was answered and no other has begun."""
+
+    def end(self, reason: str) -> None:
+        """Close the connection at once, whatever the client has not read."""
+
+    def refuse(self, status: int, sentence: str, reason: str, /) -> None:
+        """Answer with a refusal, if that is possible, and close the connection."""
+
+    def check_time(self, now: float, seconds: float) -> None:
+        """Close the connection if the client takes longer than allowed."""
+
+
+class Connections:
+    """All connections of a process."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.open: set[Connection] = set()
+        self.closed: Counter[str] = Counter()
+        """Connections that were closed, by reason."""
+        self.on_event: Callable[..., None] = lambda *_, **__: None
+        """Called with an event and its values."""
+        self._buffered = 0
+        self._reported: set[str] = set()
+
+    def opened(self, newcomer: Connection) -> None:
+        """Add a connection; if there are too many, close some that wait, or else the newcomer."""
+        self.open.add(newcomer)
+        if len(self.open) <= self.limits.max_connections:
+            return
+        waiting = [connection for connection in self.open if connection is not newcomer and connection.is_waiting]
+        if not waiting:
+            newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
+            return
+        most, per_address = self.limits.max_connections, Counter(connection.address for connection in self.open)
+
+        def last_to_go(other: Connection) -> tuple[bool, bool, int, float]:
+            count = per_address[other.address]
+            return count <= most // 2, other.is_idle, -count, other.since
+
+        waiting.sort(key=last_to_go)
+        for connection in waiting[: max(1, most // 50)]:  # several: sorting is not free
+            connection.end("evicted")
+
+    def report_once(self, event: str, **values: Any) -> None:
+        """Report an event the first time; clients that cause it again and again would fill the log."""
+        if event not in self._reported:
+            self._reported.add(event)
+            self.on_event(event, **values)
+
+    def lost(self, connection: Connection) -> None:
+        """Remove a connection."""
+        self.open.discard(connection)
+        self._buffered -= connection.held
+        connection.held = 0
+
+    def changed(self, change: int) -> None:
+        """Count bytes that connections make the server hold; if they are too many, close the connection that holds most."""
+        self._buffered += change
+        while change > 0 and self._buffered > self.limits.max_buffered and self.open:
+            largest = max(self.open, key=lambda other: other.held)
+            largest.end("large")
+
+    async def sweep_forever(self) -> None:
+        """Close connections that take too long, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(asyncio.get_running_loop().time())
+
+    def sweep(self, now: float) -> None:
+        """Close connections that have taken too long at this time of the event loop."""
+        for connection in list(self.open):
+            connection.check_time(now, self.limits.head_seconds - SWEEP_SECONDS)
