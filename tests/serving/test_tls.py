@@ -1,4 +1,4 @@
-"""TLS handshakes that are never finished: they count as connections, and others are served beside them."""
+"""TLS handshakes that are never finished and connections that clients never close: they count, and others are served."""
 
 from __future__ import annotations
 
@@ -35,4 +35,32 @@ def test_handshakes_count_as_connections(shared_registry: Registry, certificate:
         assert 'mbcal_connections_closed_total{reason="evicted"}' in text
         time.sleep(5.5)  # what is left does not finish its handshake in time
         assert server.num_fds() - before <= 2
+        assert [event["event"] for event in events_of(process)] == ["draining", "stopped"]
+
+
+def test_clients_that_never_agree_to_close_hold_no_more_connections_than_others(
+    shared_registry: Registry, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--max-connections", str(MAX_CONNECTIONS))
+    context = ssl.create_default_context(cafile=str(cert))
+    request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n%s\r\n"
+    with ExitStack() as wires, serving(shared_registry, *options) as (process, port):
+        server = psutil.Process(process.pid)
+        before = server.num_fds()
+
+        def connect(data: bytes) -> None:
+            plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+            wires.enter_context(context.wrap_socket(plain, server_hostname="localhost")).sendall(data)
+
+        for data in (b"", request % b""):
+            for _ in range(2 * MAX_CONNECTIONS):
+                connect(data)
+            time.sleep(0.1)
+            assert server.num_fds() - before <= MAX_CONNECTIONS + 2  # those that were evicted are gone
+        for _ in range(10):
+            connect(request % b"connection: close\r\n")
+        time.sleep(7)  # the rest was idle for too long; what was closed has not been agreed to
+        assert server.num_fds() - before <= 2
+        assert httpx.get(f"https://localhost:{port}/healthz", verify=context).status_code == 200
         assert [event["event"] for event in events_of(process)] == ["draining", "stopped"]

@@ -192,10 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def end(self, reason: str) -> None:
         """Close the connection at once, whatever the client has not read."""
         self.shared.closed[reason] += 1
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            self.transport.close()
+        self.transport.abort()  # with TLS, `close` waits for the client to agree: open for the system, but not counted
         self.shared.lost(self)
 
     def refuse(self, status: int, sentence: str, reason: str) -> None:

@@ -18,6 +18,8 @@ from mbcal.serving.protocol import BoundedProtocol
 
 HANDSHAKE_SECONDS = 5.0
 """Seconds in which a handshake must be complete."""
+SHUTDOWN_SECONDS = 1.0
+"""Seconds in which a client must agree that a connection is closed; it counts until then."""
 PAUSE_SECONDS = 0.1
 """Seconds without accepting after the system has refused a connection, such as for want of files."""
 
@@ -67,7 +69,13 @@ class TlsListener:
             return protocol
 
         try:
-            await loop.connect_accepted_socket(follow, accepted, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            await loop.connect_accepted_socket(
+                follow,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            )
         except (OSError, TimeoutError):
             accepted.close()
             if handshake in self._connections.open:
