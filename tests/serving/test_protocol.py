@@ -230,3 +230,53 @@ def test_headers_after_the_body_mean_nothing() -> None:
 
     run_server(ConnectionLimits(), story, keep_headers)
     assert seen == [[b"host", b"transfer-encoding"]]
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with method, path and body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body")
+    answer = b"%s %s %s;" % (scope["method"].encode(), scope["path"].encode(), body)
+    headers = [(b"content-length", str(len(answer)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAA\r\n"
+SIZED = b"POST /a HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"content-length: 4\r\n\r\nbody"
+CHUNKED = b"POST /b HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"transfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
+SOCKET = b"GET /c HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+PLAIN = b"POST /d HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nend"
+
+
+@pytest.mark.parametrize("piece", [1, 50, 150, 1 << 20])
+def test_a_wish_to_change_the_protocol_is_not_followed_and_nothing_is_lost(piece: int) -> None:
+    data = SIZED + CHUNKED + SOCKET + PLAIN
+
+    async def story(port: int, _: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for start in range(0, len(data), piece):
+            writer.write(data[start : start + piece])
+            await writer.drain()
+            await asyncio.sleep(0)
+        for wanted in (b"POST /a body;", b"POST /b body;", b"GET /c ;", b"POST /d end;"):
+            answer = await asyncio.wait_for(reader.readuntil(b";"), 5)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(b"\r\n" + wanted)
+        writer.close()
+
+    run_server(ConnectionLimits(), story, echo)
+
+
+def test_tunnels_and_too_many_upgrades_are_refused() -> None:
+    async def story(port: int, _: Connections) -> None:
+        for data in (b"CONNECT a:80 HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"\r\nrest", SIZED * 40):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            answers = await asyncio.wait_for(reader.read(), 5)  # until it is closed
+            assert b"HTTP/1.1 400" in answers
+            writer.close()
+
+    run_server(ConnectionLimits(max_pipelined=4), story, echo)

@@ -12,6 +12,7 @@ import asyncio
 import json
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mbcal.serving.connections import Connection, ConnectionLimits, Connections
@@ -20,8 +21,8 @@ PIECE = 16 * 1024
 """Bytes given to the parser at a time."""
 
 
-class HeadTooLargeError(Exception):
-    """The head of a request is too large."""
+class RefusedHeadError(Exception):
+    """The head of a request is too large or not served; the parser stops at it."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -50,6 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_head, self._received = False, 0  # the head is incomplete; bytes of it received, whatever was reported
         self._has_ended = False  # a request ended in this piece, and the rest of the piece is of the next
         self._problem: tuple[int, str, str] | None = None  # status, sentence and reason of the refusal
+        self._plain_head = b""  # of a request that wants another protocol, without that wish
         self._running: Any = None  # the request that is being handled; `cycle` is the latest
         self.shared.opened(self)
 
@@ -93,11 +95,29 @@ class BoundedProtocol(HttpToolsProtocol):
             piece = data if len(data) <= PIECE else data[start : start + PIECE]
             self._silent += len(piece)
             self._has_ended = False
-            super().data_received(piece)
+            self._feed(piece)
             if self._is_head and not self._has_ended:
                 self._received += len(piece)
             if max(self._silent, self._received) > self.shared.limits.max_head and not self.transport.is_closing():
                 self.refuse(431, _HEAD_SENTENCE, "large head")
+
+    def _feed(self, data: bytes) -> None:
+        """Give data to the parser. A request to change the protocol is read again without that wish, which HTTP allows.
+
+        The parser ends a request that wants an upgrade with its head: the body would be lost, and what follows it.
+        """
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._plain_head + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            except httptools.HttpParserError:
+                self.send_400_response("the request is not valid HTTP")
+                return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -121,14 +141,23 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self.shared.limits
         if self._head > limits.max_head or self._headers > limits.max_headers:
             self._problem = (431, _HEAD_SENTENCE, "large head")
-            raise HeadTooLargeError  # the parser stops, and `send_400_response` is called
+            raise RefusedHeadError  # the parser stops, and `send_400_response` is called
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self._problem = (400, "CONNECT: this is no proxy", "invalid")
+                raise RefusedHeadError
+            lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            self._plain_head = b"\r\n".join([*lines, b"", b""])
+            return
         if len(self.pipeline) >= self.shared.limits.max_pipelined:
             sentence = "too many requests were sent before the first was answered; wait for the answers"
             self._problem = (400, sentence, "pipelined")
             self.shared.report_once("too many requests at once", client=self.address, most=self.shared.limits.max_pipelined)
-            raise HeadTooLargeError
+            raise RefusedHeadError
         self._is_head, self._received = False, 0
         super().on_headers_complete()
 
@@ -139,6 +168,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.hold(self._body + len(body), self._unread)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_feed` reads it again
         super().on_message_complete()
         self._silent, self._is_arriving, self._has_ended = 0, False, True
 
