@@ -78,6 +78,17 @@ def test_the_simulator_as_json_and_of_the_other_family(copy: Path) -> None:
     assert {row["judge"] for row in rows} == {"sim", "sim2"}
 
 
+def test_a_simulator_that_can_hardly_be_trusted_warns_at_once(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of evaluate; also with --json, whose output stays JSON."""
+    options = ("--hidden", "2", "--embedding", "2", "--epochs", "1", "--learning-rate", "1e-9", "--device", "cpu", "--json")
+    json.loads(mbcal_here("simulator", "feed", "--out", "useless", *options, cwd=copy))
+    warned = capsys.readouterr().err
+    said = mbcal_here("evaluate", "gru4rec", "--data", "feed", "--simulator", "useless", "--json", cwd=copy)
+    [warning] = [entry for entry in json.loads(said)["warnings"] if entry.startswith("useless: ")]
+    assert "no better than the frequencies of behaviours" in warning
+    assert f"Warning: {warning}" in warned.splitlines()
+
+
 def test_agents_see_less_than_the_simulator(shop: Path) -> None:
     features = {name: json.loads((shop / name / "manifest.json").read_text())["config"] for name in ("mbcal", "sim")}
     assert features["mbcal"]["net"]["features"] == ["category", "type", "source"]

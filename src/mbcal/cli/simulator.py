@@ -56,7 +56,7 @@ def simulator_command(
 ) -> None:
     """Fit a user simulator on a store's 'simulator' users and evaluate it on its 'test' users.
 
-    The results are in SIM/report-card.json and SIM/report-card.png.
+    The results are in SIM/report-card.json and SIM/report-card.png. Warns if the simulator can hardly be trusted.
     A fit that was stopped, even by kill -9, resumes when the same command is run again, to the same result.
     """
     from mbcal.evaluation.simulators import fit_simulator
@@ -84,6 +84,8 @@ def simulator_command(
             seed=seed,
             **settings,
         )
+    if warning := fit.simulator.trust.warning:
+        typer.echo(f"Warning: {out}: {warning}", err=True)
     if as_json:
         typer.echo((out / "report-card.json").read_text("utf-8"))
         return
