@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from mbcal import NewsfeedConfig, Store, load, prepare_newsfeed
+from mbcal.agents.gamma_choice import Candidate, GammaChoice
 from mbcal.agents.mbcal import MIXES
+from mbcal.cli.fit import describe_gamma
 from mbcal.data.cutting import SessionConfig
 from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal, mbcal_here, refused
 from tests.support.logs import write_csv
@@ -87,6 +89,22 @@ def test_a_simulator_that_can_hardly_be_trusted_warns_at_once(copy: Path, capsys
     [warning] = [entry for entry in json.loads(said)["warnings"] if entry.startswith("useless: ")]
     assert "no better than the frequencies of behaviours" in warning
     assert f"Warning: {warning}" in warned.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "reason"),
+    [
+        (-0.01, 0.11, "the interval of the difference, +0.05 [-0.01, +0.11], includes 0, so the smaller stays)"),
+        (0.02, 0.08, "the interval of the difference, +0.05 [+0.02, +0.08], lies above 0, so the larger is taken)"),
+        (-0.09, -0.02, "the interval of the difference, -0.05 [-0.09, -0.02], lies below 0)"),
+    ],
+)
+def test_fit_says_why_a_gamma_was_chosen(low: float, high: float, reason: str) -> None:
+    """3.07 with 0.95 and 3.12 with 1 would otherwise look like the wrong choice."""
+    gain = 0.05 if high > 0 else -0.05
+    candidates = (Candidate(0.95, 3.07), Candidate(1.0, 3.07 + gain, gain, low, high))
+    said = describe_gamma(GammaChoice(1.0 if low > 0 else 0.95, 724, candidates).record())
+    assert said.endswith(f"{3.07 + gain:.2f} with 1; {reason}")
 
 
 def test_agents_see_less_than_the_simulator(shop: Path) -> None:

@@ -150,19 +150,31 @@ def _show(model: FittedModel, data: Path) -> None:
     if model.fields:
         typer.echo(f"  fields: {model.fields.describe()}")
     if "gamma" in model.choices:
-        typer.echo(f"  {_describe_gamma(model.choices['gamma'])}")
+        typer.echo(f"  {describe_gamma(model.choices['gamma'])}")
     for warning in model.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 
 
-def _describe_gamma(choice: Mapping[str, Any]) -> str:
+def describe_gamma(choice: Mapping[str, Any]) -> str:
     """The chosen discount and the rewards it was chosen by; `choice` is a `GammaChoice.record`."""
     if not choice["candidates"]:
         return f"gamma: {choice['gamma']:g}, since there are too few users to choose it from data"
     rewards = ", ".join(f"{candidate['reward']:.2f} with {candidate['gamma']:g}" for candidate in choice["candidates"])
-    return f"gamma: {choice['gamma']:g}, chosen from data (reward of {choice['sessions']:,} imagined sessions: {rewards})"
+    evidence = f"reward of {choice['sessions']:,} imagined sessions: {rewards}"
+    reasons = [_describe_gain(candidate) for candidate in choice["candidates"][1:]]
+    return f"gamma: {choice['gamma']:g}, chosen from data ({'; '.join([evidence, *reasons])})"
+
+
+def _describe_gain(candidate: Mapping[str, Any]) -> str:
+    """Why a larger discount was chosen or not; `candidate` is the record of a `gamma_choice.Candidate`."""
+    gain = f"{candidate['gain']:+.2g} [{candidate['low']:+.2g}, {candidate['high']:+.2g}]"
+    if candidate["low"] > 0:
+        return f"the interval of the difference, {gain}, lies above 0, so the larger is taken"
+    if candidate["high"] < 0:
+        return f"the interval of the difference, {gain}, lies below 0"
+    return f"the interval of the difference, {gain}, includes 0, so the smaller stays"
 
 
 def _number_or_auto(name: str, text: str | None) -> float | str | None:
