@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mbcal import __version__
+from mbcal import Store, __version__
 from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal
 from tests.support.logs import write_csv
 
@@ -77,6 +77,13 @@ def test_clicks_alone_and_times_are_told(folder: Path) -> None:
     ):
         assert part in shown
     assert "Warning: The log holds clicks alone" in shown
+    store = Store.open(folder / "store")
+    test = json.loads(mbcal("describe", "store", "--json", cwd=folder).stdout)["parts"]["test"]
+    in_sessions = int(store.sessions("test").length.sum())
+    assert test["session_steps"] == in_sessions < test["steps"] == sum(len(shard.items) for shard in store.shards("test"))
+    counts = [test["users"], test["sessions"], in_sessions, test["steps"] - in_sessions]
+    assert "steps in sessions  in histories only" in shown
+    assert next(line for line in shown.splitlines() if line.startswith("test ")).split()[1:5] == [*map(str, counts)]
 
 
 def test_options_reach_the_store(folder: Path) -> None:

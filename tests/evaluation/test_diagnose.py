@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, NewsfeedConfig, TrainingConfig, prepare, prepare_newsfeed
+from mbcal.cli.diagnose import print_diagnosis
 from mbcal.data.cutting import SessionConfig
 from mbcal.evaluation.diagnose import Diagnosis, dependence, diagnose, effective_share, length_share
 from mbcal.metrics import Mean
@@ -23,6 +24,13 @@ def mean(value: float, width: float = 0.1) -> Mean:
 
 
 FOUND = Diagnosis(0.3, 0.1, mean(50.0), mean(52.0), mean(2.0), 0.99, 40.0, None, ShownEvidence(0.02, 0.01))
+
+
+def test_what_is_printed_names_no_behaviour_that_a_log_may_lack(capsys: pytest.CaptureFixture[str]) -> None:
+    print_diagnosis(FOUND)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "being shown counts for 2% of the best response" in printed
+    assert "like" not in printed
 
 
 def test_the_verdict_in_words() -> None:

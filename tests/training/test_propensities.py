@@ -126,7 +126,7 @@ def test_a_warning_needs_a_large_certain_and_effective_slope() -> None:
     assert not ShownEvidence(0.3, 0.2, 0.02).is_large
     assert not ShownEvidence(0.3, 0.05, 0.001).is_large
     assert not ShownEvidence(-0.7, 0.02, -0.05).is_large
-    assert "counts for 30% of what a like" in ShownEvidence(0.3, 0.05, 0.02).warning()
+    assert "counts for 30% of what the best response to it counts for" in ShownEvidence(0.3, 0.05, 0.02).warning()
 
 
 def test_weights_need_logged_propensities() -> None:

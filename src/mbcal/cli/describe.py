@@ -118,11 +118,12 @@ def _outcomes(statistics: dict[str, Any]) -> Table | None:
 
 def _parts(statistics: dict[str, Any]) -> Table:
     cuts = f", cut at {' and '.join(statistics['time_cuts'])}" if statistics["time_cuts"] else ""
-    table = _table(f"Parts (disjoint by user{cuts})", "part", "users", "sessions", "steps", "reward per session")
+    columns = ("part", "users", "sessions", "steps in sessions", "in histories only", "reward per session")
+    table = _table(f"Parts (disjoint by user{cuts})", *columns)
     for part, entry in statistics["parts"].items():
         mean = entry["reward_per_session"]
-        row = [f"{entry[column]:,}" for column in ("users", "sessions", "steps")]
-        table.add_row(part, *row, "-" if mean is None else f"{mean:.2f}")
+        counts = (entry["users"], entry["sessions"], entry["session_steps"], entry["steps"] - entry["session_steps"])
+        table.add_row(part, *(f"{count:,}" for count in counts), "-" if mean is None else f"{mean:.2f}")
     return table
 
 

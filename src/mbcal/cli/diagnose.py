@@ -51,10 +51,11 @@ def diagnose_command(
         record = {**asdict(diagnosis), "pays": diagnosis.pays, "verdict": diagnosis.verdict}
         typer.echo(json.dumps(record, indent=2))
     else:
-        _print_diagnosis(diagnosis)
+        print_diagnosis(diagnosis)
 
 
-def _print_diagnosis(diagnosis: Diagnosis) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the measurements, each with its meaning, the verdict and the warnings."""
     table = Table(box=None, pad_edge=False, show_header=False)
     effective = diagnosis.effective
     for name, value, meaning in (
@@ -78,7 +79,7 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         (
             "being shown counts for",
             f"{diagnosis.shown_evidence.slope:.0%}",
-            "of a like, to the fitted model; well above 0 if the log's policy knew more than the log holds",
+            "of the best response, as evidence of taste; well above 0 if the log's policy knew more than the log holds",
         ),
     ):
         table.add_row(name, value, meaning)

@@ -63,6 +63,7 @@ def describe(store: Store) -> dict[str, Any]:
         "parts": {
             part: {
                 **entry,
+                "session_steps": totals.steps_by_part[part],
                 "reward_per_session": totals.reward_by_part[part] / entry["sessions"] if entry["sessions"] else None,
             }
             for part, entry in counts["parts"].items()
@@ -95,6 +96,8 @@ class _Totals:
     sessions_by_step: NDArray[np.int64]
     """(T,) sessions that reach each step."""
     reward_by_part: dict[Part, float]
+    steps_by_part: dict[Part, int]
+    """Steps in sessions; others of the part are only in histories, or in windows that are too short."""
 
 
 def _count_steps(store: Store, facts: LogFacts) -> _Totals:
@@ -102,10 +105,11 @@ def _count_steps(store: Store, facts: LogFacts) -> _Totals:
     rewards, n_rows, horizon = np.asarray(store.behaviours.rewards), store.catalog.n_rows, store.horizon
     shown, lengths = np.zeros(n_rows, np.int64), np.zeros(horizon + 1, np.int64)
     reward_by_step, sessions_by_step = np.zeros(horizon), np.zeros(horizon, np.int64)
-    reward_by_part = dict.fromkeys(PARTS, 0.0)
+    reward_by_part, steps_by_part = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0)
     for part in PARTS:
         for shard in store.shards(part):
             facts.add(part, shard)
+            steps_by_part[part] += int(shard.length.sum())
             shown += np.bincount(shard.items, minlength=n_rows)
             lengths += np.bincount(shard.length, minlength=horizon + 1)
             reward = rewards[shard.behaviours]
@@ -115,7 +119,7 @@ def _count_steps(store: Store, facts: LogFacts) -> _Totals:
                 reward_by_step[step] += total
                 sessions_by_step[step] += len(steps)
                 reward_by_part[part] += total
-    return _Totals(shown, lengths, reward_by_step, sessions_by_step, reward_by_part)
+    return _Totals(shown, lengths, reward_by_step, sessions_by_step, reward_by_part, steps_by_part)
 
 
 def _popularity(shown: np.ndarray[Any, Any], catalog: Catalog) -> dict[str, Any]:

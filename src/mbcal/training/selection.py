@@ -9,8 +9,8 @@ reward of item j,
     evidence E(i, j) = the change of R(j | o, (i, b)) from the worst to the best response b, by linear regression
 
 and the estimate is the slope of D on E over many states, items i and items j, both centred over j. 0: being shown tells
-nothing. 0.3: being shown i counts for 30% of what a like of i counts for. Effects that showing an item really has on the
-future are in D too: satiation makes the slope negative, fatigue is the same for all j and drops out.
+nothing. 0.3: being shown i counts for 30% of what the best response to i (a like, say) counts for. Effects that showing an
+item really has on the future are in D too: satiation makes the slope negative, fatigue is the same for all j and drops out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ that has learned nothing about users yet is a ratio of two small errors."""
 
 @dataclass(frozen=True)
 class ShownEvidence:
-    """How much the mere showing of an item counts as evidence of taste, in units of a like."""
+    """How much the mere showing of an item counts as evidence of taste, in units of the best response to it."""
 
     slope: float
     stderr: float
@@ -58,8 +58,8 @@ class ShownEvidence:
         """What a large value means and what to do, in words."""
         return (
             "The log's choices seem to know more about users than the log holds: to the fitted model, that an item was "
-            f"shown counts for {self.slope:.0%} of what a like of it counts for. A policy of your own lacks that knowledge "
-            "and may earn far less than the model promises. Log some random choices, or what the policy knew. If "
+            f"shown counts for {self.slope:.0%} of what the best response to it counts for. A policy of your own lacks that "
+            "knowledge and may earn far less than the model promises. Log some random choices, or what the policy knew. If "
             "propensities are logged, compare with a fit that has propensity_weights (docs/coverage.md)."
         )
 
