@@ -13,7 +13,8 @@ import torch
 from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, Newsfeed, Simulator, Store, TrainingConfig, prepare
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.endings import suggest_ends
-from mbcal.decision_log.join import IDLE, join_sessions
+from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.visits import IDLE
 from mbcal.environments.newsfeed.log import generate_sessions
 from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.newsfeed.world import LEVELS, Leaving

@@ -261,3 +261,35 @@ def test_every_step_has_the_exploration_of_its_decision() -> None:
     first, second = decided("d1", epsilon=0.1), decided("d2", step=1, time=30, items=["a"], epsilon=0.4)
     records = [first, second, answered("d1"), answered("d2", "a", name="g")]
     assert joined(*records).epsilons.tolist() == [[0.1, 0.4, 0.0, 0.0]]
+
+
+def test_decisions_without_a_session_are_joined_to_visits_of_their_user() -> None:
+    minute = 60_000_000
+    seen = [("b", "click")]
+    records = [
+        decided("d1", session="", time=10 * minute, history=[("a", "skip")]),
+        decided("d2", session="", time=39 * minute),  # nothing is said to be shown, but the user was there a moment ago
+        decided("d3", session="", time=99 * minute, step=1, shown=seen),  # an hour later, but it goes on
+        decided("d4", session="", time=130 * minute),  # a new visit
+        decided("d5", session="", time=131 * minute, user="other", step=1, shown=seen, history=[("a", "skip")]),
+        decided("d6", session="s", time=131 * minute),
+        decided("d7", session="", time=131 * minute, user=""),
+        decided("d8", session="", time=131 * minute, user="", step=1, shown=seen),
+    ]
+    answers = [answered(record.id, name=f"f{record.id}", time=record.time + 1) for record in records]
+    found = joined(*records, *answers)
+    by_session = {
+        name: (found.users[found.sessions.user[row]], [origin.decision for origin in found.origins[row]])
+        for row, name in enumerate(found.session_names)
+    }
+    assert by_session == {
+        "d1": ("u", ["d1", "d2", "d3"]),
+        "d4": ("u", ["d4"]),
+        "d5": ("other", ["d5"]),
+        "s": ("u", ["d6"]),
+        "d7": ("anonymous:d7", ["d7"]),
+        "d8": ("anonymous:d8", ["d8"]),
+    }
+    history = {name: int(found.sessions.history_length[row]) for row, name in enumerate(found.session_names)}
+    assert history == {"d1": 1, "d4": 0, "d5": 2, "s": 0, "d7": 0, "d8": 1}  # what was shown before all that is logged, too
+    assert same(found, joined(*reversed(answers), *reversed(records)))

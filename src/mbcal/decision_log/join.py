@@ -28,10 +28,9 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
+from mbcal.decision_log.visits import IDLE, SessionlessDecision, join_visits
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
-IDLE = 1800.0
-"""Seconds without a decision after which a user has left, as long as servers remember a session."""
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
 
 
@@ -42,6 +41,7 @@ class _CompactDecision(NamedTuple):
     step: int
     user: str
     session: str
+    """Empty if the request had none."""
     items: tuple[str, ...]
     propensities: tuple[float, ...]
     candidates: bytes
@@ -94,6 +94,7 @@ def join_sessions(
 ) -> Joined:
     """Join decisions and feedback to sessions.
 
+    Decisions without a session are joined to visits of their users (`visits`); without a user, each is a session of its own.
     A session longer than the horizon is cut into windows; the steps of earlier windows are history of the later ones. So are
     the steps up to a terminal behaviour, with which the user left. Before them comes the history of the session's first
     decision. Where the length of a session shows that the user left (`Behaviours.with_leaving`), its last step gets the
@@ -118,9 +119,15 @@ def join_sessions(
     counts = JoinCounts()
     builder = _SessionBuilder(catalog, behaviours, history, counts, fields)
     decisions, behaviour_of = _gather(records, builder, counts)
+    visits = join_visits(
+        SessionlessDecision(decision.user, decision.time, decision.step, decision_id)
+        for decision_id, decision in decisions.items()
+        if not decision.session
+    )
     sessions: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     for decision_id, decision in decisions.items():
-        sessions[decision.user, decision.session].append((decision.step, decision.time, decision_id))
+        session, step = visits.get(decision_id, (decision.session, decision.step))
+        sessions[decision.user, session].append((step, decision.time, decision_id))
     starts = {key: min(time for _, time, _ in entries) for key, entries in sessions.items()}
     hashes = {user: stable_hash(user, 0, "user") for user, _ in sessions}
     newest = max((decision.time for decision in decisions.values()), default=0)
@@ -132,7 +139,8 @@ def join_sessions(
             counts.unanswered += not new_steps
             steps += new_steps
         if steps:
-            builder.add_session(decisions[entries[0][2]], builder.with_leaving(steps, newest, horizon), horizon)
+            first = decisions[entries[0][2]]._replace(session=session)
+            builder.add_session(first, builder.with_leaving(steps, newest, horizon), horizon)
     counts.sessions, counts.steps = len(builder.windows), sum(len(window.steps) for window in builder.windows)
     return builder.to_joined(horizon)
 
@@ -173,6 +181,11 @@ def _gather(
     return decisions, behaviour_of
 
 
+def user_name(decision: Decision) -> str:
+    """Return the user of a decision; without one, every session is a user of its own, or every decision without either."""
+    return decision.user or f"anonymous:{decision.session or decision.id}"
+
+
 def available_candidates(decision: Decision) -> list[str]:
     """Return the candidates that the first item was chosen from.
 
@@ -196,10 +209,8 @@ class _SessionBuilder:
 
     def compact(self, decision: Decision) -> _CompactDecision:
         """Reduce a decision to rows; names that feedback is matched by are interned."""
-        # without a session the client sends all earlier steps with every request: the decision is a session of its own
+        # what the first decision of a visit without a session says was shown came before all that the log has of the visit
         past = decision.history if decision.session else [*decision.history, *decision.shown]
-        session = decision.session or decision.id
-        user = decision.user or f"anonymous:{session}"
         known = [(item, self.behaviour_number[name]) for item, name in past if name in self.behaviour_number]
         newest = self._newest(known)
         items = self.catalog.rows_of(item for item, _ in newest).tobytes()
@@ -207,8 +218,8 @@ class _SessionBuilder:
         return _CompactDecision(
             decision.time,
             decision.step,
-            sys.intern(user),
-            sys.intern(session),
+            sys.intern(user_name(decision)),
+            sys.intern(decision.session),
             tuple(map(sys.intern, decision.items)),
             tuple(decision.propensities),
             self.catalog.rows_of(available_candidates(decision)).tobytes(),

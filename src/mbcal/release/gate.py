@@ -42,8 +42,8 @@ ENOUGH_SEEN = 100
 
 
 UNJUDGED = (
-    "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, or "
-    "before a session went on beyond the horizon"
+    "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, "
+    "before a session went on beyond the horizon, or in requests with neither session nor user"
 )
 """Why the log cannot tell, whatever its numbers say."""
 

@@ -9,7 +9,8 @@ that had arrived, knows no user by number, and breaks ties in numpy. A gate that
 could publish a policy that it never judged.
 
 Sessions hold steps with feedback, cut at the horizon, and so do their weights. What was served beyond that may still change
-what users do later: `ServedChoices.unjudged` counts the choices among it at which the versions differ.
+what users do later: `ServedChoices.unjudged` counts the choices among it at which the versions differ. Decisions with
+neither session nor user are joined to no others, so all of their choices belong there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.join import available_candidates
+from mbcal.decision_log.join import available_candidates, user_name
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Decision, Record
 from mbcal.errors import LogError
@@ -40,8 +41,9 @@ class ServedChoices(NamedTuple):
     choices: list[PolicyChoices]
     """Of each version, (N, T). The logged choice and the number of candidates are the same for all."""
     unjudged: int
-    """Served choices at which the versions differ and whose effect no weight contains: those without feedback, and those in
-    a window after which the session went on. Counted up to the first where they are not steps of the sessions."""
+    """Served choices at which the versions differ and whose effect no weight contains: those without feedback, those in a
+    window after which the session went on, and those of decisions with neither session nor user. Counted up to the first
+    where they are not steps of the sessions."""
 
 
 def served_choices(
@@ -98,7 +100,10 @@ def served_choices(
 
 
 class _HiddenChoices:
-    """Served choices that are no steps, because no feedback came, of users who judge or have no step at all."""
+    """Served choices of which the log does not show what follows, of users who judge or have no step at all.
+
+    No feedback came, or neither session nor user says which decisions followed.
+    """
 
     def __init__(self, joined: Joined, rows: NDArray[np.int64]) -> None:
         self.differing = 0
@@ -110,10 +115,11 @@ class _HiddenChoices:
         self._teaching = set(joined.users) - judging
 
     def ranks(self, decision: Decision) -> list[int]:
-        """The ranks of a decision to which no feedback came; none if they do not matter."""
-        user = decision.user or f"anonymous:{decision.session or decision.id}"
-        if self.differing or user in self._teaching:
+        """The ranks of a decision whose effect is not shown; none if they do not matter."""
+        if self.differing or user_name(decision) in self._teaching:
             return []
+        if not decision.session and not decision.user:
+            return list(range(len(decision.items)))
         answered = self._answered.get((decision.id, decision.time), set())
         return [rank for rank in range(len(decision.items)) if rank not in answered]
 

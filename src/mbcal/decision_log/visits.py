@@ -1,0 +1,49 @@
+"""Decisions without a session, joined to visits of their users.
+
+A request may carry no session. What its choice leads to is then in later decisions of the same user, which nothing but the
+user and the time connects with it. So a decision continues the visit of the user's decision before it, unless nothing was
+shown yet and that one is more than `IDLE` seconds ago. To join too much costs a gate evidence; to join too little would hide
+from it what a choice costs later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+IDLE = 1800.0
+"""Seconds without a decision after which a user has left, as long as servers remember a session."""
+
+
+class SessionlessDecision(NamedTuple):
+    """A decision without a session; ordered by user, then by time."""
+
+    user: str
+    time: int
+    """Microseconds since 1970."""
+    shown: int
+    """Number of steps that the request said were shown before."""
+    id: str
+
+
+class VisitPlace(NamedTuple):
+    """Where a decision is in a visit."""
+
+    visit: str
+    """Id of the visit's first decision."""
+    number: int
+    """Decisions of the visit before it."""
+
+
+def join_visits(decisions: Iterable[SessionlessDecision]) -> dict[str, VisitPlace]:
+    """Return the visit of every decision, by the decision's id; independent of their order."""
+    places: dict[str, VisitPlace] = {}
+    previous: SessionlessDecision | None = None
+    for decision in sorted(decisions):
+        place = VisitPlace(decision.id, 0)
+        if previous is not None and previous.user == decision.user:
+            goes_on = decision.shown or decision.time - previous.time <= IDLE * 1e6
+            place = VisitPlace(places[previous.id].visit, places[previous.id].number + 1) if goes_on else place
+        places[decision.id] = place
+        previous = decision
+    return places
