@@ -47,7 +47,7 @@ def test_rewards_and_lengths_of_sessions() -> None:
         *session_records("s1", "v1", ["like", "skip"], user="ann"),
         *session_records("s2", "v2", ["click", "click", "like", "like", "like"], user="ann", began=2 * SECOND),
         *session_records("s3", "v2", ["unknown"], began=3 * SECOND),
-        decision(9, session="", id="alone", user="", time=4 * SECOND, version="v1", step=7, items=["c", "a"]),
+        decision(9, session="", id="alone", user="bob", time=4 * SECOND, version="v1", step=0, items=["c", "a"]),
         Feedback("alone", "a", "click", 4 * SECOND, "f1"),
         Feedback("alone", "a", "like", 4 * SECOND, "f2"),  # the first feedback on an item counts
         Feedback("alone", "c", "like", 4 * SECOND, "f3"),
@@ -56,7 +56,7 @@ def test_rewards_and_lengths_of_sessions() -> None:
         ("ann", "v1", 3.0, 2),
         ("ann", "v2", 5.0, 3),
         ("user of s3", "v2", 0.0, 1),
-        ("anonymous:alone", "v1", 4.0, 2),
+        ("bob", "v1", 4.0, 2),
     ]
     assert rows(outcomes_of(records)) == expected
     assert outcomes_of(records).began.tolist() == [1 * SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.records import Decision, Record
 from mbcal.registry.registry import Registry
+from mbcal.release.canary import CanaryWatcher
 from mbcal.release.gate import UNJUDGED, Verdict
+from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.release.update import update
 from tests.support.bait import BEHAVIOURS, CATALOG, STEPS, agent_for, visits
+from tests.support.command_line import refused
 from tests.support.trials import write_quickly
 
 
@@ -48,3 +53,50 @@ def test_what_chooses_alike_is_judged_where_requests_have_no_names(tmp_path: Pat
     check = judged(tmp_path, "good", user=False).checks[0]
     assert "it chooses as the live version does at all" in check.detail
     assert UNJUDGED not in check.detail
+
+
+REWARDS = {"skip": 0.0, "click": 1.0}
+
+
+def two_versions(users: int, **named: bool) -> list[Record]:
+    """Visits of which every third is by v000002, which ranks the bait first."""
+    records: list[Record] = []
+    for number, first in enumerate(("good", "good", "bait")):
+        for record in visits(users, first=first, seed=number, **named):
+            is_bait = isinstance(record, Decision) and first == "bait"
+            changes = {"user": f"{number} {record.user}"} if isinstance(record, Decision) and record.user else {}
+            records.append(msgspec.structs.replace(record, **changes, **({"version": "v000002"} if is_bait else {})))
+    return records
+
+
+def test_a_canary_is_compared_by_visits_of_users_without_a_session() -> None:
+    named, nameless = (OutcomeReader(REWARDS, SessionRule(horizon=STEPS)) for _ in range(2))
+    for record in two_versions(50):
+        named.add(record)
+    found = named.outcomes(10**15)
+    assert found.length.tolist() == [STEPS] * 150
+    assert (found.versions, not named.ignored) == (("v000001", "v000002"), True)
+    reward = [found.reward[found.version == number].mean() for number in range(2)]
+    assert reward[0] > reward[1] + 0.2  # by decision, the bait would earn more at first
+    for record in two_versions(50, user=False):
+        nameless.add(record)
+    assert len(nameless.outcomes(10**15)) == 0
+    assert nameless.ignored.nameless == 150 * STEPS
+    assert not nameless._early
+    assert "900 decisions with neither session nor user" in str(nameless.ignored)
+
+
+def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    registry.start_canary(registry.publish(agent_for("bait"), activate=False))
+    began = registry.pointer().canary_began
+    records = [msgspec.structs.replace(record, time=record.time + began) for record in two_versions(200, user=False)]
+    write_quickly(tmp_path / "log", records)
+    look = CanaryWatcher(registry, [tmp_path / "log"], clock=lambda: began / 1e6 + 3e5).look()
+    assert look is not None
+    assert (look.action, look.comparison, look.ignored.nameless) == ("wait", None, 600 * STEPS)
+    words = "3,600 decisions have neither session nor user and do not count: send a session with requests"
+    assert look.reason == f"no finished sessions of both versions yet; {words}"
+    said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)
+    assert said.endswith("no session can be counted, since requests had neither session nor user; send a session")

@@ -59,8 +59,9 @@ def test_a_share_of_sessions_gets_the_canary_and_keeps_it(registry: Registry, tm
         assert [await version_of(first, name) for name in names[:200]] == list(versions.values())[:200]
         by_user = [await version_of(first, None, user="ann") for _ in range(5)]
         assert len(set(by_user)) == 1  # without a session, by user
-        alone = {await version_of(first, None) for _ in range(60)}
-        assert alone == {LIVE, CANARY}
+        assert {await version_of(first, None) for _ in range(60)} == {
+            LIVE
+        }  # with neither, nothing would keep its visit together
         await first.close()
 
     asyncio.run(story())

@@ -28,7 +28,7 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import IDLE, SessionlessDecision, join_visits
+from mbcal.decision_log.visits import IDLE, SessionlessDecision, join_visits, user_name
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
@@ -179,11 +179,6 @@ def _gather(
             counts.orphans += count
     counts.unknown_behaviours = dict(sorted(unknown.items()))
     return decisions, behaviour_of
-
-
-def user_name(decision: Decision) -> str:
-    """Return the user of a decision; without one, every session is a user of its own, or every decision without either."""
-    return decision.user or f"anonymous:{decision.session or decision.id}"
 
 
 def available_candidates(decision: Decision) -> list[str]:

@@ -11,8 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from mbcal.decision_log.records import Decision
+
 IDLE = 1800.0
 """Seconds without a decision after which a user has left, as long as servers remember a session."""
+
+
+def user_name(decision: Decision) -> str:
+    """Return the user of a decision; without one, every session is a user of its own, or every decision without either."""
+    return decision.user or f"anonymous:{decision.session or decision.id}"
 
 
 class SessionlessDecision(NamedTuple):

@@ -79,18 +79,23 @@ class Look:
         return {**vars(self), "comparison": compared, "ignored": asdict(self.ignored)}
 
 
-def judge_canary(comparison: VersionComparison | None, config: CanaryConfig, elapsed: float) -> tuple[Action, str]:
+def judge_canary(
+    comparison: VersionComparison | None, config: CanaryConfig, elapsed: float, nameless: int = 0
+) -> tuple[Action, str]:
     """Decide about a canary.
 
     Args:
         comparison: The canary (a) against the live version (b); None while one has no finished session.
         config: The limits.
         elapsed: Seconds since the trial began.
+        nameless: Decisions of the trial with neither session nor user, which do not count.
 
     Returns:
         What to do, and why in words.
     """
     words = "no finished sessions of both versions yet"
+    if nameless:
+        words += f"; {nameless:,} decisions have neither session nor user and do not count: send a session with requests"
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
         lower, upper = (
@@ -162,7 +167,7 @@ class CanaryWatcher:
         now = int(self._clock() * 1e6)
         comparison = self._compare(pointer.canary, pointer.current, now)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
-        action, reason = judge_canary(comparison, self._config, elapsed)
+        action, reason = judge_canary(comparison, self._config, elapsed, self._outcomes.ignored.nameless)
         ignored = replace(self._outcomes.ignored)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
         look = self._act(look)

@@ -94,6 +94,8 @@ class Ignored:
     """Feedback on items that its decision did not return."""
     dropped: int = 0
     """Records that waited for others to come when the memory for such records was full."""
+    nameless: int = 0
+    """Decisions with neither session nor user, which belong to no session."""
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -101,7 +103,7 @@ class Ignored:
     def __str__(self) -> str:
         return (
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
-            f"{self.dropped:,} records dropped for lack of memory"
+            f"{self.dropped:,} records dropped for lack of memory, {self.nameless:,} decisions with neither session nor user"
         )
 
 
@@ -178,7 +180,7 @@ class OutcomeReader:
         """Take note of a record. Records may come in any order; repeated ones count once."""
         if isinstance(record, Decision):
             if record.time >= self._since - self._rule.longest:  # it may show that a session was going on before
-                self._add_decision(LoggedDecision.of(record))
+                self._add_decision(record)
         else:
             self._add_feedback(record)
         while self._orphan_bytes + self._early_bytes > MOST_EARLY_BYTES:
@@ -187,7 +189,13 @@ class OutcomeReader:
             self._count(record.time - self._rule.longest)
             self._look_at_bytes = max(MOST_BYTES, self._bytes + self._bytes // 4)
 
-    def _add_decision(self, decision: LoggedDecision) -> None:
+    def _add_decision(self, record: Decision) -> None:
+        decision = LoggedDecision.of(record)
+        if decision is None:
+            self.ignored.nameless += record.id not in self._counted
+            self._counted.add(record.id)
+            self._early_bytes -= RESPONSE_BYTES * len(self._early.pop(record.id, {}))
+            return
         known = self._decisions.get(decision.id)
         if known is not None or decision.id in self._counted:
             self.ignored.repeated += 1
@@ -206,6 +214,8 @@ class OutcomeReader:
 
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
+        if feedback.decision in self._counted:
+            return
         if decision is None:
             waiting = self._early.setdefault(feedback.decision, {})
             self._early_bytes += RESPONSE_BYTES * (feedback.item not in waiting)

@@ -23,9 +23,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.join import available_candidates, user_name
+from mbcal.decision_log.join import available_candidates
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Decision, Record
+from mbcal.decision_log.visits import user_name
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress

@@ -1,5 +1,7 @@
 """Sessions cut from the decisions that have one session name: a function of the records alone, in whatever order they came.
 
+Decisions without a session go by their user, to whom the version was assigned. Those with neither belong to no session.
+
 Decisions are taken in order of time. One at step 0 begins a session, unless one is going on; one at a later step belongs to
 the session that is going on, or to none. A session ends with its last step that counts (the horizon, or a terminal
 behaviour), `idle` seconds after its last record, or `longest` seconds after its beginning. No torch.
@@ -14,6 +16,7 @@ from operator import attrgetter
 
 from mbcal.decision_log.follow import CLOCK_SLACK
 from mbcal.decision_log.records import Decision
+from mbcal.decision_log.visits import user_name
 
 Response = tuple[int, str, str]
 """Time, id and behaviour of feedback on one item."""
@@ -42,7 +45,7 @@ class LoggedDecision:
     id: str
     time: int
     name: str
-    """Its session; the decision's own id if it has none."""
+    """Its session, or its user's visits if it has none."""
     user: str
     step: int
     version: str
@@ -53,13 +56,14 @@ class LoggedDecision:
     """By item, the earliest."""
 
     @classmethod
-    def of(cls, decision: Decision) -> LoggedDecision:
-        """Keep what is needed of a decision."""
-        name = decision.session or decision.id  # without a session, every decision is a session of its own
-        user = decision.user or f"anonymous:{name}"
-        begins = not (decision.step and decision.session)
+    def of(cls, decision: Decision) -> LoggedDecision | None:
+        """Keep what is needed of a decision; None if it has neither session nor user."""
+        if not (decision.session or decision.user):
+            return None
+        name = decision.session or f"visits of {decision.user}"
         items = frozenset(decision.items)
-        return cls(decision.id, decision.time, name, user, decision.step, decision.version, items, begins)
+        begins = decision.step == 0
+        return cls(decision.id, decision.time, name, user_name(decision), decision.step, decision.version, items, begins)
 
     @property
     def order(self) -> tuple[int, int, str, str, str]:

@@ -1,7 +1,8 @@
 """The canary of a server process: which sessions get it, and what happens if it cannot be opened or fails.
 
 A session gets the canary if a hash of its name and the canary's name falls below the share. So all servers and workers
-agree, also after a restart, and the sessions of one trial are not those of the next.
+agree, also after a restart, and the sessions of one trial are not those of the next. Requests without a session go by their
+user. Those with neither get the live version: nothing would keep a visit with one version, nor say what it earned.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ class Canary:
         return None if self.ranker is None else self.ranker.version.name
 
     def version_for(self, key: str) -> str:
-        """Return the canary's name if it gets the session of this name, else an empty text."""
+        """Return the canary's name if it gets the session, or the user, of this name, else an empty text.
+
+        An empty name never gets it.
+        """
         name = self.name
-        if name is None:
+        if name is None or not key:
             return ""
         return name if stable_hash(key, 0, f"canary {name}") < self.settings.share * 2**64 else ""
 

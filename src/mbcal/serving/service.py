@@ -165,7 +165,7 @@ class Service:
 
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
-        version = self.canary.version_for(session_name or user or decision)
+        version = self.canary.version_for(session_name or user)
         given = given_fields(request)
         self.live.fields.require_declared(given)
         longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
