@@ -86,17 +86,20 @@ class JointProjection:
 
     def __init__(self, projections: Mapping[str, ItemProjection], vocabularies: Mapping[str, Sequence[str]]) -> None:
         terms = list(projections.values())
-        dense, first = list(terms[0].dense.values()), UNKNOWN_ROW + 1
-        self._dense_names = list(terms[0].dense)
+        self._dense, first = terms[0].dense, UNKNOWN_ROW + 1
         self._base = np.concatenate([term.base for term in terms])
         nothing = np.zeros((0, len(self._base)), np.float32)
-        weights = [np.concatenate([term.dense[name].weight for term in terms], 1) for name in self._dense_names]
+        weights = [np.concatenate([term.dense[name].weight for term in terms], 1) for name in self._dense]
         self._weight = np.concatenate([nothing, *(weight[:-1] for weight in weights)])
-        self._missing = [weight[-1] for weight in weights]
+        self._missing = {name: weight[-1] for name, weight in zip(self._dense, weights, strict=True)}
+        ends = np.cumsum([len(feature.mean) for feature in self._dense.values()]).tolist()
+        self._columns = {
+            name: slice(end - len(feature.mean), end) for (name, feature), end in zip(self._dense.items(), ends, strict=True)
+        }
+        self._vectors = [name for name, feature in self._dense.items() if len(feature.mean) > 1]
         empty = np.zeros(0, np.float32)
-        self._mean = np.concatenate([empty, *(feature.mean for feature in dense)])
-        self._deviation = np.concatenate([empty, *(feature.deviation for feature in dense)])
-        self._means = [feature.mean.tolist() for feature in dense]
+        self._mean = np.concatenate([empty, *(feature.mean for feature in self._dense.values())])
+        self._deviation = np.concatenate([empty, *(feature.deviation for feature in self._dense.values())])
         self._categories = {name: [term.categories[name] for term in terms] for name in terms[0].categories}
         self._multi = {name for name, features in self._categories.items() if features[0].is_multi}
         self._tables = {
@@ -108,33 +111,47 @@ class JointProjection:
 
     def rows(self, items: Sequence[ItemValues]) -> Floats:
         """Return the table rows of N items, those of all terms side by side, (N, sum of 3H)."""
-        numbers: list[float] = []
-        missing: list[tuple[int, Floats]] = []
-        for number, item in enumerate(items):
-            for name, mean, weight in zip(self._dense_names, self._means, self._missing, strict=True):
-                value: Any = item.get(name)
-                if value is None:
-                    missing.append((number, weight))
-                    numbers += mean
-                elif type(value) is list:
-                    numbers += value
-                else:
-                    numbers.append(value)
-        scaled = self._scaled(np.array(numbers, np.float32).reshape(len(items), len(self._mean)))
-        rows = np.empty((len(items), len(self._base)), np.float32)
-        for item, item_scaled, row in zip(items, scaled, rows, strict=True):
-            np.dot(item_scaled, self._weight, out=row)  # one by one: other items never change the last bit
+        rows = np.zeros((len(items), len(self._base)), np.float32)
+        complete = []
+        for item, row in zip(items, rows, strict=True):
+            if all(name in item for name in self._vectors):
+                complete.append((item, row))
+            else:
+                self._add_present(row, item)
+        self._add_dense(complete)
+        for item, row in zip(items, rows, strict=True):
             row += self._base
             for name in self._categories:
                 self._add_category(row, name, item.get(name))
-        for number, weight in missing:
-            rows[number] += weight
+            for name, weight in self._missing.items():
+                if name not in item:
+                    row += weight
         return rows
 
-    def _scaled(self, scaled: Floats) -> Floats:
-        """Standardise numbers and vectors (N, sum of D) in place; the mean, where they are missing, becomes 0."""
-        scaled -= self._mean
-        scaled /= self._deviation
+    def _add_dense(self, items: Sequence[tuple[ItemValues, Floats]]) -> None:
+        """Add what numbers and vectors add to the rows of items that have all vectors."""
+        numbers: list[float] = []
+        for item, _ in items:
+            for name, feature in self._dense.items():
+                value: Any = item.get(name)
+                if type(value) is list:
+                    numbers += value
+                else:
+                    numbers.append(feature.mean[0] if value is None else value)
+        scaled = self._scaled(np.array(numbers, np.float32).reshape(len(items), len(self._mean)), slice(None))
+        for (_, row), item_scaled in zip(items, scaled, strict=True):
+            np.dot(item_scaled, self._weight, out=row)  # one by one: other items never change the last bit
+
+    def _add_present(self, row: Floats, item: ItemValues) -> None:
+        """Add what numbers and vectors add to the row of an item; those that are missing cost nothing."""
+        for name, columns in self._columns.items():
+            if name in item:
+                row += np.dot(self._scaled(np.array(item[name], np.float32).reshape(-1), columns), self._weight[columns])
+
+    def _scaled(self, scaled: Floats, columns: slice) -> Floats:
+        """Standardise numbers and vectors (…, columns) in place; the mean, where they are missing, becomes 0."""
+        scaled -= self._mean[columns]
+        scaled /= self._deviation[columns]
         np.minimum(scaled, _MOST, out=scaled)
         return np.maximum(scaled, _LEAST, out=scaled)
 

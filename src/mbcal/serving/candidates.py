@@ -155,13 +155,14 @@ class CandidateReader:
         if isinstance(candidates, msgspec.Raw):
             json = bytes(candidates)
             if self._finder is not None and self._rows is not None:
-                plain, objects = self._split_objects(json) if b"{" in json else (json, [])
+                plain, objects = self._split_objects(json, most) if b"{" in json else (json, [])
                 count = self._finder.find(plain)
                 if 0 < count <= most >= k >= 1:
                     rows = self._rows[:count]
                     return JsonNames(plain, rows, self._finder, self._features_at(objects, rows))
             # decoded as part of a request, so that errors name the field
             candidates = _decoder.decode(b'{"candidates":' + json + b"}").candidates
+        _require_few(candidates, most)  # before anything is done for each of them
         features = {
             position: unknown_item(read_values(candidate.features, self._declared))
             for position, candidate in enumerate(candidates)
@@ -183,11 +184,12 @@ class CandidateReader:
             if item is not None and rows[position] == UNKNOWN_ROW
         }
 
-    def _split_objects(self, json: bytes) -> tuple[bytes, _Objects]:
+    def _split_objects(self, json: bytes, most: int) -> tuple[bytes, _Objects]:
         """Replace items with features by their names, so that the C parser can read the list.
 
         An object has at most two opening braces, its own and that of its features, and ends with as many closing ones. If
-        it does not, because there are braces in its texts, the list is returned as it is, which the C parser refuses.
+        it does not, because there are braces in its texts, or there are more than `most`, the list is returned as it is, which
+        the C parser refuses.
 
         Returns:
             The list of names, and where in it each of these items begins.
@@ -199,7 +201,7 @@ class CandidateReader:
             end = json.find(b"}", begin) + 1
             if json.count(b"{", begin, end) == 2:
                 end = json.find(b"}", end) + 1
-            found = self._object(json[begin:end]) if end else None
+            found = self._object(json[begin:end]) if end and len(objects) < most else None
             if found is None:
                 return json, []
             name, item = found
@@ -242,9 +244,13 @@ def require_rankable(candidates: Sequence[str], k: int, most: int) -> None:
     """Raise InputError if there are no candidates or more than `most`, one repeats, or k is outside [1, most]."""
     if not candidates:
         raise InputError("candidates: none were given; name at least one item to rank")
-    if len(candidates) > most:
-        raise InputError(f"candidates: {len(candidates)} were given, at most {most} are ranked at a time; send fewer")
+    _require_few(candidates, most)
     if len(set(candidates)) != len(candidates):
         raise InputError("candidates: an item is there twice; name every item once")
     if not 1 <= k <= most:
         raise InputError(f"k: must be from 1 to {most}, got {k}")
+
+
+def _require_few(candidates: Sequence[Any], most: int) -> None:
+    if len(candidates) > most:
+        raise InputError(f"candidates: {len(candidates)} were given, at most {most} are ranked at a time; send fewer")

@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mbcal.errors import InputError, nearest, shortened
 from mbcal.types.catalog import Catalog
@@ -57,8 +60,12 @@ class FeatureDeclaration:
             if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != self.length:
                 size = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
                 raise InputError(f"feature {self.name!r}: must be a vector of {self.length} numbers, got {size}")
-            if set(map(type, value)) == {float} and sum(map(abs, value)) <= LARGEST_NUMBER:  # the usual case, and fast
-                return list(value)
+            if set(map(type, value)) <= {float, int}:  # the usual case, and fast
+                with contextlib.suppress(OverflowError):  # of whole numbers
+                    numbers = np.asarray(value, np.float64)
+                    if (np.abs(numbers) <= LARGEST_NUMBER).all():
+                        checked: list[float] = numbers.tolist()
+                        return checked
             return [_finite(number, f"feature {self.name!r}") for number in value]
         values = value if isinstance(value, list | tuple) else [value]
         if len(values) > (MOST_VALUES if self.multi else 1):
