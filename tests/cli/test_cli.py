@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from mbcal import Store, __version__
+from mbcal.data.log_facts import first_time
+from mbcal.data.store_format import PARTS
 from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal
 from tests.support.logs import write_csv
 
@@ -140,6 +142,13 @@ def test_options_reach_the_store(folder: Path) -> None:
         ([*TABLE[:6], "uid", *TABLE[7:], *REWARDS, "--out", "s"], "item: 'uid' is the user column too"),
         ([*TABLE, *REWARDS, "--horizon", "9" * 30, "--out", "s"], "horizon: must lie in"),
         ([*TABLE, *REWARDS, "--split", "a", "--out", "s"], "write 0.4,0.4,0.2"),
+        (
+            [*TABLE, *REWARDS, "--split", "tme:0.4,0.4,0.2", "--out", "s"],
+            "'tme:' is unknown; write 0.4,0.4,0.2, or time:0.4",
+        ),
+        ([*TABLE, *REWARDS, "--split", "tme:0.4,0.4,0.2", "--out", "s"], "Did you mean 'time:'?"),
+        ([*TABLE[:-1], "nextclick", "--levels", "5", "--gap", "9", "--out", "s"], "Did you mean 'next-click'?"),
+        ([*TABLE, *REWARDS, "--propensity", "ts", "--out", "s"], "propensity is not in (0, 1] (300), for instance '1"),
         ([*TABLE, *REWARDS, "--out", "log.csv"], "log.csv: already exists"),
         (["describe", "log.csv"], "log.csv: a file, not a store"),
         (["prepare", "movielens", "log.csv", "--out", "s"], "log.csv: no column 'userId'"),
@@ -156,6 +165,17 @@ def test_mistakes_are_one_sentence_and_exit_code_2(folder: Path, arguments: list
     assert message in last
     assert not any("Error" in line for line in done.stderr.splitlines())
     assert [file.name for file in folder.iterdir()] == ["log.csv"]
+
+
+def test_prepare_warns_of_times_in_the_wrong_unit_as_describe_does(folder: Path) -> None:
+    done = mbcal(*TABLE, *REWARDS, "--time-unit", "ms", "--out", "store", cwd=folder)
+    [warning] = [line for line in done.stderr.splitlines() if "1995" in line]
+    assert warning.startswith("Warning: The first step is of 1970-01-")
+    assert warning in mbcal("describe", "store", cwd=folder).stdout
+    store = Store.open(folder / "store")
+    times = [shard.timestamps for part in PARTS for shard in store.shards(part) if shard.timestamps is not None]
+    assert first_time(store) == min(int(array.min()) for array in times if len(array))
+    assert "1995" not in mbcal(*TABLE, *REWARDS, "--time-unit", "s", "--out", "right", cwd=folder).stderr
 
 
 def test_head_may_leave_early(folder: Path) -> None:

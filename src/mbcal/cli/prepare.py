@@ -32,7 +32,7 @@ from mbcal.data.ingest import LogReader
 from mbcal.data.readers.table import parse_numbers
 from mbcal.data.sql import TimeUnit
 from mbcal.distributed.engines import EngineName, create_engine
-from mbcal.errors import OptionError
+from mbcal.errors import OptionError, nearest
 
 app = typer.Typer(help=HELP, no_args_is_help=True)
 
@@ -142,8 +142,14 @@ def _job(
 ) -> Job:
     if out is None:
         raise OptionError("out: missing; name the folder to write with --out DIR")
-    by_time = split.strip().startswith(BY_TIME)
-    shares: Any = parse_numbers("split", split.strip().removeprefix(BY_TIME))  # SessionConfig checks that there are three
+    kind, colon, numbers = split.strip().rpartition(":")
+    by_time = kind + colon == BY_TIME
+    if colon and not by_time:
+        raise OptionError(
+            f"split: {kind + colon!r} is unknown; write 0.4,0.4,0.2, or {BY_TIME}0.4,0.4,0.2 to cut by time as well."
+            f"{nearest(kind + colon, [BY_TIME])}"
+        )
+    shares: Any = parse_numbers("split", numbers)  # SessionConfig checks that there are three
     require_ray(engine, workers)
     labels = () if ends is None else tuple(label.strip() for label in ends.split(","))
     config = SessionConfig(

@@ -8,6 +8,7 @@ from mbcal.cli.options import shell_quoted
 from mbcal.data import Store
 from mbcal.data.clicks import only_reranks
 from mbcal.data.endings import suggest_ends
+from mbcal.data.log_facts import early_start, first_time
 
 
 def summarise(store: Store) -> None:
@@ -30,6 +31,8 @@ def summarise(store: Store) -> None:
     if conflicts := counts.get("item_conflicts"):
         problem = f"rows of the item table contradict each other about {conflicts:,} items"
         typer.echo(f"Warning: {problem}; each has the smallest of its values", err=True)
+    if sentence := early_start(first_time(store)):
+        typer.echo(f"Warning: {sentence}", err=True)
     for suggestion in suggest_ends(store):
         typer.echo(suggestion)
     if sentence := only_reranks(store.manifest):

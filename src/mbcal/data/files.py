@@ -307,17 +307,18 @@ def parquet_columns(path: Path) -> list[str]:
         raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}); export it again") from error
 
 
-def require_columns(table: Path | str, present: Sequence[str], required: Iterable[str]) -> None:
+def require_columns(table: Path | str, present: Sequence[str], required: Iterable[str], others: Sequence[str] = ()) -> None:
     """Raise InputError for the first required column that is missing or present twice.
 
     Args:
         table: The file or table, for the message.
         present: Its columns.
         required: Columns that it must have.
+        others: Names that may be given in place of a column, which a misspelt one may mean.
     """
     for name in required:
         if name not in present:
             listed = textwrap.shorten(", ".join(present) or "none", 300)
-            raise InputError(f"{table}: no column {name!r}; its columns are {listed}.{nearest(name, present)}")
+            raise InputError(f"{table}: no column {name!r}; its columns are {listed}.{nearest(name, [*present, *others])}")
         if present.count(name) > 1:
             raise InputError(f"{table}: column {name!r} appears twice; rename one")

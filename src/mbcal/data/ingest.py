@@ -178,10 +178,11 @@ class Ingestion:
     def _example(self, reason: str) -> str:
         """Return `, for instance 'x'` with a rejected value, if the reason is about a value."""
         column = reason.split()[0]
-        if column not in ("time", "behaviour") or "missing" in reason:
+        if column not in ("time", "behaviour", "propensity") or "missing" in reason:
             return ""
         query = f"SELECT min({sql_identifier(column)}) FROM rejected WHERE reason = ?"
-        return f", for instance {self.connection.execute(query, [reason]).fetchall()[0][0]!r}"
+        example = self.connection.execute(query, [reason]).fetchall()[0][0]
+        return ", all of them missing" if example is None else f", for instance {example!r}"
 
     def _cut_time(self) -> None:
         """Find the cuts of a split by time, unless they are given, and count values before the first."""
@@ -274,7 +275,7 @@ class Ingestion:
         self.connection.register("label_names", pa.table({"labels": pa.array([labels], pa.list_(pa.string()))}))
         reader = self.connection.sql(f"""
             SELECT * FROM (
-                FROM rejected
+                SELECT * EXCLUDE (propensity) FROM rejected
                 UNION ALL
                 SELECT users.name, items.name, make_timestamp(time_us)::VARCHAR, {value}, '{DUPLICATE}'
                 FROM {parquet_sql(*duplicates)} JOIN users USING (u) JOIN items USING (tie), label_names

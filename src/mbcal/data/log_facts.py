@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mbcal.data.clicks import only_reranks
@@ -137,11 +138,8 @@ class LogFacts:
     def warnings(self, store: Store) -> list[str]:
         """Return what is probably wrong with the log or how it was read, one sentence each."""
         found = []
-        if self.last >= 0 and self.first < PLAUSIBLE:
-            found.append(
-                f"The first step is of {iso_time(self.first)[:10]}, before 1995: times were probably read in the wrong "
-                "unit; prepare again with --time-unit or --time-format."
-            )
+        if self.last >= 0 and (sentence := early_start(self.first)):
+            found.append(sentence)
         for part, users in self.heaviest_users(store).items():
             n_users = max(int(store.manifest["counts"]["parts"][part].get("users", 1)), 1)
             if n_users > 1 and users[0]["share"] > max(HEAVY_SHARE, 2 / n_users):
@@ -157,6 +155,31 @@ class LogFacts:
         if sentence := only_reranks(store.manifest):
             found.append(sentence)
         return found
+
+
+def early_start(first: int | None) -> str | None:
+    """Return a sentence if a log's first step, in microseconds since 1970, was probably read in the wrong unit of time."""
+    if first is None or first >= PLAUSIBLE:
+        return None
+    return (
+        f"The first step is of {iso_time(first)[:10]}, before 1995: times were probably read in the wrong unit; "
+        "prepare again with --time-unit or --time-format."
+    )
+
+
+def first_time(store: Store) -> int | None:
+    """Return the time of a store's first step by the statistics of its files; no row is read. None without times."""
+    first = None
+    for name in (name for name in store.manifest["files"] if name.startswith("steps-")):
+        metadata = pq.read_metadata(store.path / name)
+        if "time" not in metadata.schema.names:
+            return None
+        column = metadata.schema.names.index("time")
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is not None and statistics.has_min_max:
+                first = int(statistics.min) if first is None else min(first, int(statistics.min))
+    return first
 
 
 def iso_time(time: int) -> str:

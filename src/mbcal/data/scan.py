@@ -5,7 +5,7 @@ The steps of an ingestion communicate through DuckDB tables and views:
 ::
 
     accepted      user, item, time_us, value (, session, propensity)
-    rejected      user, item, time, behaviour, reason: all text
+    rejected      user, item, time, behaviour, reason, propensity: all text
     user_counts   user, key, n (, first_us): a row per user, with the hash that decides the part
     item_names    item (, first_us)
     value_counts  value, n: of users outside the test part; only if behaviours are quantiles; in a split by time, created
@@ -69,10 +69,10 @@ def scan(log: LogDescription, config: SessionConfig, connection: duckdb.DuckDBPy
         CREATE TEMP VIEW accepted AS SELECT * EXCLUDE (reason, raw) FROM log {is_accepted};
         CREATE TEMP VIEW rejected AS
         SELECT "user"::VARCHAR AS "user", item::VARCHAR AS item, raw[1] AS "time", raw[2] AS behaviour,
-               reason_text AS reason
+               reason_text AS reason, raw[3] AS propensity
         FROM (FROM log {is_rejected}) JOIN reasons USING (reason)
         UNION ALL
-        SELECT NULL, NULL, NULL, line, '{MALFORMED}' FROM log_malformed;
+        SELECT NULL, NULL, NULL, line, '{MALFORMED}', NULL FROM log_malformed;
         CREATE TEMP TABLE user_counts AS
         SELECT "user", {stable_hash_sql('"user"', config.seed, "part")} AS key, count(*) AS n
                {", min(time_us) AS first_us" if config.split_by_time else ""}

@@ -96,7 +96,7 @@ def parsed_rows_sql(log: LogDescription, connection: duckdb.DuckDBPyConnection) 
         propensity      FLOAT; only if the log has propensities
         context:NAME    text, or a list of fractions; for every field of steps
         reason          UTINYINT, index of the first reason that applies; NULL for valid rows
-        raw             [time, behaviour] as text; NULL for valid rows, so that these cost nothing
+        raw             [time, behaviour, propensity] as text; NULL for valid rows, so that these cost nothing
 
     Raises:
         OptionError: If the reader selected too few columns.
@@ -113,14 +113,16 @@ def parsed_rows_sql(log: LogDescription, connection: duckdb.DuckDBPyConnection) 
         # md5 is the one hash that DuckDB promises to keep, so the order of equal rows survives an upgrade
         columns += f", md5_number_lower(({entity_name_sql('session', kinds['session'])})::VARCHAR) AS session"
     if "propensity" in kinds:
-        columns += ", try_cast(propensity AS FLOAT) AS propensity"
+        columns += ", try_cast(propensity AS FLOAT) AS propensity, propensity AS raw_propensity"
     for name in log.context:
         columns += f", {_context_sql(name, kinds[CONTEXT + name])} AS {sql_identifier(CONTEXT + name)}"
     conditions = reject_conditions(log.rule, kinds)
     cases = " ".join(f"WHEN {condition} THEN {number}" for number, (condition, _) in enumerate(conditions))
     with_reason = f"SELECT *, CASE {cases} END::UTINYINT AS reason FROM (SELECT {columns} FROM ({log.rows_sql}))"
-    raw = 'CASE WHEN reason IS NOT NULL THEN ["time"::VARCHAR, behaviour::VARCHAR] END AS raw'
-    return f'SELECT * EXCLUDE ("time", behaviour), {raw} FROM ({with_reason})', [reason for _, reason in conditions]
+    originals = ['"time"', "behaviour", *(["raw_propensity"] if "propensity" in kinds else [])]
+    texts = ", ".join(f"{column}::VARCHAR" for column in originals)
+    raw = f"CASE WHEN reason IS NOT NULL THEN [{texts}] END AS raw"
+    return f"SELECT * EXCLUDE ({', '.join(originals)}), {raw} FROM ({with_reason})", [reason for _, reason in conditions]
 
 
 def _context_sql(name: str, column_type: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.data import files
+from mbcal.data.clicks import NEXT_CLICK
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame, write_frame
 from mbcal.data.sql import csv_sql, parquet_sql, sql_identifier
@@ -65,7 +66,7 @@ def _open(path: Path, role: str, columns: Sequence[str], work: Workspace) -> Ope
 
 def _parquet(path: Path, columns: Sequence[str]) -> str:
     present = files.parquet_columns(path)
-    files.require_columns(path, present, columns)
+    files.require_columns(path, present, columns, [NEXT_CLICK])
     lowered = [column.lower() for column in present]
     if ambiguous := [column for column in columns if lowered.count(column.lower()) > 1]:
         raise InputError(f"{path}: two columns are called {ambiguous[0]!r} but for upper and lower case; rename one")
@@ -77,5 +78,5 @@ def _text(path: Path, role: str, columns: Sequence[str], work: Workspace) -> str
     headers = {delimiter: text.header(delimiter) for delimiter in DELIMITERS}
     fitting = [delimiter for delimiter in DELIMITERS if set(columns) <= set(headers[delimiter])]
     delimiter = fitting[0] if fitting else max(DELIMITERS, key=lambda d: (len(headers[d]), d == ","))
-    files.require_columns(path, headers[delimiter], columns)
+    files.require_columns(path, headers[delimiter], columns, [NEXT_CLICK])
     return f"({csv_sql(text, headers[delimiter], columns, delimiter=delimiter, rejects=role)})"
