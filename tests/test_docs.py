@@ -127,6 +127,13 @@ def test_every_command_on_features_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert {entry.item for entry in ranked} == {"d1", "d4"}
 
 
+@pytest.mark.parametrize("word", ["drift", "calibration error, ECE", "full session", "too small for this judge"])
+def test_the_glossary_explains_words_that_commands_print(word: str) -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs/glossary.md").read_text().splitlines() if line.startswith("| ")]
+    [meaning] = [row[1] for row in rows if row[0] == f"| {word}"]
+    assert len(meaning) > 60
+
+
 def test_every_method_has_its_page() -> None:
     from mbcal.agents import AGENTS
 

@@ -53,6 +53,8 @@ def test_prepare_and_describe(folder: Path) -> None:
     assert (found["rows"], found["users"], found["items"], found["rejected"]) == (300, 17, 9, {})
     assert [entry["count"] for entry in found["behaviours"]] == [100, 100, 100]
     shown = mbcal("describe", "store", cwd=folder).stdout
+    assert f"sessions ({found['full_sessions']} full: 5 steps)" in done.stdout
+    assert f"sessions of up to 5 steps ({found['full_sessions']} full: that many steps)" in shown
     for heading in ("Behaviours", "Session lengths", "Parts", "Popularity"):
         assert heading in shown
 

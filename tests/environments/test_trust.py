@@ -9,6 +9,8 @@ import pytest
 
 from mbcal.environments.report_card import ReportCard
 from mbcal.environments.trust import simulator_trust
+from mbcal.evaluation.comparison import ModelComparison, ModelResult
+from mbcal.metrics import Mean
 
 CARD = ReportCard(
     sessions=100, steps=400, nll=1.0, baseline_nll=1.5, accuracy=0.5, macro_f1=0.4, weighted_f1=0.4, rmse=1.0, ece=0.01,
@@ -29,9 +31,11 @@ def test_the_difference_is_drift_and_calibration_over_the_steps_of_a_session() -
 
 
 def test_a_warning_is_due_above_five_percent() -> None:
-    assert (simulator_trust(CARD, REWARDS).warning or "").startswith("Large drift. Can be trusted for differences of 0.6")
+    meaning = "at some step its mean reward is far from the logged one"
+    drifting = simulator_trust(CARD, REWARDS).warning or ""
+    assert drifting.startswith(f"Large drift: {meaning}. Can be trusted for differences of 0.6")
     uncalibrated = simulator_trust(replace(CARD, ece=0.1), REWARDS)
-    assert (uncalibrated.warning or "").startswith("Large calibration error.")
+    assert (uncalibrated.warning or "").startswith("Large calibration error: its probabilities are far from")
     good = simulator_trust(replace(CARD, ece=0.002, simulated=[2.0, 2.02, 2.0, 2.0]), REWARDS)
     assert good.share == pytest.approx(4 * (0.02 + 0.01) / 8)
     assert good.warning is None
@@ -52,3 +56,15 @@ def test_a_simulator_that_knows_nothing_is_trusted_for_nothing() -> None:
     unknown = simulator_trust(None, REWARDS)
     assert unknown.is_low
     assert unknown.sentence == "The simulator has no report card, so nothing says how far to trust it."
+
+
+def test_a_difference_that_is_too_small_says_why() -> None:
+    def mean(value: float) -> Mean:
+        return Mean(value, value - 0.1, value + 0.1, 100, 0.05)
+
+    rewards = {"first": 8.0, "close": 8.5, "far": 9.0}
+    rows = [ModelResult("sim", name, name, mean(reward), mean(reward - 8)) for name, reward in rewards.items()]
+    table = ModelComparison(rows, None, 100, 0, {"sim": simulator_trust(CARD, REWARDS)}).table("sim")
+    said = {row[0]: row[3] for row in table}
+    assert said["close"] == "+0.500 [+0.400, +0.600] too small for this judge (within its own error) (!)"
+    assert said["far"] == "+1.000 [+0.900, +1.100] (!)"

@@ -113,7 +113,7 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         return done
 
     done = command("collect", f"gym:{KEYS}", "--sessions", "40", "--out", str(tmp_path / "log"))
-    assert "160 steps of 40 users with 7 items, 40 sessions (40 full)" in done.stdout
+    assert "160 steps of 40 users with 7 items, 40 sessions (40 full: 4 steps)" in done.stdout
     done = command("evaluate", str(model), "--env", f"gym:{KEYS}", "--episodes", "30", "--json", "--device", "cpu")
     rows = json.loads(done.stdout)["rows"]
     assert (rows[0]["mean"], rows[1]["model"]) == (BEST, "chance")

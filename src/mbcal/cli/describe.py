@@ -38,7 +38,8 @@ def describe_store(
     console.print(
         f"{path} ({statistics['source']}): {statistics['rows']:,} steps, {statistics['users']:,} users, "
         f"{statistics['items']:,} items, "
-        f"{statistics['sessions']:,} sessions of up to {statistics['horizon']} ({statistics['full_sessions']:,} full)"
+        f"{statistics['sessions']:,} sessions of up to {statistics['horizon']} steps "
+        f"({statistics['full_sessions']:,} full: that many steps)"
     )
     if statistics["times"]:
         console.print(f"from {statistics['times']['first']} to {statistics['times']['last']}")

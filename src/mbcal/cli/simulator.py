@@ -105,8 +105,8 @@ def _print_card(card: ReportCard) -> None:
         ("macro-F1", f"{card.macro_f1:.4f}", "mean over behaviours"),
         ("weighted-F1", f"{card.weighted_f1:.4f}", "mean over steps"),
         ("RMSE", f"{card.rmse:.4f}", "of the expected reward, per step"),
-        ("ECE", f"{card.ece:.4f}", "gap between confidence and accuracy"),
-        ("drift", f"{card.drift:.2%}", "largest gap to the real mean reward at any step, on its own behaviours"),
+        ("ECE", f"{card.ece:.4f}", "calibration error: mean gap between how sure it is and how often it is right"),
+        ("drift", f"{card.drift:.2%}", "largest gap at any step between its mean reward and the logged one"),
     ]
     if card.length_drift is not None:
         rows.append(("length", f"{card.length_drift:+.2%}", "steps until users leave, against the real ones"))

@@ -16,7 +16,7 @@ def summarise(store: Store) -> None:
     counts, rejected = store.manifest["counts"], store.manifest["rejected"]
     typer.echo(
         f"{store.path}: {counts['rows']:,} steps of {counts['users']:,} users with {counts['items']:,} items, "
-        f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full)"
+        f"{counts['sessions']:,} sessions ({counts['full_sessions']:,} full: {store.horizon} steps)"
     )
     if rejected:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in rejected.items())

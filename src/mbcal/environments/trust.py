@@ -66,7 +66,12 @@ class Trust:
             return None
         if self.problem:
             return self.problem
-        part = "drift" if self.drift > self.difference / 2 else "calibration error"
+        is_drift = self.drift > self.difference / 2
+        part = (
+            "drift: at some step its mean reward is far from the logged one"
+            if is_drift
+            else "calibration error: its probabilities are far from the frequencies of behaviours"
+        )
         return f"Large {part}. {self.sentence} Fit it on more data or longer, or test it on more sessions."
 
 

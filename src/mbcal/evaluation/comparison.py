@@ -166,7 +166,7 @@ def _interval_text(mean: Mean, form: str) -> str:
 
 def _gap_text(gap: Mean, trust: Trust | None) -> str:
     """A difference with its interval; one that the judge cannot be trusted for says so."""
-    small = "" if trust is None or trust.covers(gap.mean) else " too small for this judge"
+    small = "" if trust is None or trust.covers(gap.mean) else " too small for this judge (within its own error)"
     return f"{gap.mean:+.3f} {_interval_text(gap, '+.3f')}{small}"
 
 

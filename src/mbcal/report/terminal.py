@@ -56,7 +56,7 @@ def _reward_grid(summary: RunSummary, protocol: str, judge: str) -> Grid:
     return grid
 
 
-_REMARKS = {"level": "level", "untrusted": "too small for this judge"}
+_REMARKS = {"level": "level", "untrusted": "too small for this judge (within its own error)"}
 
 
 def _bar(mean: Mean, low: float, high: float) -> str:

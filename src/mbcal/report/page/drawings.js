@@ -1,7 +1,7 @@
 // The drawings of the report: gaps to the baseline, curves by round, and the curves of a simulator's report card.
 
 const RELATIONS = {
-  level: "level: the interval contains zero", untrusted: "too small for this judge", ahead: "ahead", behind: "behind", baseline: "the baseline",
+  level: "level: the interval contains zero", untrusted: "too small for this judge (within its own error)", ahead: "ahead", behind: "behind", baseline: "the baseline",
 };
 
 // the gap of every method to the baseline with its paired interval; a grey zone is what the judge cannot be trusted for
