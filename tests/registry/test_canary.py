@@ -23,13 +23,13 @@ def three(models: Path, registry: Registry) -> Registry:
 def test_a_canary_is_promoted_or_withdrawn(three: Registry) -> None:
     assert three.canary() is None
     before = time.time_ns() // 1000
-    three.start_canary("v000002", expected="v000001")
+    three.start_canary("v000002", expected=three.pointer())
     began = three.pointer().canary_began
     assert before <= began <= time.time_ns() // 1000
     three.start_canary("v000002")  # already the canary: it goes on
     assert three.pointer().canary_began == began
     assert (three.current(), three.canary()) == ("v000001", "v000002")
-    assert three.promote_canary("v000002", expected="v000001") == "v000002"
+    assert three.promote_canary("v000002", expected=three.pointer()) == "v000002"
     assert (three.current(), three.canary(), three.previous_versions()) == ("v000002", None, ["v000001"])
     three.start_canary("v000003")
     assert three.withdraw_canary(reason="worse by 8%") == "v000003"
@@ -68,15 +68,16 @@ def test_what_cannot_be_a_canary_is_refused(models: Path, registry: Registry, th
 
 
 def test_nothing_changes_if_an_operator_activated_another_version(models: Path, three: Registry) -> None:
-    three.start_canary("v000002", expected="v000001")
+    three.start_canary("v000002")
+    before = three.pointer()
     three.activate("v000003")  # ends the canary: it was compared with version 1
-    assert three.canary() is None
+    assert (three.canary(), three.pointer().withdrawn) == (None, {"v000002": "v000003 went live"})
     changes = (
-        lambda: three.activate("v000002", expected="v000001"),
-        lambda: three.publish(models / "popular", expected="v000001"),
-        lambda: three.publish(models / "popular", activate=False, expected="v000001"),
-        lambda: three.start_canary("v000002", expected="v000001"),
-        lambda: three.promote_canary(expected="v000001"),
+        lambda: three.activate("v000002", expected=before),
+        lambda: three.publish(models / "popular", expected=before),
+        lambda: three.publish(models / "popular", activate=False, expected=before),
+        lambda: three.start_canary("v000002", expected=before),
+        lambda: three.promote_canary(expected=before),
     )
     for change in changes:
         with pytest.raises(
@@ -86,7 +87,7 @@ def test_nothing_changes_if_an_operator_activated_another_version(models: Path, 
         assert isinstance(error.value, MbcalError)
     assert three.versions() == ["v000001", "v000002", "v000003"]
     assert three.current() == "v000003"
-    assert three.publish(models / "popular", expected="v000003") == three.current() == "v000004"
+    assert three.publish(models / "popular", expected=three.pointer()) == three.current() == "v000004"
 
 
 def test_every_activation_ends_a_canary(models: Path, three: Registry) -> None:
@@ -112,3 +113,28 @@ def test_gc_keeps_the_canary(models: Path, three: Registry) -> None:
     assert three.gc(0) == ["v000001", "v000003"]
     assert three.versions() == ["v000002", "v000004"]
     assert (three.canary(), three.pointer().withdrawn) == ("v000002", {})
+
+
+def test_nothing_changes_if_a_canary_began_or_a_version_came_back_in_the_meantime(models: Path, three: Registry) -> None:
+    before = three.pointer()
+    three.start_canary("v000002")
+    for activate in (True, False):
+        with pytest.raises(ConflictError, match="v000002 became the canary in the meantime; its trial goes on"):
+            three.publish(models / "popular", activate=activate, expected=before)
+    assert (three.current(), three.canary()) == ("v000001", "v000002")
+    during = three.pointer()
+    three.withdraw_canary()
+    with pytest.raises(ConflictError, match="the trial of v000002 has ended in the meantime"):
+        three.activate("v000003", expected=during)
+    three.activate("v000002")
+    three.rollback()
+    with pytest.raises(ConflictError, match="v000001 was activated again in the meantime and stays"):
+        three.publish(models / "popular", expected=before)
+    assert three.versions() == ["v000001", "v000002", "v000003"]
+
+
+def test_a_version_is_published_as_the_canary_in_one_step_or_not_at_all(models: Path, three: Registry) -> None:
+    assert three.publish(models / "random", activate=False, canary=True) == three.canary() == "v000004"
+    with pytest.raises(ConflictError, match="v000004 is the canary; withdraw or promote it first"):
+        three.publish(models / "random", activate=False, canary=True)
+    assert three.versions() == ["v000001", "v000002", "v000003", "v000004"]  # no version is left behind

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mbcal.errors import ModelError
 from mbcal.storage.atomic import write_atomic
@@ -43,29 +42,46 @@ class Pointer:
     """When it became the canary, in microseconds since 1970; 0 without a canary."""
     withdrawn: Mapping[str, str] = field(default_factory=dict)
     """Versions that were withdrawn as canaries, with the reason."""
+    activations: int = 0
+    """How often a version went live, so that one that left and came back is noticed."""
 
     def activated(self, name: str) -> Pointer:
         """Return the pointer after this version went live. A canary ends: it was compared with another live version."""
         before = self.before if self.current in (None, name) else (*self.before, str(self.current))
-        return self._without_canary(current=name, before=before, withdrawn=self._withdrawn_but(name))
+        ended = self._ended_by(name)
+        withdrawn = {other: reason for other, reason in ended.withdrawn.items() if other != name}
+        return replace(ended, current=name, before=before, withdrawn=withdrawn, activations=self.activations + 1)
 
     def rolled_back(self) -> Pointer:
         """Return the pointer after the version live before went live again. A canary ends."""
-        return self._without_canary(current=self.before[-1], before=self.before[:-1])
+        ended = self._ended_by(self.before[-1])
+        return replace(ended, current=self.before[-1], before=self.before[:-1], activations=self.activations + 1)
 
     def with_canary(self, name: str, began: int) -> Pointer:
         """Return the pointer after this version became the canary."""
-        return replace(self, canary=name, canary_began=began, withdrawn=self._withdrawn_but(name))
+        withdrawn = {other: reason for other, reason in self.withdrawn.items() if other != name}
+        return replace(self, canary=name, canary_began=began, withdrawn=withdrawn)
 
     def without_canary(self, reason: str) -> Pointer:
         """Return the pointer after the canary was withdrawn."""
-        return self._without_canary(withdrawn={**self.withdrawn, str(self.canary): reason})
+        return replace(self, canary=None, canary_began=0, withdrawn={**self.withdrawn, str(self.canary): reason})
 
-    def _without_canary(self, **changes: Any) -> Pointer:
-        return replace(self, canary=None, canary_began=0, **changes)
+    def change_since(self, expected: Pointer) -> str | None:
+        """Return in words whether a version went live, or a canary began or ended, since another pointer; None if not."""
+        if self.current != expected.current:
+            problem = f"{self.current or 'no version'} is live instead of {expected.current or 'none'}"
+            return f"{problem}; it was activated in the meantime and stays"
+        if self.activations != expected.activations:
+            return f"{self.current} was activated again in the meantime and stays"
+        if (self.canary, self.canary_began) == (expected.canary, expected.canary_began):
+            return None
+        if self.canary is None:
+            return f"the trial of {expected.canary} has ended in the meantime"
+        return f"{self.canary} became the canary in the meantime; its trial goes on"
 
-    def _withdrawn_but(self, name: str) -> dict[str, str]:
-        return {other: reason for other, reason in self.withdrawn.items() if other != name}
+    def _ended_by(self, name: str) -> Pointer:
+        """The pointer without a canary, whose trial ended because a version went live."""
+        return self if self.canary is None else self.without_canary(f"{name} went live")
 
 
 def read_pointer(folder: Path) -> Pointer:
@@ -81,8 +97,8 @@ def read_pointer(folder: Path) -> Pointer:
         optional = [name for name in (pointer.current, pointer.canary) if name is not None]
         if not all(map(is_version_name, (*pointer.before, *pointer.withdrawn, *optional))):
             raise ValueError("not the names of versions")
-        if not (isinstance(pointer.newest, int) and isinstance(pointer.canary_began, int)):
-            raise TypeError("newest and canary_began must be numbers")
+        if not all(isinstance(count, int) for count in (pointer.newest, pointer.canary_began, pointer.activations)):
+            raise TypeError("newest, canary_began and activations must be numbers")
     except (FileNotFoundError, NotADirectoryError):
         return Pointer()
     except OSError as error:

@@ -10,27 +10,26 @@
 no lock, since the pointer is replaced by a rename. Writers take turns by a lock that ends with its process. Only `publish`
 needs torch.
 
-A caller whose decision is about the live version of some time ago (an update, a canary's watcher) gives it as `expected`: if
-another version went live in the meantime, nothing changes and ConflictError is raised. An operator's word wins.
+A caller whose decision is about the registry of some time ago (an update, a canary's watcher) gives its pointer as
+`expected`: if a version went live or a canary began or ended in the meantime, nothing changes and ConflictError is raised.
+An operator's word wins.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbcal.errors import ConflictError, ModelError, OptionError, OutputError, nearest
+from mbcal.registry.lock import locked
 from mbcal.registry.pointer import POINTER_NAME, Pointer, is_version_name, read_pointer, version_number, write_pointer
 from mbcal.registry.publication import checked_metrics, prepare_version
 from mbcal.registry.version import VERSION_KIND, Version, open_version, read_version_manifest
-from mbcal.storage.atomic import to_output_error
 
 if TYPE_CHECKING:
     from mbcal.agents import Agent
@@ -107,7 +106,8 @@ class Registry:
         *,
         metrics: Mapping[str, Any] | None = None,
         activate: bool = True,
-        expected: str | None = None,
+        canary: bool = False,
+        expected: Pointer | None = None,
     ) -> str:
         """Make a model the next version.
 
@@ -117,44 +117,47 @@ class Registry:
             model: A model folder, or a fitted agent. An agent of your own class must be given as an object.
             metrics: Plain values kept with the version.
             activate: Whether to make it the live version. A canary ends with that.
-            expected: Publish only if this version is still live; None publishes in any case.
+            canary: Whether to make it the canary in the same step, if it is not activated.
+            expected: Publish only if live version and canary are still those of this pointer; None publishes in any case.
 
         Returns:
             The version's name, such as `v000003`.
 
         Raises:
-            ConflictError: If another version than the expected one is live; nothing is written.
+            ConflictError: If the registry is not as expected, or has a canary already; nothing is written.
             ModelError: If the model is damaged, or ranks differently without torch.
             OptionError: If metrics are not plain values.
             OutputError: If the registry cannot be written, or the folder holds something else.
         """
         metrics = checked_metrics(metrics or {})
         self._refuse_other_folders()
-        self._require_live(self.pointer(), expected)
+        self._require_unchanged(self.pointer(), expected)
         content = prepare_version(model)
-        with self._locked():
-            pointer = self._require_live(self.pointer(), expected)
+        with locked(self.path):
+            pointer = self._require_unchanged(self.pointer(), expected)
+            if canary and not activate:
+                self._require_trial(pointer)
             name = f"v{self._highest_number() + 1:06d}"
             content.write(self._versions / name, pointer.current, metrics)
             self.open(name)
-            if activate:
-                write_pointer(self.path, pointer.activated(name))
+            if activate or canary:
+                write_pointer(self.path, pointer.activated(name) if activate else self._with_canary(pointer, name))
         return name
 
-    def activate(self, name: str, *, expected: str | None = None) -> None:
+    def activate(self, name: str, *, expected: Pointer | None = None) -> None:
         """Make a version live. A canary ends: it was compared with the version live until now.
 
         Args:
             name: The version.
-            expected: Activate only if this version is still live; None activates in any case.
+            expected: Activate only if live version and canary are still those of this pointer; None activates in any case.
 
         Raises:
-            ConflictError: If another version than the expected one is live; it stays.
+            ConflictError: If the registry is not as expected; the live version stays.
             ModelError: If there is no such version, or it is damaged; the live version stays.
             OutputError: If the registry cannot be written.
         """
-        with self._locked():
-            pointer = self._require_live(self.pointer(), expected)
+        with locked(self.path):
+            pointer = self._require_unchanged(self.pointer(), expected)
             self.open(name)
             self._replace(pointer, pointer.activated(name))
 
@@ -168,7 +171,7 @@ class Registry:
             ModelError: If there is none, or it is damaged; the live version stays.
             OutputError: If the registry cannot be written.
         """
-        with self._locked():
+        with locked(self.path):
             pointer = self.pointer()
             if not pointer.before:
                 problem = f"{self.path}: no version was live before {pointer.current or 'now'}"
@@ -178,50 +181,40 @@ class Registry:
             write_pointer(self.path, restored)
         return str(restored.current)
 
-    def start_canary(self, name: str, *, expected: str | None = None) -> None:
+    def start_canary(self, name: str, *, expected: Pointer | None = None) -> None:
         """Make a version the canary: servers started with a share for canaries give it that share of sessions.
 
         Args:
             name: The version. If it is the canary already, nothing changes.
-            expected: Start only if this version is still live; None starts in any case.
+            expected: Start only if live version and canary are still those of this pointer; None starts in any case.
 
         Raises:
-            ConflictError: If another version than the expected one is live, or another one is the canary.
+            ConflictError: If the registry is not as expected, or another version is the canary.
             ModelError: If there is no such version, it is damaged, it is the live one, none is live, or its behaviours have
                 other rewards than those of the live one.
             OutputError: If the registry cannot be written.
         """
-        with self._locked():
-            pointer = self._require_live(self.pointer(), expected)
-            if pointer.canary == name:
-                return
-            if pointer.canary is not None:
-                raise ConflictError(f"{self.path}: {pointer.canary} is the canary; withdraw or promote it first")
-            if pointer.current in (None, name):
-                problem = f"{name} is live already" if pointer.current else "no version is live to compare a canary with"
-                raise ModelError(f"{self.path}: {problem}; activate a version with 'mbcal registry activate'")
-            if self.open(name).behaviours != self.open(pointer.current).behaviours:
-                problem = f"{name} has other behaviours or rewards than {pointer.current}"
-                raise ModelError(f"{self.path}: {problem}; their rewards cannot be compared, activate it by hand")
-            write_pointer(self.path, pointer.with_canary(name, time.time_ns() // 1000))
+        with locked(self.path):
+            pointer = self._require_unchanged(self.pointer(), expected)
+            self._replace(pointer, self._with_canary(pointer, name))
 
-    def promote_canary(self, name: str | None = None, *, expected: str | None = None) -> str:
+    def promote_canary(self, name: str | None = None, *, expected: Pointer | None = None) -> str:
         """Make the canary live. The version it replaces is kept for `rollback`.
 
         Args:
             name: Promote only if this version is still the canary; None promotes any.
-            expected: Promote only if this version is still live; None promotes in any case.
+            expected: Promote only if live version and canary are still those of this pointer; None promotes in any case.
 
         Returns:
             The name of the version that is live now.
 
         Raises:
-            ConflictError: If another version is live or the canary than the given ones.
+            ConflictError: If the registry is not as expected, or another version is the canary.
             ModelError: If there is no canary, or it is damaged; the live version stays.
             OutputError: If the registry cannot be written.
         """
-        with self._locked():
-            pointer = self._require_live(self.pointer(), expected)
+        with locked(self.path):
+            pointer = self._require_unchanged(self.pointer(), expected)
             promoted = self._require_canary(pointer, name)
             self.open(promoted)
             write_pointer(self.path, pointer.activated(promoted))
@@ -242,7 +235,7 @@ class Registry:
             ModelError: If there is no canary.
             OutputError: If the registry cannot be written.
         """
-        with self._locked():
+        with locked(self.path):
             pointer = self.pointer()
             withdrawn = self._require_canary(pointer, name)
             write_pointer(self.path, pointer.without_canary(reason))
@@ -267,7 +260,7 @@ class Registry:
             raise OptionError(f"keep: must be 0 or more, got {keep}")
         if not self._versions.is_dir():
             return []
-        with self._locked():
+        with locked(self.path):
             pointer = self.pointer()
             before = pointer.before[len(pointer.before) - min(keep, len(pointer.before)) :]
             live_number = version_number(pointer.current)
@@ -310,12 +303,29 @@ class Registry:
         names = [entry.name for entry in self._versions.iterdir() if is_version_name(entry.name)]
         return max([self.pointer().newest, *map(version_number, names)])
 
-    def _require_live(self, pointer: Pointer, expected: str | None) -> Pointer:
-        """Return the pointer; raises ConflictError if another version than the expected one is live."""
-        if expected is not None and pointer.current != expected:
-            problem = f"{pointer.current or 'no version'} is live instead of {expected}"
-            raise ConflictError(f"{self.path}: {problem}; it was activated in the meantime and stays")
+    def _require_unchanged(self, pointer: Pointer, expected: Pointer | None) -> Pointer:
+        """Return the pointer; raises ConflictError if a version went live, or a canary began or ended, since the other."""
+        if expected is not None and (change := pointer.change_since(expected)) is not None:
+            raise ConflictError(f"{self.path}: {change}")
         return pointer
+
+    def _with_canary(self, pointer: Pointer, name: str) -> Pointer:
+        """Return the pointer with this version as its canary; raises if it cannot be that."""
+        if pointer.canary == name:
+            return pointer
+        self._require_trial(pointer, name)
+        if self.open(name).behaviours != self.open(pointer.current).behaviours:
+            problem = f"{name} has other behaviours or rewards than {pointer.current}"
+            raise ModelError(f"{self.path}: {problem}; their rewards cannot be compared, activate it by hand")
+        return pointer.with_canary(name, time.time_ns() // 1000)
+
+    def _require_trial(self, pointer: Pointer, name: str | None = None) -> None:
+        """Raise if there is a canary already, or no other version is live."""
+        if pointer.canary is not None:
+            raise ConflictError(f"{self.path}: {pointer.canary} is the canary; withdraw or promote it first")
+        if pointer.current in (None, name):
+            problem = f"{name} is live already" if pointer.current else "no version is live to compare a canary with"
+            raise ModelError(f"{self.path}: {problem}; activate a version with 'mbcal registry activate'")
 
     def _require_canary(self, pointer: Pointer, name: str | None) -> str:
         """Return the name of the canary; raises if there is none, or another one than the given."""
@@ -328,17 +338,3 @@ class Registry:
     def _replace(self, pointer: Pointer, changed: Pointer) -> None:
         if changed != pointer:
             write_pointer(self.path, changed)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Exclude other writers; the lock ends with its process. An OSError becomes an OutputError."""
-        try:
-            self._versions.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise to_output_error(str(self.path), error) from error

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import merge_by_time
 from mbcal.errors import ConflictError, MbcalError, ModelError, OptionError
+from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import CANARIES
 from mbcal.release.comparison import VersionComparison, compare_versions
@@ -170,7 +171,7 @@ class CanaryWatcher:
         action, reason = judge_canary(comparison, self._config, elapsed, self._outcomes.ignored.nameless)
         ignored = replace(self._outcomes.ignored)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
-        look = self._act(look)
+        look = self._act(look, pointer)
         if look.action == "wait" and self.registry.canary() != look.canary:
             return look  # another watcher or an operator ended the trial; what was written then stays
         content = json.dumps(look.as_dict(), indent=2, allow_nan=False) + "\n"
@@ -192,10 +193,10 @@ class CanaryWatcher:
             return None
         return compare_versions(outcomes, canary, live)
 
-    def _act(self, look: Look) -> Look:
+    def _act(self, look: Look, pointer: Pointer) -> Look:
         try:
             if look.action == "promote":
-                self.registry.promote_canary(look.canary, expected=look.live)
+                self.registry.promote_canary(look.canary, expected=pointer)
             elif look.action == "withdraw":
                 self.registry.withdraw_canary(look.canary, reason=look.reason)
         except ConflictError as error:  # an operator was faster

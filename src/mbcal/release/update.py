@@ -39,6 +39,7 @@ from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ConflictError, InputError, MbcalError, OptionError, OutputError
 from mbcal.progress import SILENT, Progress
+from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import (
     UNJUDGED,
@@ -116,11 +117,12 @@ def update(
         LogError: If the log cannot be read. What it has lost is named in the verdict's `counts.lost`, and the rest is used.
     """
     config = with_settings(config or UpdateConfig(), settings, "update: ")
-    gate, live_name = config.gate, registry.current()
+    pointer = registry.pointer()
+    gate, live_name = config.gate, pointer.current
     if live_name is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
-    if (canary := registry.canary()) is not None:
-        raise ConflictError(f"{registry.path}: {canary} is the canary; wait until it is promoted or withdrawn")
+    if pointer.canary is not None:
+        raise ConflictError(f"{registry.path}: {pointer.canary} is the canary; wait until it is promoted or withdrawn")
     live = load(registry.open(live_name).path, device)
     is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
@@ -157,27 +159,27 @@ def update(
             compare_by_simulator(candidate, live, users, judged, gate, seed=config.seed, progress=progress)
         )
     verdict.answer = combined_answer(verdict.checks)
-    _act(registry, candidate, verdict, gate)
+    _act(registry, pointer, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
         verdict.reason = f"the log cannot tell: {UNJUDGED}" if unjudged else why_undecided(difference)
     return verdict
 
 
-def _act(registry: Registry, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
-    """Publish the candidate, make it the canary, or leave it; fills in action, version and reason."""
+def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
+    """Publish the candidate, make it the canary, or leave it; fills in action, version and reason.
+
+    Raises:
+        ConflictError: If the registry is no longer as the pointer says; nothing is written.
+    """
     if verdict.answer == "worse":
         verdict.reason = "the candidate is worse: " + "; ".join(
             f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse"
         )
         return
-    if (canary := registry.canary()) is not None:
-        raise ConflictError(f"{registry.path}: {canary} became the canary in the meantime; its trial goes on")
     candidate.provenance = {"from": verdict.live}
     metrics = {"checks": [asdict(check) for check in verdict.checks]}
     publish = verdict.answer == "no worse" and gate.no_worse == "publish"
-    verdict.version = registry.publish(candidate, metrics=metrics, activate=publish, expected=verdict.live)
-    if not publish:
-        registry.start_canary(verdict.version, expected=verdict.live)
+    verdict.version = registry.publish(candidate, metrics=metrics, activate=publish, canary=True, expected=pointer)
     verdict.action = "published" if publish else "canary"
     verdict.reason = "the log shows that it is no worse"
 
