@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mbcal import load
+from mbcal import Catalog, Feature, load
 from mbcal.agents import Agent
 from mbcal.agents.growth import extend_fields
 from mbcal.agents.lookup import agent_class
@@ -52,6 +52,19 @@ def moments(agent: Agent) -> dict[str, list[torch.Tensor]]:
                         arrays = (encoder.codes, state["exp_avg"], state["exp_avg_sq"])
                         found[f"{net_name} {value}"] = [array[row].detach().clone() for array in arrays]
     return found
+
+
+def test_new_items_leave_fields_as_they_are() -> None:
+    agent, sessions = fitted("gru4rec"), with_fields(count=40, seed=1)
+    before, kept = scores(agent, sessions), moments(agent)
+    catalog = agent.domain.catalog
+    features = {"kind": Feature.single("kind", ["kind 1", None]), "tags": Feature.multi("tags", [["tag 0"], []])}
+    agent.extend_catalog(Catalog(("new a", "new b"), features))
+    assert agent.domain.catalog.items == (*catalog.items, "new a", "new b")
+    assert agent.fields == FIELDS
+    torch.testing.assert_close(scores(agent, sessions), before, atol=1e-6, rtol=0)
+    grown = moments(agent)
+    assert all(torch.equal(a, b) for name, arrays in kept.items() for a, b in zip(arrays, grown[name], strict=True))
 
 
 @pytest.mark.parametrize("method", ["mbcal", "gru4rec", "dqn", "ddpg"])

@@ -55,7 +55,7 @@ class FieldEncoder(nn.Module):
         self.register_buffer("is_value", is_value, persistent=False)
 
     @torch.no_grad()
-    def grow(self, fields: Fields) -> Tensor:
+    def grow_values(self, fields: Fields) -> Tensor:
         """Add rows for new values of categories, which have no effect until a fit has seen them.
 
         Args:

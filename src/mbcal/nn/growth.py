@@ -58,7 +58,7 @@ def grow_fields(net: nn.Module, optimiser: torch.optim.Adam | None, fields: Sess
         if isinstance(getattr(module, "fields", None), SessionFields):
             module.fields = fields  # type: ignore[assignment]  # no tensor
         if isinstance(module, FieldEncoder):
-            rows = module.grow(fields.user if module.reads == "user_features" else fields.context)
+            rows = module.grow_values(fields.user if module.reads == "user_features" else fields.context)
             state = {} if optimiser is None else optimiser.state.get(module.codes, {})
             for name, moment in state.items():
                 if moment.dim():
