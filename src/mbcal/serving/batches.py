@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
+Turn = Callable[[], Awaitable[None]]
+"""Waits until a request may be handled (`turns`)."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -35,13 +37,21 @@ def members_of(body: bytes) -> int:
     return max(len(_count_members(body).batch), 1) if is_batch(body) else 1
 
 
-async def handle_members(handle: Callable[[T], Awaitable[R]], members: Sequence[T], at_a_time: int) -> list[R]:
+async def no_turn() -> None:
+    """Go on after a pass of the event loop."""
+    await asyncio.sleep(0)
+
+
+async def handle_members(
+    handle: Callable[[T], Awaitable[R]], members: Sequence[T], at_a_time: int, turn: Turn = no_turn
+) -> list[R]:
     """Handle the members of a batch, in order but several at a time, and return their answers.
 
     Args:
         handle: Handles one member.
         members: The members.
         at_a_time: How many are in progress at once.
+        turn: Awaited before each, so that requests of others are handled in between.
 
     Raises:
         Exception: The error of a member that failed; members after it are not begun, and none is in progress any more.
@@ -52,13 +62,13 @@ async def handle_members(handle: Callable[[T], Awaitable[R]], members: Sequence[
 
     async def work() -> None:
         for number in waiting:
+            await turn()
+            if failures:
+                return
             try:
                 answers[number] = await handle(members[number])
             except Exception as error:
                 failures.append(error)
-            if failures:
-                return
-            await asyncio.sleep(0)  # requests of others have their turn, also where nothing has to be waited for
 
     await asyncio.gather(*(work() for _ in range(min(at_a_time, len(members)))))
     if failures:

@@ -188,8 +188,8 @@ class CandidateReader:
         """Replace items with features by their names, so that the C parser can read the list.
 
         An object has at most two opening braces, its own and that of its features, and ends with as many closing ones. If
-        it does not, because there are braces in its texts, or there are more than `most`, the list is returned as it is, which
-        the C parser refuses.
+        it does not, because there are braces in its texts, or there are more than `most`, the list is returned as it is,
+        which the C parser refuses.
 
         Returns:
             The list of names, and where in it each of these items begins.

@@ -11,7 +11,7 @@ import msgspec
 from mbcal.errors import InputError
 from mbcal.pages import page_file
 from mbcal.registry.updates import read_update_page
-from mbcal.serving.batches import handle_members, is_batch
+from mbcal.serving.batches import Turn, handle_members, is_batch, no_turn
 from mbcal.serving.hub import Notice, merge_metrics
 from mbcal.serving.messages import (
     AliveAnswer,
@@ -55,16 +55,16 @@ class Endpoints:
         self._log_stats = None if log is None else Cached(lambda: log_stats(log.folder, log.waiting), 2.0)
         self._registry_answer = Cached(partial(registry_answer, service.registry), 2.0)
 
-    async def rank(self, body: bytes) -> Response:
+    async def rank(self, body: bytes, turn: Turn = no_turn) -> Response:
         if is_batch(body):
             requests, at_a_time = _decode_rank_batch(body).batch, self._service.limits.batch_slots
-            return _ok(RankAnswers(await handle_members(self._service.rank, requests, at_a_time)))
+            return _ok(RankAnswers(await handle_members(self._service.rank, requests, at_a_time, turn)))
         return _ok(await self._service.rank(_decode_rank(body)))
 
-    async def feedback(self, body: bytes) -> Response:
+    async def feedback(self, body: bytes, turn: Turn = no_turn) -> Response:
         if is_batch(body):
             requests, at_a_time = _decode_feedback_batch(body).batch, self._service.limits.batch_slots
-            return _ok(FeedbackAnswers(await handle_members(self._service.feedback, requests, at_a_time)))
+            return _ok(FeedbackAnswers(await handle_members(self._service.feedback, requests, at_a_time, turn)))
         return _ok(await self._service.feedback(_decode_feedback(body)))
 
     async def model(self, _: bytes) -> Response:

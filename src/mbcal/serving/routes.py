@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
@@ -29,9 +29,9 @@ class Route:
 
     method: Literal["GET", "POST"]
     path: str
-    handler: Callable[[Any, bytes], Awaitable[Response]]
-    """A method of `endpoints.Endpoints`, called with the request's body, or with what stands for NAME_PART in its path; its
-    name is the OpenAPI operation id."""
+    handler: Callable[..., Awaitable[Response]]
+    """A method of `endpoints.Endpoints`, called with the request's body, or with what stands for NAME_PART in its path, and
+    for a batch with the turns that its members take; its name is the OpenAPI operation id."""
     summary: str
     request: tuple[type, ...] = ()
     """Types of the body, one of which it must be; none if there is no body."""

@@ -2,7 +2,7 @@
 
 ::
 
-    Host and token ──▶ route ──▶ body read, up to its limits ──▶ slots taken (`admission`) ──▶ handler
+    Host and token ──▶ route ──▶ body read, up to its limits ──▶ slots taken (`admission`) ──▶ its turn (`turns`) ──▶ handler
 
 Bodies are read up to the limit on their size, whatever their headers say, and only for a few seconds; a client that sends
 slowly holds no slot. When too many requests are in progress, further ones are refused at once. Every refusal is JSON with
@@ -30,6 +30,7 @@ from mbcal.serving.refusals import Header, RefusedError, refusal, refusal_header
 from mbcal.serving.routes import HTML, NAME_PART, Response
 from mbcal.serving.service import Service
 from mbcal.serving.state import StateAwayError
+from mbcal.serving.turns import Turns, work_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,6 +54,7 @@ class App:
         self.service, self.access = service, access or Access()
         self.metrics = RequestMetrics(self.access)
         self._admission = Admission(service.limits, self.metrics, clock)
+        self._turns = Turns()
         self._logged_failures: set[str] = set()
         self._endpoints = endpoints = Endpoints(service, self.metrics)
         routes = (*ROUTES, *PAGE_FILES)
@@ -127,8 +129,9 @@ class App:
         members = members_of(body) if method == "POST" else 1
         slots = self._admission.take(members, client)
         try:
-            await asyncio.sleep(0)  # requests that arrived together are all admitted or refused before the first is handled
-            return await handler(body)
+            turn = partial(self._turns.take, client, work_of(body) / members)
+            await turn()  # requests that arrived together are all admitted or refused before the first is handled
+            return await (handler(body, turn) if members > 1 else handler(body))
         finally:
             self._admission.release(slots, members, client)
 

@@ -1,0 +1,126 @@
+"""Turns: a client whose requests are much work delays itself, not the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import httpx
+import pytest
+
+from mbcal.registry.registry import Registry
+from mbcal.serving.server import App
+from mbcal.serving.service import Service
+from mbcal.serving.state import MemoryStore
+from mbcal.serving.turns import PASSES, WORK_AT_A_TIME, Turns, work_of
+from tests.support.versions import ITEMS
+
+
+def order_of(requests: list[tuple[str, float]]) -> list[str]:
+    """The order in which requests that wait at the same time get their turns."""
+    turns, order = Turns(), list[str]()
+
+    async def ask(client: str, work: float) -> None:
+        await turns.take(client, work)
+        order.append(client)
+
+    async def story() -> None:
+        await asyncio.gather(*(ask(*request) for request in requests))
+        assert (turns._waiting, turns._clocks) == ([], {})  # clients that have gone take no memory
+
+    asyncio.run(story())
+    return order
+
+
+def test_clients_take_turns_by_their_work() -> None:
+    assert "".join(order_of([("a", 1.0)] * 4 + [("b", 1.0)] * 4)) == "abababab"
+    assert "".join(order_of([("a", 100.0)] * 3 + [("b", 1.0)] * 3)) == "bbbaaa"
+    assert "".join(order_of([("a", 2.0)] * 4 + [("b", 1.0)] * 4)) == "babbabaa"
+
+
+def test_a_client_that_comes_later_is_next() -> None:
+    turns, order = Turns(), list[str]()
+
+    async def ask(client: str, work: float) -> None:
+        await turns.take(client, work)
+        order.append(client)
+        if client == "a" and order.count("a") == 2:
+            asyncio.create_task(ask("b", 1.0))  # noqa: RUF006
+
+    async def story() -> None:
+        await asyncio.gather(*(ask("a", 200.0) for _ in range(6)))
+
+    asyncio.run(story())
+    assert "".join(order) == "aabaaaa"
+
+
+def test_the_event_loop_goes_on_between_requests_that_are_much_work() -> None:
+    turns, passes, seen = Turns(), [0], list[int]()
+
+    async def count_passes() -> None:
+        while True:
+            passes[0] += 1
+            await asyncio.sleep(0)
+
+    async def ask() -> None:
+        await turns.take("a", WORK_AT_A_TIME)
+        seen.append(passes[0])
+
+    async def story() -> None:
+        counting = asyncio.create_task(count_passes())
+        await asyncio.gather(*(ask() for _ in range(4)))
+        counting.cancel()
+
+    asyncio.run(story())
+    assert all(later - earlier > PASSES for earlier, later in itertools.pairwise(seen))
+
+
+def test_a_request_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
+    async def story() -> None:
+        turns = Turns()
+        waiting = [asyncio.create_task(turns.take("a", 1.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [type(None), asyncio.CancelledError, type(None)]
+        assert turns._clocks == {}
+
+    asyncio.run(story())
+
+
+def test_items_with_features_and_steps_are_work() -> None:
+    names = b'{"candidates": [%s]}' % b", ".join(b'"item %d"' % number for number in range(1000))
+    items = b'{"candidates": [%s]}' % b", ".join(b'{"item": %d, "features": {"words": 1}}' % n for n in range(1000))
+    assert work_of(b'{"candidates": ["a"]}') == pytest.approx(1.2, abs=0.1)
+    assert work_of(names) < 4
+    assert work_of(items) > 200
+    assert work_of(b" " * 65536) == 9
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_requests_of_others_overtake_those_that_are_much_work(registry: Registry, is_batch: bool) -> None:
+    large: dict[str, Any] = {"candidates": ITEMS, "history": [["item 1", "click"]] * 900}
+    flood = {"batch": [large] * 16} if is_batch else large
+    finished: list[str] = []
+
+    async def story() -> None:
+        service = Service(registry, MemoryStore(), None, 0.0)
+        await service.follower.look()
+        app = App(service)
+
+        async def post(client: str, body: dict[str, Any]) -> None:
+            transport = httpx.ASGITransport(app, client=(client, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                assert (await http.post("/v1/rank", json=body)).status_code == 200
+            finished.append(client)
+
+        flooding = [asyncio.create_task(post("10.0.0.1", flood)) for _ in range(2 if is_batch else 30)]
+        while app.metrics.in_progress < (32 if is_batch else 30):
+            await asyncio.sleep(0)
+        await post("10.0.0.2", {"candidates": ITEMS})
+        await asyncio.gather(*flooding)
+        await service.close()
+
+    asyncio.run(story())
+    assert finished.index("10.0.0.2") <= 2  # of 31; it came last
