@@ -17,13 +17,15 @@ from mbcal.storage.artifacts import Artifact, write_artifact
 from tests.support.registries import with_value
 
 
-def rewrite_version(path: Path, arrays: dict[str, Any] | None = None, **changes: Any) -> None:
-    """Write a version again with other arrays or manifest entries, and valid hashes."""
+def rewrite_version(
+    path: Path, arrays: dict[str, Any] | None = None, entries: dict[str, Any] | None = None, **changes: Any
+) -> None:
+    """Write a version again with other arrays, manifest entries or entries of its `version`, and valid hashes."""
     opened = Artifact.open(path, VERSION_KIND)
     manifest = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}
     extra = {name: (path / name).read_bytes() for name in ("weights.safetensors", "optimiser.safetensors", "items.parquet")}
     files = {"scorer": opened.arrays("scorer") if arrays is None else arrays, "verification": opened.arrays("verification")}
-    manifest["version"] = {**manifest["version"], **changes}
+    manifest |= {"version": {**manifest["version"], **changes}, **(entries or {})}
     write_artifact(path, VERSION_KIND, manifest, files, overwrite=True, extra=extra)
 
 
@@ -101,6 +103,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "start": (changed_description(start=99), r"start must be a whole number in 0\.\.3, got 99"),
     "no start": (changed_description(start=None), "start must be a whole number"),
     "no scorer": (lambda path: rewrite_version(path, scorer=None), "the manifest does not describe one"),
+    **{
+        f"{name} {value}": (lambda path, entry={name: value}: rewrite_version(path, entries=entry), words)
+        for name, value, words in (
+            ("horizon", -3, r"horizon: must lie in 1\.\.10000, got -3"),
+            ("horizon", 10**12, r"horizon: must lie in 1\.\.10000, got 1000000000000"),
+            ("horizon", 1e308, r"horizon: must lie in 1\.\.10000, got 1"),
+            ("history", -1, r"history: must lie in 0\.\.10000, got -1"),
+        )
+    },
     "schema": (lambda path: rewrite_version(path, schema=9), "a version of schema 9, not 1"),
 }  # fmt: skip
 

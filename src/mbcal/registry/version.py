@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbcal.data.cutting import SessionConfig
 from mbcal.errors import MbcalError, ModelError
 from mbcal.registry.verification import SCORES_PREFIX, case_problem, score_difference, verification_scores
 from mbcal.scoring.scorer_io import scorer_from_arrays
@@ -98,12 +99,21 @@ def open_version(path: Path) -> Version:
         if str(path) in str(error):
             raise
         raise artifact.damage_error(str(error)) from error
-    except (LookupError, TypeError, ValueError, AttributeError, OSError, MbcalError) as error:  # valid hashes, wrong content
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        OSError,
+        MbcalError,
+    ) as error:  # valid hashes, wrong content
         raise artifact.damage_error(f"{type(error).__name__}: {error}") from error
 
 
 def _verify(artifact: Artifact) -> Version:
     manifest, details = artifact.manifest, artifact.manifest["version"]
+    sizes = SessionConfig(horizon=int(manifest["horizon"]), history=int(manifest["history"]))  # checks the ranges
     for name in MODEL_FILES[:-1]:
         VERSION_KIND.read(artifact.path, manifest, name)
     items = artifact.items_file
@@ -139,8 +149,8 @@ def _verify(artifact: Artifact) -> Version:
         scorer=scorer,
         catalog=catalog,
         behaviours=behaviours,
-        horizon=int(manifest["horizon"]),
-        history=int(manifest["history"]),
+        horizon=sizes.horizon,
+        history=sizes.history,
         seen=seen,
         parent=details["parent"],
         metrics=dict(details["metrics"]),
