@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbcal.decision_log import Damage, DecisionLog, Loss, Missing
+from mbcal.decision_log import Damage, DecisionLog, Feedback, Loss, Missing
 from mbcal.decision_log.compaction import compact_log
 from mbcal.decision_log.numbering import Mark, MarkFile
 from mbcal.decision_log.reader import read_log
@@ -170,6 +171,23 @@ def test_a_record_of_an_unknown_kind_is_damage(folder: Path) -> None:
     (folder / "segment-000001.log").write_bytes(segment_header(1) + later)
     with pytest.raises(LogError, match=r"damaged at byte 16 .no record this mbcal can read: Invalid value 9"):
         list(read_log(folder))
+
+
+@pytest.mark.parametrize("time", [2**63, 2**64 - 1])
+def test_a_time_beyond_64_bits_is_refused_and_in_a_log_it_is_damage(folder: Path, time: int) -> None:
+    words = rf"time must be microseconds since 1970 in 64 bits with a sign, got {time}"
+    with pytest.raises(ValueError, match=rf"decision 'd0': {words}"):
+        decision(0, time=time)
+    with pytest.raises(ValueError, match=rf"feedback 'f': {words}"):
+        Feedback("d0", "a", "click", time, "f")
+    payload = msgspec.msgpack.encode([2, "d0", "a", "click", time, "f"])  # as an earlier mbcal wrote it
+    folder.mkdir()
+    (folder / "segment-000001.log").write_bytes(segment_header(1) + frame_record(payload, 1, HEADER.size, 1))
+    with pytest.raises(LogError, match=rf"damaged at byte 16 .no record this mbcal can read: feedback 'f': {words}"):
+        list(read_log(folder))
+    lost: list[Loss] = []
+    assert list(read_log(folder, lost)) == []
+    assert len(lost) == 1
 
 
 def test_damaged_parquet_is_reported(folder: Path) -> None:

@@ -20,7 +20,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """One answered ranking, with everything needed to learn from it and to evaluate other policies on it.
 
     Raises:
-        ValueError: If items and propensities differ in number, or a propensity is outside (0, 1].
+        ValueError: If items and propensities differ in number, a propensity is outside (0, 1], or the time needs more than
+            64 bits with a sign.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The context of each step in `shown`, as JSON; empty if none has any."""
 
     def __post_init__(self) -> None:
+        _require_time(self.time, f"decision {self.id!r}")
         if len(self.propensities) != len(self.items):
             rule = f"{len(self.items)} items but {len(self.propensities)} propensities"
             raise ValueError(f"decision {self.id!r}: {rule}; give one each")
@@ -75,7 +77,11 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Feedback(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The behaviour of a user on one item of a decision."""
+    """The behaviour of a user on one item of a decision.
+
+    Raises:
+        ValueError: If the time needs more than 64 bits with a sign.
+    """
 
     decision: str
     """Id of the decision that returned the item."""
@@ -84,6 +90,14 @@ class Feedback(msgspec.Struct, frozen=True, array_like=True, tag=2):
     time: int
     """Microseconds since 1970, UTC."""
     id: str
+
+    def __post_init__(self) -> None:
+        _require_time(self.time, f"feedback {self.id!r}")
+
+
+def _require_time(time: int, record: str) -> None:
+    if not -(2**63) <= time < 2**63:
+        raise ValueError(f"{record}: time must be microseconds since 1970 in 64 bits with a sign, got {time}")
 
 
 Record = Decision | Feedback
