@@ -10,7 +10,10 @@ import msgspec
 import pytest
 
 from mbcal.errors import OptionError
+from mbcal.registry.registry import Registry
+from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.redis_state import RedisStore
+from mbcal.serving.service import Service
 from mbcal.serving.state import (
     MAX_NAMES,
     DecisionRef,
@@ -22,6 +25,7 @@ from mbcal.serving.state import (
     session_store,
 )
 from tests.support.redis import RedisServer
+from tests.support.versions import ITEMS
 
 BEGIN = Session("u1", (("item 1", "click"),))
 STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
@@ -253,3 +257,22 @@ def test_addresses_of_session_stores() -> None:
     with pytest.raises(OptionError, match=r"state: 'postgres' is neither memory nor a redis:// address"):
         session_store("postgres://x", 10)
     assert isinstance(session_store("memory", 10), MemoryStore)
+
+
+def test_a_clock_set_back_does_not_reorder_what_was_shown(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(5_000_000_000, 0, -1_000_000_000))  # every decision a second before the one before it
+    monkeypatch.setattr("mbcal.serving.service.time.time_ns", lambda: next(times, 1))
+
+    async def story() -> None:
+        service = Service(registry, MemoryStore(), None, 0.0)
+        await service.refresh_version()
+        expected: list[tuple[str, str]] = []
+        for item in ITEMS[:3]:
+            answer = await service.rank(RankRequest(candidates=[item], k=1, session="s"))
+            await service.feedback(FeedbackRequest(answer.decision, "click"))
+            expected.append((item, "click"))
+        session = await service.sessions.get("s")
+        assert session is not None
+        assert list(session.shown) == expected
+
+    asyncio.run(story())

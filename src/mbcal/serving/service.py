@@ -178,7 +178,8 @@ class Service:
             await self.log.append_async(record)
         answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
         try:
-            reference = self.repeated.reference(hashed, session_name, now, answer, given.context)
+            order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
+            reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
             await self.sessions.remember_decision(decision, reference)
         except StateAwayError:
             answer.remembered = False

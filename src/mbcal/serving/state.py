@@ -48,7 +48,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One item shown and its behaviour. Steps are ordered by the time of their decision, then by rank."""
 
     time: int
-    """Of the decision, in microseconds since 1970."""
+    """Of the decision, in microseconds since 1970; after all steps that it knew, though a clock was set back."""
     rank: int
     """Position of the item in its decision, from 0."""
     decision: str
@@ -79,6 +79,10 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         """The context of each step, as JSON; empty if none has any."""
         contexts = tuple(step.context for step in self.steps)
         return contexts if any(contexts) else ()
+
+    def time_of_next(self, now: int) -> int:
+        """Return the time of a decision made now that knows the session: later than that of every step, whatever the clock."""
+        return max(now, self.steps[-1].time + 1) if self.steps else now
 
     def after(self, step: Step) -> Session:
         """Return the session with this step added; unchanged if it has a step of the same decision and item.
