@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mbcal import MBCAL, MBCALConfig, NetConfig, Sessions, TrainingConfig, load
-from mbcal.agents import MBCALWithoutVarianceReduction, gamma_choice
+from mbcal.agents import MBCALWithoutVarianceReduction, cross_fitting, gamma_choice
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.gamma_choice import GAMMAS, Candidate, GammaChoice, choose_gamma, largest_better
 from mbcal.distributed.group import Group
@@ -119,7 +119,7 @@ def test_growing_rounds_choose_again_when_the_log_has_doubled(monkeypatch: pytes
     fitted.fit(sessions(count=2_000, seed=2), training=replace(shrunk, shrink=1.0))  # labels keep their scale
     given = agent(gamma=0.9).fit(sessions(count=100, seed=2))
     assert given.fit(sessions(count=400, seed=2), training=shrunk).gamma == 0.9
-    assert not gamma_choice.has_outgrown(10_000, 10**9)  # all that may take part already did
+    assert not cross_fitting.has_outgrown(10_000, 10**9)  # all that may take part already did
 
 
 def test_a_choice_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_choice_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         interrupted.fit(known, progress=Interrupt(), checkpoints=Checkpoints(tmp_path / "checkpoints", {}, every=-1))
     assert (interrupted.config.gamma, interrupted.choices) == ("auto", {})
-    monkeypatch.setattr(gamma_choice, "_serve_all", refuse)
+    monkeypatch.setattr(gamma_choice, "cross_fit", refuse)
     resumed = agent().fit(known, checkpoints=Checkpoints(tmp_path / "checkpoints", {}))
     assert resumed.choices == straight.choices
     assert all(torch.equal(value, weights(resumed)[name]) for name, value in weights(straight).items())
@@ -168,14 +168,14 @@ def test_too_few_users_choose_the_smallest() -> None:
 
 
 def test_whole_users_are_sampled_by_a_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gamma_choice, "GAMMA_SESSIONS", 50)
+    monkeypatch.setattr(cross_fitting, "MAX_SESSIONS", 50)
     users = np.repeat(np.arange(100, dtype=np.int32), 3)
-    rows = gamma_choice._sample_users(users, seed=0)
+    rows = cross_fitting.sample_users(users, 0, "gamma")
     assert len(rows) == 51  # 17 users
     assert np.array_equal(rows, np.flatnonzero(np.isin(users, users[rows])))
     with_unknown = np.concatenate([users, np.full(40, UNKNOWN_USER, np.int32)])
-    assert np.array_equal(gamma_choice._sample_users(with_unknown, seed=0), rows)
-    assert not np.array_equal(gamma_choice._sample_users(users, seed=1), rows)
+    assert np.array_equal(cross_fitting.sample_users(with_unknown, 0, "gamma"), rows)
+    assert not np.array_equal(cross_fitting.sample_users(users, 1, "gamma"), rows)
 
 
 def test_users_by_id_are_served_as_unknown() -> None:

@@ -40,9 +40,10 @@ from torch import Tensor, nn
 
 from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
+from mbcal.agents.cross_fitting import has_outgrown
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.gamma_choice import choose_gamma, has_outgrown
+from mbcal.agents.gamma_choice import choose_gamma
 from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment

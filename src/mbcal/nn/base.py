@@ -139,14 +139,19 @@ class SessionNet(nn.Module):
         outputs: Tensor = self(self.begin_batch(batch), batch.items, batch.behaviours, batch.context)
         return outputs
 
+    def copy(self) -> Self:
+        """Return a copy that learns by itself."""
+        copied = copy.deepcopy(self)
+        for module in copied.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()  # cuDNN wants weights in one piece
+        return copied
+
     @torch.no_grad()
     def frozen_copy(self) -> Self:
         """Return a copy for inference: no gradients, item embeddings in one table."""
-        copied = copy.deepcopy(self).eval().requires_grad_(False)
+        copied = self.copy().eval().requires_grad_(False)
         copied.items.cache_table()
-        for module in copied.modules():
-            if isinstance(module, nn.RNNBase):
-                module.flatten_parameters()
         return copied
 
 
