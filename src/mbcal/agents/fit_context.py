@@ -74,6 +74,7 @@ class FitContext:
         copies: int = 1,
         base_loss: float | None = None,
         max_loss: float | None = None,
+        stage: str | None = None,
     ) -> None:
         """Train one network: minibatches, Adam, early stopping, checkpoints. What happened goes to `records`.
 
@@ -89,6 +90,8 @@ class FitContext:
             base_loss: Held-out loss of the best constant prediction, if known; see `TrainingJob.base_loss`.
             max_loss: Loss per step above which the network has diverged; see `TrainingJob.max_loss`.
 
+            stage: Name of this training, if the network is trained several times in one fit; by default that of the network.
+
         Raises:
             TrainingError: If a loss becomes NaN, or the network diverges in its first epoch.
         """
@@ -96,7 +99,7 @@ class FitContext:
         if held_out_rows is not None and not len(held_out_rows):
             config = replace(config, epochs=config.epochs_without_stopping(len(self.train_rows) * copies, n_steps))
         job = TrainingJob(
-            name=name,
+            name=stage or name,
             net=self.nets[name],
             objective=objective,
             optimiser=self.optimisers[name],

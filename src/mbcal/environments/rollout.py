@@ -49,7 +49,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class _Exploration:
+class Exploration:
     """How an item is chosen by its score: epsilon-greedy or softmax."""
 
     epsilon: float
@@ -112,7 +112,7 @@ def rollout(
         InputError: If an argument has the wrong type, there are no sessions, a session (or a step) has no candidates, or
             they have another shape.
     """
-    exploration = _Exploration(epsilon, temperature)
+    exploration = Exploration(epsilon, temperature)
     if block is not None and block < 1:
         raise OptionError(f"block: must be at least 1, got {block}")
     _require_methods("policy", policy, "begin", "score", "observe")
@@ -147,13 +147,13 @@ def _serve(
     environment: Environment,
     batch: SessionTensors,
     noise: Tensor,
-    exploration: _Exploration,
+    exploration: Exploration,
     keep_until: Tensor | None,
 ) -> SessionTensors:
     """Serve one block of B sessions, by noise (B, T, 3)."""
     policy_reader, user_reader = FieldReader(policy, batch), FieldReader(environment, batch)
     policy_state, user_state = policy_reader.begin(), user_reader.begin()
-    availability = _Availability(batch.require_candidates())
+    availability = Availability(batch.require_candidates())
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     ending = _Ending(batch) if batch.behaviour_set.terminal else None
     for step in range(batch.items.shape[1]):
@@ -196,7 +196,7 @@ class _Ending:
         self.length = torch.where(left, step + 1, self.length)
 
 
-class _Availability:
+class Availability:
     """Which candidates of B sessions can still be shown, of one set per session (B, C) or one per step (B, T, C).
 
     If none is left (a session longer than its candidates, or one that has ended), all are available again.
@@ -206,6 +206,12 @@ class _Availability:
         self.candidates = candidates
         self.available = candidates != MASK_ROW
         self.shown: list[Tensor] = []
+
+    def copy(self) -> Availability:
+        """Return another one that goes on from here."""
+        other = Availability(self.candidates)
+        other.available, other.shown = self.available, list(self.shown)
+        return other
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """Candidates (B, C) of a step, and which of them are available (B, C)."""

@@ -134,6 +134,28 @@ class RecurrentNet(SessionNet):
         outputs: Tensor = self.head(self.cell_step(gates, (self.states_before(batch),))[0])
         return outputs
 
+    def outputs_at(self, batch: SessionTensors, step: Tensor, items: Tensor) -> Tensor:
+        """Compute the outputs of several items in one state of every session; GRU only.
+
+        Args:
+            batch: B sessions.
+            step: (B,) int64, the step before which the state is taken.
+            items: (B, M) catalogue rows.
+
+        Returns:
+            (B, M, outputs).
+        """
+        batch = batch.encoded_by(self.fields)
+        at = step[:, None, None].expand(-1, 1, self.config.width)
+        state = self.states_before(batch).gather(1, at)  # (B, 1, H)
+        previous = self.previous(batch.behaviours).gather(1, step.unsqueeze(1)).expand_as(items)
+        context = batch.context_at(step)
+        if context is not None:
+            context = context.unsqueeze(1).expand(-1, items.shape[1], -1)
+        (hidden,) = self.cell_step(self.gates(items, previous, context), (state,))
+        outputs: Tensor = self.head(hidden)
+        return outputs
+
     # ---- single steps
 
     def forward_step(

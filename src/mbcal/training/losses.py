@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.nn.base import SessionNet
 from mbcal.nn.recurrent import ValueNet
+from mbcal.training.branches import Branches, masked_mean
 from mbcal.training.device_data import DeviceSessions
 from mbcal.training.loop import Objective
 from mbcal.training.random import Noise
@@ -93,6 +94,34 @@ def value_mse(
     return objective
 
 
+LEVEL_WEIGHT = 0.01
+"""Weight of a state's mean prediction in `branch_mse`: branches tell differences alone, and this fixes the level."""
+
+
+def branch_mse(net: ValueNet, branches: Branches) -> Objective:
+    """((g_j - mean g) - (Y_j - mean Y))², over the branches j of a state, in the network's normalised units.
+
+    Items are compared within a state alone, so that what all branches of a state share costs nothing.
+
+    Args:
+        net: The value network.
+        branches: N states with M items each, on the network's device.
+
+    Returns:
+        The objective: rows (B,) and noise -> summed loss () and number of branches ().
+    """
+    advantages = branches.advantages() / net.label_scaler.scale
+
+    def objective(rows: Tensor, _: Noise) -> tuple[Tensor, Tensor]:
+        is_item = branches.is_item[rows]
+        values = net.outputs_at(branches.sessions[rows], branches.step[rows], branches.items[rows]).squeeze(-1)
+        level = masked_mean(values, is_item)
+        loss = (values - level - advantages[rows]).square() + LEVEL_WEIGHT * level.square()
+        return (loss * is_item).sum(), is_item.sum()
+
+    return objective
+
+
 def base_nll(data: DeviceSessions, weights: Tensor, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
     """Return the loss of the best constant prediction of behaviours: their frequencies.
 
@@ -136,3 +165,23 @@ def base_mse(labels: Tensor, weights: Tensor, rows: NDArray[np.int64], worker_sl
     worker_slice.group.all_reduce_sum(sums)
     mean, mean_square = sums[1:] / sums[0].clamp(min=1e-9)
     return float(mean_square - mean.square())
+
+
+def base_branch_mse(net: ValueNet, branches: Branches, rows: NDArray[np.int64], worker_slice: WorkerSlice) -> float | None:
+    """Return the loss of a prediction that tells no items apart.
+
+    Args:
+        net: The value network, for its scale.
+        branches: Those of this worker.
+        rows: The sessions that count, by number over all workers.
+        worker_slice: Which of all workers' sessions this worker holds.
+
+    Returns:
+        Squared error per branch, in normalised units; None without rows.
+    """
+    if not len(rows):
+        return None
+    part = branches[worker_slice.local_rows(torch.from_numpy(rows)).to(branches.step.device)]
+    sums = torch.stack([part.advantages().double().square().sum(), part.is_item.double().sum()])
+    worker_slice.group.all_reduce_sum(sums)
+    return float(sums[0] / sums[1].clamp(min=1)) / float(net.label_scaler.scale) ** 2
