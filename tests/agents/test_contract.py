@@ -23,15 +23,21 @@ from tests.support import batches
 from tests.support.agents import make, offered, scores_along, small
 from tests.support.toys import BEST, CATALOG, GREEDY, DelayedPrize, logged, starts
 
-FAR_SIGHTED = {"mbcal", "mbcal-no-vr", "dqn", "ddqn", "ddpg", "mcpe", "dyna-q"}
+FAR_SIGHTED = {"mbcal", "mbcal-plan", "mbcal-no-vr", "dqn", "ddqn", "ddpg", "mcpe", "dyna-q"}
 """Who must find the delayed prize."""
-MYOPIC = {"gru4rec", "gru4rec-eps"}
+MYOPIC = {"gru4rec", "gru4rec-eps", "gru4rec-regression"}
 """Who must not."""
 NO_DRAW = {"popular", "linucb"}
 """Whose scores do not depend on the seed."""
 EMBEDDING_SCALES = {"ddpg": 1.0}
 """Other initial embeddings than usual in the toy. DDPG maps items to points; of small embeddings all points begin close
 together, and at this size its actor then settles on sweets for most seeds."""
+TOY_SETTINGS: dict[str, dict[str, Any]] = {
+    "mbcal": {"gamma": 0.95},
+    "mbcal-no-vr": {"gamma": 0.95},
+    "mbcal-plan": {"advantage": "planned", "iterations": 2, "branches": 1_500},
+}
+"""What is otherwise chosen from data; choices have tests of their own."""
 OWN = os.environ.get("MBCAL_AGENT")
 """An agent of one's own to hold to the contract, as path.py:Class."""
 if OWN:
@@ -183,8 +189,7 @@ def in_the_toy(name: str, noise: bool) -> Agent:
     kind = AGENTS[name]
     net = NetConfig(hidden=16, embedding=16, embedding_scale=EMBEDDING_SCALES.get(name, 0.2))
     training = TrainingConfig(epochs=25, batch=64, learning_rate=3e-3)
-    settings: dict[str, Any] = {"gamma": 0.95} if name in ("mbcal", "mbcal-no-vr") else {}  # its choice has its own tests
-    config = kind.Config(net=net, training=training, **settings)
+    config = kind.Config(net=net, training=training, **TOY_SETTINGS.get(name, {}))
     return kind(config, "cpu").fit(logged(1500, noise=noise))
 
 

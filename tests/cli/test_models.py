@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from mbcal import NewsfeedConfig, Store, load, prepare_newsfeed
+from mbcal.agents.advantage_choice import AdvantageChoice, Trial
 from mbcal.agents.gamma_choice import Candidate, GammaChoice
 from mbcal.agents.mbcal import MIXES
-from mbcal.cli.fit import describe_gamma
+from mbcal.cli.fit import describe_advantage, describe_gamma
 from mbcal.data.cutting import SessionConfig
 from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal, mbcal_here, refused
 from tests.support.logs import write_csv
@@ -105,6 +106,21 @@ def test_fit_says_why_a_gamma_was_chosen(low: float, high: float, reason: str) -
     candidates = (Candidate(0.95, 3.07), Candidate(1.0, 3.07 + gain, gain, low, high))
     said = describe_gamma(GammaChoice(1.0 if low > 0 else 0.95, 724, candidates).record())
     assert said.endswith(f"{3.07 + gain:.2f} with 1; {reason}")
+
+
+def test_fit_says_why_an_advantage_was_chosen() -> None:
+    trials = (
+        Trial("counterfactual", 0.95, 3.0),
+        Trial("none", 1.0, 2.5, -0.5, -0.9, -0.1),
+        Trial("planned", 1.0, 3.2, 0.2, 0.1, 0.3),
+    )
+    said = describe_advantage(AdvantageChoice("planned", 1.0, 1_024, trials).record())
+    assert said.startswith(
+        "advantage: planned with gamma 1, chosen from data (counterfactual with gamma 0.95 earns 3.00 in 1,024"
+    )
+    assert "none -0.5 [-0.9, -0.1]; planned with gamma 1 +0.2 [+0.1, +0.3]; one is taken if" in said
+    few = describe_advantage(AdvantageChoice("counterfactual", 0.95, 0, ()).record())
+    assert few == "advantage: counterfactual with gamma 0.95, since there are too few users to choose it from data"
 
 
 def test_agents_see_less_than_the_simulator(shop: Path) -> None:

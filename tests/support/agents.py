@@ -19,6 +19,8 @@ QUICK = TrainingConfig(epochs=2, batch=64, validation=0.2)
 
 
 NET = NetConfig(hidden=8, embedding=8)
+MORE: dict[str, dict[str, Any]] = {"mbcal-plan": {"advantage": "planned", "iterations": 2, "branches": 300}}
+"""Settings of single methods beside the common ones, for small fits."""
 
 
 @cache
@@ -30,7 +32,7 @@ def small(name: str, seed: int = 0) -> Agent:
 def make(name: str, seed: int = 0) -> Agent:
     kind = AGENTS[name]
     net = dataclasses.replace(NET, features=("kind", "tags"))
-    return kind(kind.Config(net=net, training=QUICK, seed=seed), "cpu")
+    return kind(kind.Config(net=net, training=QUICK, seed=seed, **MORE.get(name, {})), "cpu")
 
 
 def scores_along(agent: Any, sessions: Sessions, candidates: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -11,11 +11,12 @@ from mbcal.agents.domain import Domain
 from mbcal.agents.dqn import DDQN, DQN, DQNConfig
 from mbcal.agents.dynaq import DynaQ
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.gru4rec import GRU4Rec, GRU4RecEpsilon
+from mbcal.agents.gru4rec import GRU4Rec, GRU4RecEpsilon, GRU4RecRegression
 from mbcal.agents.linucb import LinUCB, LinUCBConfig
 from mbcal.agents.lookup import AGENTS, agent_class
 from mbcal.agents.mbcal import MBCAL, MBCALConfig, MBCALWithoutVarianceReduction
 from mbcal.agents.mcpe import MCPE
+from mbcal.agents.plan import MBCALPlan, PlanConfig
 from mbcal.agents.popular import Popular
 from mbcal.agents.random import Random
 from mbcal.agents.ranking import RankedItem, Recommendations
@@ -44,10 +45,13 @@ __all__ = [
     "FitContext",
     "GRU4Rec",
     "GRU4RecEpsilon",
+    "GRU4RecRegression",
     "LinUCB",
     "LinUCBConfig",
     "MBCALConfig",
+    "MBCALPlan",
     "MBCALWithoutVarianceReduction",
+    "PlanConfig",
     "Popular",
     "Random",
     "RankedItem",

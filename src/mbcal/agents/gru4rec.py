@@ -16,8 +16,8 @@ from torch import nn
 from mbcal.agents.base import Agent
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.values import reward_term
-from mbcal.nn.recurrent import RecurrentNet
+from mbcal.agents.values import reward_term, value_term
+from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
 
 
@@ -44,3 +44,24 @@ class GRU4RecEpsilon(GRU4Rec):
 
     name = "gru4rec-eps"
     explores = True
+
+
+class GRU4RecRegression(Agent):
+    """Score = reward, regressed by squared error instead of expected from a distribution of behaviours.
+
+    The MBCAL paper reports in passing that this drops clearly; docs/results.md has what was measured.
+    """
+
+    name = "gru4rec-regression"
+    explores = False
+
+    def build_networks(self, domain: Domain) -> dict[str, nn.Module]:
+        shape = (domain.catalog, domain.behaviours, self.config.net, domain.n_users)
+        return {"reward": ValueNet(*shape, horizon=domain.horizon, fields=domain.fields)}
+
+    def learn(self, context: FitContext) -> None:
+        context.fit_values("reward", context.label("rewards", lambda batch: batch.rewards))
+
+    def build_scorer(self) -> NetScorer:
+        terms = {"instant": value_term(self.nets["reward"])}
+        return NetScorer(terms, self.domain.behaviours.start, self.domain.fields)

@@ -13,10 +13,11 @@ from mbcal.agents.base import Agent
 from mbcal.agents.ddpg import DDPG
 from mbcal.agents.dqn import DDQN, DQN
 from mbcal.agents.dynaq import DynaQ
-from mbcal.agents.gru4rec import GRU4Rec, GRU4RecEpsilon
+from mbcal.agents.gru4rec import GRU4Rec, GRU4RecEpsilon, GRU4RecRegression
 from mbcal.agents.linucb import LinUCB
 from mbcal.agents.mbcal import MBCAL, MBCALWithoutVarianceReduction
 from mbcal.agents.mcpe import MCPE
+from mbcal.agents.plan import MBCALPlan
 from mbcal.agents.popular import Popular
 from mbcal.agents.random import Random
 from mbcal.errors import OptionError, nearest
@@ -28,9 +29,11 @@ AGENTS: dict[str, type[Agent]] = {
     agent.name: agent
     for agent in (
         MBCAL,
+        MBCALPlan,
         MBCALWithoutVarianceReduction,
         GRU4Rec,
         GRU4RecEpsilon,
+        GRU4RecRegression,
         DQN,
         DDQN,
         DDPG,

@@ -82,6 +82,17 @@ def fit_agent(
             show_default="0; mbcal",
         ),
     ] = None,
+    advantage: Annotated[
+        str | None,
+        typer.Option(
+            help="Added to the instant reward: counterfactual, none, planned, or 'auto', which chooses it from data.",
+            show_default="auto; mbcal-plan",
+        ),
+    ] = None,
+    models: Annotated[int | None, typer.Option(help="Environment models.", show_default="2; mbcal-plan")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Times that sessions are imagined in a first fit.", show_default="5; mbcal-plan")
+    ] = None,
     propensity_weights: Annotated[
         bool, typer.Option("--propensity-weights", help="Weight steps by their logged propensities (docs/coverage.md).")
     ] = False,
@@ -120,6 +131,9 @@ def fit_agent(
         gamma=_number_or_auto("gamma", gamma),
         mask_rate=mask_rate,
         mix=_number_or_auto("mix", mix),
+        advantage=advantage,
+        models=models,
+        iterations=iterations,
         propensity_weights=propensity_weights or None,
         seed=seed,
     )
@@ -151,6 +165,8 @@ def _show(model: FittedModel, data: Path) -> None:
         typer.echo(f"  fields: {model.fields.describe()}")
     if "gamma" in model.choices:
         typer.echo(f"  {describe_gamma(model.choices['gamma'])}")
+    if "advantage" in model.choices:
+        typer.echo(f"  {describe_advantage(model.choices['advantage'])}")
     for warning in model.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     evaluate = f"mbcal evaluate {shell_quoted(model.path)} --data {shell_quoted(data)} --simulator SIM"
@@ -165,6 +181,22 @@ def describe_gamma(choice: Mapping[str, Any]) -> str:
     evidence = f"reward of {choice['sessions']:,} imagined sessions: {rewards}"
     reasons = [_describe_gain(candidate) for candidate in choice["candidates"][1:]]
     return f"gamma: {choice['gamma']:g}, chosen from data ({'; '.join([evidence, *reasons])})"
+
+
+def describe_advantage(choice: Mapping[str, Any]) -> str:
+    """The chosen advantage and the gains it was chosen by; `choice` is an `AdvantageChoice.record`."""
+    if not choice["trials"]:
+        return f"advantage: {_kind(choice)}, since there are too few users to choose it from data"
+    first, *others = choice["trials"]
+    reward = f"{_kind(first)} earns {first['reward']:.2f} in {choice['sessions']:,} imagined sessions"
+    gains = [f"{_kind(trial)} {trial['gain']:+.2g} [{trial['low']:+.2g}, {trial['high']:+.2g}]" for trial in others]
+    rule = "one is taken if the interval of its gain over the best before it lies above 0"
+    return f"advantage: {_kind(choice)}, chosen from data ({'; '.join([reward, *gains, rule])})"
+
+
+def _kind(trial: Mapping[str, Any]) -> str:
+    """A kind of advantage with its discount; `trial` is the record of a choice or of a `Trial`."""
+    return trial["kind"] if trial["kind"] == "none" else f"{trial['kind']} with gamma {trial['gamma']:g}"
 
 
 def _describe_gain(candidate: Mapping[str, Any]) -> str:

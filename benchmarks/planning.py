@@ -1,0 +1,144 @@
+"""MBCAL with planning: what is chosen and whether that was right, and where the rest of the regret comes from.
+
+    python benchmarks/planning.py choice STORE [--device cuda] [--seeds 3]     what was chosen, against all that could be
+    python benchmarks/planning.py error STORE [--device cuda] [--seeds 3]      generated newsfeeds: imagined and true rewards
+
+choice   fits gru4rec, mbcal and mbcal-plan, which chooses its advantage, and mbcal-plan with every advantage it could have
+         chosen. All serve the same test sessions under the same noise: in the truth of a generated newsfeed, else in an LSTM
+         and a transformer simulator. Gains are over gru4rec; regret is that of the chosen advantage to the best one.
+error    rewards that planning imagines in its own environment model, true rewards, and those of the same planner in the true
+         world (behaviours of the truth, instant rewards of the model): what model error costs, and what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mbcal
+from mbcal.agents import MBCALPlan, agent_class
+from mbcal.environments.base import Environment
+from mbcal.environments.branches import RewardingEnvironment
+from mbcal.environments.candidates import session_candidates
+from mbcal.environments.rollout import rollout
+from mbcal.evaluation.judges import TRUTH, true_environment
+from mbcal.metrics import mean_interval
+from mbcal.training.device import resolve_device
+from mbcal.types import SessionTensors
+
+NOISE_SEED = 5
+ADVANTAGES: dict[str, dict[str, Any]] = {
+    "counterfactual": {"advantage": "counterfactual", "gamma": 0.95},
+    "counterfactual, gamma 1": {"advantage": "counterfactual", "gamma": 1.0},
+    "none": {"advantage": "none"},
+    "planned": {"advantage": "planned"},
+}
+"""What can be chosen."""
+
+
+class TrueWorldPlan(MBCALPlan):
+    """Plans in the true world, with the instant rewards of its model."""
+
+    world: Any = None
+
+    def environment(self, name: str = "environment") -> RewardingEnvironment:  # noqa: ARG002 - there is one truth
+        world: RewardingEnvironment = self.world
+        return world
+
+
+def test_sessions(store: mbcal.Store, count: int, device: str) -> SessionTensors:
+    """A sample of test sessions, the same for all."""
+    sessions = store.sessions("test")
+    rows = np.random.default_rng(0).choice(len(sessions), min(len(sessions), count), replace=False)
+    return sessions[np.sort(rows)].tensors(device)
+
+
+def judges_of(store: mbcal.Store, device: str) -> dict[str, Environment]:
+    """The truth, or a simulator of each family."""
+    if store.manifest["source"] == "newsfeed":
+        return {TRUTH: true_environment(store, device)}
+    families = ("lstm", "transformer")
+    return {family: mbcal.Simulator(family=family, device=device).fit(store) for family in families}
+
+
+def serve(policy: Any, environment: Environment, sessions: SessionTensors) -> NDArray[np.float32]:
+    """Rewards of the sessions, under common noise."""
+    served = rollout(policy, environment, sessions, candidates=session_candidates(sessions, 0), seed=NOISE_SEED)
+    return served.rewards.sum(1).cpu().numpy()
+
+
+def fitted(method: str, store: mbcal.Store, options: argparse.Namespace, seed: int, **settings: Any) -> Any:
+    begin = time.monotonic()
+    agent = agent_class(method)(seed=seed, device=options.device, **settings).fit(store)
+    return agent, time.monotonic() - begin
+
+
+def compare(options: argparse.Namespace) -> None:
+    store = mbcal.Store.open(options.store)
+    sessions, judges = test_sessions(store, options.sessions, options.device), judges_of(store, options.device)
+    users = sessions.user.cpu().numpy()
+    methods: Mapping[str, tuple[str, dict[str, Any]]] = {
+        "gru4rec": ("gru4rec", {}),
+        "mbcal": ("mbcal", {}),
+        "mbcal-plan": ("mbcal-plan", {}),
+        **{f"mbcal-plan, {name}": ("mbcal-plan", settings) for name, settings in ADVANTAGES.items()},
+    }
+    print("seed,policy,judge,reward,gain over gru4rec,low,high,seconds,chosen", flush=True)
+    for seed in range(options.seeds):
+        earned: dict[tuple[str, str], NDArray[np.float32]] = {}
+        for title, (method, settings) in methods.items():
+            agent, seconds = fitted(method, store, options, seed, **settings)
+            choice = agent.choices.get("advantage", {})
+            chosen = f"{choice['kind']} {choice['gamma']:g}" if choice else ""
+            for judge, environment in judges.items():
+                rewards = earned[title, judge] = serve(agent, environment, sessions)
+                gain = mean_interval(rewards - earned["gru4rec", judge], users)
+                numbers = ",".join(f"{number:.3f}" for number in (rewards.mean(), gain.mean, gain.low, gain.high))
+                print(f'{seed},"{title}",{judge},{numbers},{seconds:.1f},{chosen}', flush=True)
+        for judge in judges:
+            best = max((earned[f"mbcal-plan, {name}", judge] for name in ADVANTAGES), key=lambda rewards: rewards.mean())
+            regret = mean_interval(best - earned["mbcal-plan", judge], users)
+            print(f"{seed},regret of the choice,{judge},{regret.mean:.3f},,{regret.low:.3f},{regret.high:.3f},,", flush=True)
+
+
+def measure_error(options: argparse.Namespace) -> None:
+    store = mbcal.Store.open(options.store)
+    world, sessions = true_environment(store, options.device), test_sessions(store, options.sessions, options.device)
+    TrueWorldPlan.world = world
+    print("seed,models,imagined,true,true if planned in the true world,seconds", flush=True)
+    for seed in range(options.seeds):
+        for models in options.models:
+            settings: dict[str, Any] = {"advantage": "planned", "models": models}
+            agent, seconds = fitted("mbcal-plan", store, options, seed, **settings)
+            imagined, true = (serve(agent, place, sessions).mean() for place in (agent.environment(), world))
+            agent = TrueWorldPlan(seed=seed, device=options.device, **settings).fit(store)
+            print(
+                f"{seed},{models},{imagined:.2f},{true:.2f},{serve(agent, world, sessions).mean():.2f},{seconds:.1f}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, function in (("choice", compare), ("error", measure_error)):
+        command = commands.add_parser(name)
+        command.add_argument("store", type=Path)
+        command.add_argument("--device", default="auto")
+        command.add_argument("--seeds", type=int, default=3)
+        command.add_argument("--sessions", type=int, default=20_000, help="test sessions")
+        command.set_defaults(function=function)
+    command.add_argument("--models", type=int, nargs="+", default=[1, 2, 4], help="numbers of environment models")
+    options = parser.parse_args()
+    options.device = resolve_device(options.device).type
+    options.function(options)
+
+
+if __name__ == "__main__":
+    main()

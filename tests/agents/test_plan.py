@@ -1,0 +1,204 @@
+"""MBCAL with planning: what is chosen, that planning finds the best answer, and that a fit is the same however it is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mbcal import NetConfig, Sessions, TrainingConfig, load
+from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice
+from mbcal.agents.advantage_choice import CANDIDATES, Advantage, judged_gain, last_better
+from mbcal.agents.cross_fitting import resample_users
+from mbcal.distributed.group import Group
+from mbcal.environments.rollout import rollout
+from mbcal.errors import ModelError, OptionError
+from mbcal.evaluation.evaluator import evaluate
+from mbcal.nn.base import expected_reward
+from mbcal.storage.checkpoints import Checkpoints
+from tests.support.batches import sessions
+from tests.support.toys import BEST, DelayedPrize, logged, starts
+from tests.support.workers import together
+
+QUICK = TrainingConfig(epochs=2, batch=64, validation=0.2)
+SMALL = NetConfig(hidden=8, embedding=8)
+
+
+def agent(**more: Any) -> MBCALPlan:
+    settings = {"net": SMALL, "training": QUICK, "advantage": "planned", "iterations": 2, "branches": 150}
+    return MBCALPlan(PlanConfig(**{**settings, **more}), "cpu")
+
+
+def weights(model: MBCALPlan) -> dict[str, torch.Tensor]:
+    return {f"{name}/{key}": value for name, net in model.nets.items() for key, value in net.state_dict().items()}
+
+
+def same(first: MBCALPlan, second: MBCALPlan, atol: float = 0.0) -> bool:
+    other = weights(second)
+    return all(torch.allclose(value, other[name], rtol=0, atol=atol) for name, value in weights(first).items())
+
+
+# ---- what is chosen
+
+
+def test_ties_and_doubt_go_to_the_earlier() -> None:
+    users, base = np.arange(100), np.zeros((4, 100))
+    better = base + 1 + 0.01 * (users % 2)
+    doubtful = base + np.array([3.0, -2.0, 2.0, -1.0])[:, None]  # judges disagree
+    two = (Advantage("counterfactual", 0.95), Advantage("none"), Advantage("planned"))
+    for rewards, chosen in (
+        ((base, base, base), "counterfactual"),
+        ((base, doubtful, doubtful), "counterfactual"),
+        ((base, base - 1, better), "planned"),
+        ((base, better, better), "none"),
+        ((base, better, better + base + 0.5), "planned"),
+    ):
+        assert last_better(two, np.stack(rewards), users).kind == chosen
+
+
+def test_the_interval_covers_sessions_and_judges() -> None:
+    gains = np.array([[1.0, 3.0], [3.0, 5.0]])  # judges say 2 and 4; sessions say 2 and 4
+    gain = judged_gain(gains, np.array([0, 1]))
+    assert gain.mean == 3.0
+    assert gain.stderr == pytest.approx((1.0 + 2.0) ** 0.5)  # variance of the mean of sessions, 2 / 2, and of judges, 2
+    assert gain.high - gain.mean == pytest.approx(12.706 * 3**0.5, rel=1e-3)  # t with one degree of freedom
+
+
+def test_users_are_resampled_whole() -> None:
+    users = np.repeat(np.arange(300, dtype=np.int32), 2)
+    rows = resample_users(users, seed=5)
+    counts = np.bincount(users[rows], minlength=300)
+    assert (np.diff(rows) >= 0).all()
+    assert counts.sum() == len(users)
+    assert (counts % 2 == 0).all()
+    assert 0.3 < (counts == 0).mean() < 0.44  # exp(-1) of the users are left out
+    assert not np.array_equal(rows, resample_users(users, seed=6))
+
+
+@pytest.mark.parametrize(("noise", "kinds"), [(False, {"planned", "counterfactual"}), (True, {"counterfactual"})])
+def test_looking_ahead_is_chosen_where_it_pays(noise: bool, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where keys open prizes, none must lose; where behaviours are noise, nothing can be told apart."""
+    monkeypatch.setattr(advantage_choice, "JUDGES", 3)
+    training = TrainingConfig(epochs=8, batch=16, warmup=10, learning_rate=1e-2, validation=0.0)
+    candidates = (Advantage("counterfactual", 0.95), Advantage("none"), Advantage("planned"))
+    monkeypatch.setattr("mbcal.agents.plan.choose_advantage", _choose_among(candidates))
+    model = agent(advantage="auto", training=training, branches=300, models=1).fit(logged(300, noise=noise))
+    record = model.choices["advantage"]
+    assert record["kind"] in kinds
+    assert (model.config.advantage, model.config.gamma) == (record["kind"], record["gamma"])
+    assert [trial["kind"] for trial in record["trials"]] == ["counterfactual", "none", "planned"]
+    if not noise:
+        assert record["trials"][1]["high"] < -1  # without an advantage, sweets alone
+
+
+def _choose_among(candidates: tuple[Advantage, ...]) -> Any:
+    def choose(context: Any, config: Any, fit_policies: Any) -> Any:
+        return advantage_choice.choose_advantage(context, config, fit_policies, candidates)
+
+    return choose
+
+
+def test_a_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advantage_choice, "JUDGES", 2)
+    fitted = agent(advantage="auto", iterations=1, branches=60)
+    with pytest.raises(ModelError, match="has not been fitted"):
+        fitted.build_scorer()
+    fitted.fit(sessions(count=100, seed=2))
+    assert [trial["kind"] for trial in fitted.choices["advantage"]["trials"]] == [one.kind for one in CANDIDATES]
+    fitted.save(tmp_path / "model")
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the advantage was chosen")
+
+    monkeypatch.setattr("mbcal.agents.plan.choose_advantage", refuse)
+    loaded = load(tmp_path / "model", "cpu")
+    assert isinstance(loaded, MBCALPlan)
+    assert (loaded.config, loaded.choices) == (fitted.config, fitted.choices)
+    again = loaded.fit(sessions(count=100, seed=3))
+    assert again.config.advantage == fitted.config.advantage
+
+
+def test_too_few_users_choose_the_paper() -> None:
+    known = sessions(count=60, seed=2)
+    one_user = Sessions(known.catalog, known.behaviour_set, **{**dict(known.arrays()), "user": known.user * 0})
+    fitted = agent(advantage="auto").fit(one_user)
+    assert (fitted.config.advantage, fitted.config.gamma) == ("counterfactual", 0.95)
+    assert fitted.choices["advantage"]["trials"] == []
+
+
+# ---- what is learned
+
+
+def test_growing_rounds_stay_at_the_best_answer() -> None:
+    """Where a policy hardly varies, logged continuations stop to tell what an item is worth; imagined ones do not."""
+    training = TrainingConfig(epochs=12, batch=32, warmup=10, learning_rate=5e-3)
+    net = NetConfig(hidden=16, embedding=16)
+    model = agent(net=net, training=training, iterations=2, branches=1_000, models=1).fit(logged(600))
+    world, shrunk = DelayedPrize(), replace(training, shrink=0.5)
+    collected = [logged(600)]
+    for number in range(3):
+        assert evaluate(model, world, starts(200, seed=90 + number)).mean.mean >= 0.95 * BEST
+        collected.append(rollout(model, world, starts(600, seed=number + 1), epsilon=0.1, seed=number))
+        model.fit(
+            Sessions.concat([part.tensors().without("propensities").sessions() for part in collected]), training=shrunk
+        )
+    assert evaluate(model, world, starts(200, seed=99)).mean.mean >= 0.95 * BEST
+
+
+def test_the_ensemble_corrects_the_first_model() -> None:
+    """Without an advantage, g learns by how much the mean of the models differs from the first."""
+    known = sessions(count=400, seed=4)
+    training = TrainingConfig(epochs=30, batch=32, learning_rate=5e-3, validation=0.0)
+    model = agent(advantage="none", models=3, training=training, net=NetConfig(hidden=16, embedding=8)).fit(known)
+    batch = known.tensors()
+    rewards = known.behaviour_set.reward_table("cpu")
+    with torch.no_grad():
+        expected = torch.stack([expected_reward(net.forward_batch(batch), rewards) for net in model._models])
+        wanted = (expected.mean(0) - expected[0])[batch.mask]
+        learned = model.nets["advantage"].values(batch)[batch.mask]
+    assert float((wanted - learned).square().mean()) < 0.5 * float(wanted.var())
+    assert set(model.fitted_scorer.terms) == {"instant", "future"}
+    assert set(agent(advantage="none", models=1).fit(known).fitted_scorer.terms) == {"instant"}
+
+
+# ---- the same fit, however it is run
+
+
+def test_a_killed_fit_resumes_to_the_identical_result(tmp_path: Path) -> None:
+    class Interrupt:
+        def phase(self, title: str, total: int | None = None) -> None:
+            if title.startswith("advantage, iteration 2: epoch 2"):
+                raise KeyboardInterrupt
+
+        def advance(self, amount: int) -> None:
+            pass
+
+    known = sessions(count=100, seed=2)
+    straight = agent().fit(known)
+    with pytest.raises(KeyboardInterrupt):
+        agent().fit(known, progress=Interrupt(), checkpoints=Checkpoints(tmp_path / "checkpoints", {}, every=-1))
+    resumed = agent().fit(known, checkpoints=Checkpoints(tmp_path / "checkpoints", {}))
+    assert same(straight, resumed)
+
+
+def test_workers_agree_with_one_worker() -> None:
+    known = sessions(count=120, seed=2)
+
+    def job(group: Group) -> Any:
+        return agent().fit(known[:50] if group.rank == 0 else known[50:], group=group)
+
+    alone = agent().fit(known)
+    for model in together(2, job):
+        assert same(alone, model, atol=1e-4)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for name, value in (("models", 0), ("iterations", 0), ("width", 1), ("branches", 0), ("gamma", 2.0), ("mask_rate", 1.0)):
+        with pytest.raises(OptionError, match=name):
+            PlanConfig(**{name: value})
+    with pytest.raises(OptionError, match="known are auto, counterfactual, none, planned"):
+        PlanConfig(advantage="imagined")
