@@ -24,6 +24,7 @@ from mbcal.training.device_data import DeviceSessions
 from mbcal.training.labels import counterfactual_future_advantage
 from mbcal.training.random import permutation, uniform
 from tests.support import batches
+from tests.support.agents import MORE
 from tests.support.toys import DelayedPrize, logged, starts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -34,7 +35,9 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents_fit_serve_save_and_load(name: str, tmp_path: Path) -> None:
     kind = AGENTS[name]
-    config = kind.Config(net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=4, batch=64))
+    config = kind.Config(
+        net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=4, batch=64), **MORE.get(name, {})
+    )
     agent = kind(config, "cuda").fit(logged(400)).fit(logged(400, seed=1))
     served = rollout(agent, DelayedPrize(device=GPU), starts(100), epsilon=0.1, seed=1)
     agent.save(tmp_path / "model")
@@ -78,7 +81,9 @@ def test_labels_are_the_same(hidden: int) -> None:
 def weights_of(name: str, device: str, epochs: int = 1) -> dict[str, torch.Tensor]:
     kind = AGENTS[name]
     config = kind.Config(
-        net=NetConfig(hidden=16, embedding=16), training=TrainingConfig(epochs=epochs, batch=64, validation=0.0)
+        net=NetConfig(hidden=16, embedding=16),
+        training=TrainingConfig(epochs=epochs, batch=64, validation=0.0),
+        **MORE.get(name, {}),
     )
     agent = kind(config, device).fit(logged(1000))
     return {f"{net}.{key}": value.cpu() for net, made in agent.nets.items() for key, value in made.state_dict().items()}

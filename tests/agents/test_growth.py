@@ -18,7 +18,7 @@ from mbcal.training.config import TrainingConfig
 from mbcal.types import UNKNOWN_ROW, NumberFeature, VectorFeature
 from mbcal.types.translation import over_catalog
 from tests.support import batches
-from tests.support.agents import NET, QUICK, offered, scores_along
+from tests.support.agents import MORE, NET, QUICK, offered, scores_along
 
 NAMES = ("kind", "tags", "words", "embedding")
 OLD = Catalog(
@@ -47,7 +47,7 @@ def sessions(catalog: Catalog = OLD, seed: int = 3) -> Sessions:
 
 def fitted(name: str) -> Agent:
     kind = AGENTS[name]
-    return kind(kind.Config(net=replace(NET, features=NAMES), training=QUICK), "cpu").fit(sessions())
+    return kind(kind.Config(net=replace(NET, features=NAMES), training=QUICK, **MORE.get(name, {})), "cpu").fit(sessions())
 
 
 def new_sessions(seed: int = 5) -> Sessions:

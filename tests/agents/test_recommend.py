@@ -17,6 +17,7 @@ from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.retrieval import top_k
 from mbcal.types import FIRST_ITEM_ROW, MASK_ROW
 from tests.support import batches
+from tests.support.agents import MORE
 
 NAMES = batches.CATALOG.items
 
@@ -25,7 +26,7 @@ NAMES = batches.CATALOG.items
 def fitted(name: str = "mbcal") -> Agent:
     kind = AGENTS[name]
     training = TrainingConfig(epochs=2, batch=64)
-    config = kind.Config(net=NetConfig(hidden=8, embedding=8, features=()), training=training)
+    config = kind.Config(net=NetConfig(hidden=8, embedding=8, features=()), training=training, **MORE.get(name, {}))
     return kind(config, "cpu").fit(batches.sessions(count=200, seed=3))
 
 
