@@ -27,7 +27,7 @@ from mbcal.serving.repeats import IdConflictError, RepeatedRequests, request_has
 from mbcal.serving.run import ServerSettings, make_service
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
+from mbcal.serving.state import DecisionRef, MemoryStore
 from tests.support.decision_records import decision
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS
@@ -141,6 +141,18 @@ def test_workers_that_share_a_store_share_answers(registry: Registry) -> None:
     for _ in range(2):
         serve(ServerSettings(""), ask, Service(registry, store, None, 0.5))
     assert bodies[0] == bodies[1]
+
+
+def test_a_stored_answer_that_cannot_be_read_is_made_again(registry: Registry) -> None:
+    store = SharedStore()
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        await store.remember_decision(REQUEST["id"], DecisionRef(None, 1, ["item 1"], "v000001", "hash", b"garbage"))
+        answers = [await http.post("/v1/rank", json=REQUEST) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert answers[0].content == answers[1].content
+
+    serve(ServerSettings(""), ask, Service(registry, store, None, 0.5))
 
 
 def test_answers_are_bounded_in_bytes_and_in_time() -> None:
