@@ -81,7 +81,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         return contexts if any(contexts) else ()
 
     def time_of_next(self, now: int) -> int:
-        """Return the time of a decision made now that knows the session: later than that of every step, whatever the clock."""
+        """Return the time of a decision made now in the session: later than that of every step, whatever the clock."""
         return max(now, self.steps[-1].time + 1) if self.steps else now
 
     def after(self, step: Step) -> Session:
