@@ -10,6 +10,9 @@ one architecture:
 3. the future advantage model g_eta learns these labels (`losses.value_mse`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scorers.NetScorer`, Eq. Recommendation_policy).
 
+With `counterfactual = "noise"` the masked branch answers anew, under the noise that the logged behaviours give away
+(`noise_labels`), where the paper keeps the behaviours.
+
 With `mix` above 0, a share of the future with the item masked, less its mean in the state, is added to the label
 (`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
 that learns the residual.
@@ -55,6 +58,7 @@ from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
 from mbcal.training.completion import complete_sessions
 from mbcal.training.labels import counterfactual_future_advantages, mixed_advantage, simulated_future_reward
+from mbcal.training.noise_labels import noise_counterfactual_advantages
 from mbcal.types import SessionTensors
 
 MIXES = (0.1, 0.3, 1.0)
@@ -78,8 +82,23 @@ class MBCALConfig(AgentConfig):
     """lambda of `labels.mixed_advantage`, in [0, 1]: 0 is the paper's advantage, 1 the whole future less its mean in the
     state. `auto` chooses the lambda whose policy earns most in the environment model."""
 
+    counterfactual: Literal["behaviours", "noise"] = "behaviours"
+    """What the masked branch of a label keeps of the logged session: its behaviours, as in the paper, or its noise
+    (`noise_labels`)."""
+    noise_draws: int = 8
+    """Draws of the noise that a label is the mean of."""
+
+    @property
+    def draws(self) -> int:
+        """Draws of the noise, 0 if the behaviours are kept."""
+        return self.noise_draws if self.counterfactual == "noise" else 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.counterfactual not in ("behaviours", "noise"):
+            raise OptionError(f"counterfactual: must be behaviours or noise, got {self.counterfactual!r}")
+        if self.noise_draws < 1:
+            raise OptionError(f"noise_draws: must be at least 1, got {self.noise_draws}")
         if not isinstance(self.gamma, str):
             require_discount(self.gamma)
         elif self.gamma != "auto":
@@ -148,8 +167,7 @@ class MBCAL(Agent):
             raise self._not_fitted()
         return self.config.gamma
 
-    @staticmethod
-    def labels(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
+    def labels(self, net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
         """Compute the labels of g_eta.
 
         Args:
@@ -161,9 +179,7 @@ class MBCAL(Agent):
         Returns:
             (B, G, T).
         """
-        completed = complete_sessions(batch)
-        advantages = counterfactual_future_advantages(net, rewards, completed, gammas)
-        return advantages if completed is batch else torch.where(batch.mask.unsqueeze(1), advantages, 0)
+        return counterfactual_labels(net, rewards, batch, gammas, self.config.draws)
 
     def advantage(self, batch: SessionTensors) -> Tensor:
         """Return the label of g_eta at every step, (B, T)."""
@@ -251,9 +267,32 @@ class MBCALWithoutVarianceReduction(MBCAL):
 
     name = "mbcal-no-vr"
 
-    @staticmethod
-    def labels(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
+    def labels(self, net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
         return _simulated_futures(net, rewards, batch, gammas)
+
+
+@torch.no_grad()
+def counterfactual_labels(
+    net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float], draws: int = 0
+) -> Tensor:
+    """Compute counterfactual advantages at every step of logged sessions, completed where users left (`completion`).
+
+    Args:
+        net: The environment model, a network of K behaviours.
+        rewards: (K,) the reward of each behaviour.
+        batch: B logged sessions.
+        gammas: G discounts.
+        draws: Draws of the noise that is kept in place of the logged behaviours (`noise_labels`); 0 keeps the behaviours.
+
+    Returns:
+        (B, G, T).
+    """
+    completed = complete_sessions(batch)
+    if draws:
+        advantages = noise_counterfactual_advantages(net, rewards, completed, gammas, draws)
+    else:
+        advantages = counterfactual_future_advantages(net, rewards, completed, gammas)
+    return advantages if completed is batch else torch.where(batch.mask.unsqueeze(1), advantages, 0)
 
 
 @torch.no_grad()

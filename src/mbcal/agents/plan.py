@@ -36,7 +36,7 @@ from mbcal.agents.config import AgentConfig
 from mbcal.agents.cross_fitting import has_outgrown
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.mbcal import MBCAL
+from mbcal.agents.mbcal import counterfactual_labels
 from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.branches import RewardingEnvironment, imagine_branches
@@ -287,7 +287,7 @@ class MBCALPlan(Agent):
         if advantage.kind == "none":
             return correction
         rewards, gammas = self.domain.behaviours.reward_table(self.device), (advantage.gamma,)
-        labels = [MBCAL.labels(net, rewards, batch, gammas)[:, 0] for net in self._models]
+        labels = [counterfactual_labels(net, rewards, batch, gammas)[:, 0] for net in self._models]
         return torch.stack(labels).mean(0) + correction
 
     @torch.no_grad()

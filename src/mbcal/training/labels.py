@@ -188,7 +188,7 @@ def counterfactual_future_advantages(
     logged_gates = net.gates(batch.items, previous, batch.context)  # (B, T, G)
     masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous, batch.context)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)  # column t: the branch masked at t
-    survival = None if terminal is None else _Survival(terminal, logged_gates.new_zeros(2, size, horizon))
+    survival = None if terminal is None else Survival(terminal, logged_gates.new_zeros(2, size, horizon))
     advantages = logged_gates.new_zeros(size, len(gammas), horizon)
     for step in range(horizon):
         opened = net.cell_step(masked_gates[:, step], state)
@@ -215,7 +215,7 @@ def counterfactual_future_advantages(
     return advantages
 
 
-class _Survival:
+class Survival:
     """The probability that a user who was there at step t still is, by logged and masked branches: column t each.
 
     Args:

@@ -1,0 +1,107 @@
+"""Labels that keep the noise: against a slow reference that replays every masked session, answer by answer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from mbcal import MBCAL, MBCALConfig
+from mbcal.errors import OptionError
+from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.noise_labels import SEED, noise_counterfactual_advantages, session_numbers
+from mbcal.training.random import Noise
+from mbcal.types import MASK_ROW, SessionTensors
+from tests.support.batches import REWARDS, net, sessions
+
+GAMMA, DRAWS = 0.9, 3
+
+
+def answer(probabilities: Tensor, uniform: float) -> int:
+    """The first behaviour whose cumulative probability exceeds the number."""
+    return next((k for k, edge in enumerate(probabilities.cumsum(0).tolist()) if uniform < edge), len(probabilities) - 1)
+
+
+def replay(
+    model: RecurrentNet, one: SessionTensors, uniform: list[float], masked: int | None
+) -> tuple[list[float], list[int]]:
+    """Expected rewards and behaviours of one session, answered anew from the masked step on."""
+    state, previous, rewards, behaviours = model.begin_batch(one), torch.tensor([model.start]), [], []
+    for step in range(int(one.length[0])):
+        item = torch.tensor([MASK_ROW]) if step == masked else one.items[:, step]
+        logits, state = model.forward_step(state, item, previous)
+        probabilities = torch.softmax(logits[0], 0)
+        rewards.append(float(probabilities @ REWARDS))
+        is_past = masked is None or step < masked
+        behaviours.append(int(one.behaviours[0, step]) if is_past else answer(probabilities, uniform[step]))
+        previous = torch.tensor([behaviours[-1]])
+    return rewards, behaviours
+
+
+@torch.no_grad()
+def slow_advantages(model: RecurrentNet, batch: SessionTensors) -> Tensor:
+    """Abduct, act, predict: one session, one step, one draw at a time."""
+    position = Noise(torch.tensor(SEED), session_numbers(batch)).uniform((*batch.items.shape, DRAWS))
+    result = torch.zeros(batch.items.shape)
+    for n in range(len(batch)):
+        one, length = batch[n : n + 1], int(batch.length[n])
+        probabilities = torch.softmax(model.forward_batch(one)[0], -1)
+        logged, _ = replay(model, one, [], None)
+        for draw in range(DRAWS):
+            uniform = []
+            for step in range(length):
+                behaviour, edges = int(batch.behaviours[n, step]), [0.0, *probabilities[step].cumsum(0).tolist()]
+                low, high = edges[behaviour], edges[behaviour + 1]
+                uniform.append(low + float(position[n, step, draw]) * (high - low))
+            for t in range(length):
+                masked, _ = replay(model, one, uniform, t)
+                gains = (GAMMA ** (tau - t) * (logged[tau] - masked[tau]) for tau in range(t + 1, length))
+                result[n, t] += sum(gains) / DRAWS
+    return result
+
+
+@pytest.mark.parametrize("config", [{}, {"features": ("kind", "tags")}])
+def test_labels_equal_a_replay_of_every_masked_session(config: dict[str, object]) -> None:
+    model, batch = net(**config), sessions(count=12, horizon=6).tensors()
+    fast = noise_counterfactual_advantages(model, REWARDS, batch, (GAMMA,), DRAWS)[:, 0]
+    assert torch.allclose(fast, slow_advantages(model, batch), atol=1e-5)
+    assert float(fast.abs().max()) > 1e-3
+
+
+def test_the_noise_brings_the_logged_answers_back() -> None:
+    """If masking changes nothing, the masked branch answers as was logged, and the label is 0."""
+    model, batch = net(), sessions(count=12, horizon=6).tensors()
+    blind = dataclasses.replace(batch, items=torch.where(batch.mask, MASK_ROW, 0).to(batch.items.dtype))
+    labels = noise_counterfactual_advantages(model, REWARDS, blind, (GAMMA,), DRAWS)
+    assert torch.allclose(labels, torch.zeros_like(labels), atol=1e-6)
+
+
+def test_the_noise_is_that_of_the_session_not_of_the_batch() -> None:
+    model, batch = net(), sessions(count=12, horizon=6).tensors()
+    together = noise_counterfactual_advantages(model, REWARDS, batch, (GAMMA, 1.0), DRAWS)
+    rows = torch.tensor([7, 2])
+    assert torch.allclose(noise_counterfactual_advantages(model, REWARDS, batch[rows], (GAMMA, 1.0), DRAWS), together[rows])
+    assert len(session_numbers(batch).unique()) == len(batch)
+
+
+def test_nothing_counts_at_the_last_step_and_in_the_padding() -> None:
+    batch = sessions(count=12, horizon=6).tensors()
+    labels = noise_counterfactual_advantages(net(), REWARDS, batch, (1.0,), DRAWS)[:, 0]
+    last = torch.arange(6) >= batch.length.unsqueeze(1) - 1
+    assert float(labels[last].abs().max()) == 0
+
+
+def test_mbcal_learns_from_them_if_told_so() -> None:
+    known = sessions(count=100, horizon=6, seed=2)
+    settings = {"hidden": 8, "embedding": 8, "epochs": 2, "gamma": 0.9}
+    kept, abducted = (MBCAL(device="cpu", counterfactual=kind, **settings).fit(known) for kind in ("behaviours", "noise"))
+    batch = known.tensors()
+    labels, _ = abducted.value_regression(batch)
+    wanted = noise_counterfactual_advantages(abducted.nets["environment"], REWARDS, batch, (0.9,), 8)[:, 0]
+    assert torch.allclose(labels, wanted)
+    assert not torch.allclose(labels, kept.value_regression(batch)[0], atol=1e-3)
+    for name, value in (("counterfactual", "luck"), ("noise_draws", 0)):
+        with pytest.raises(OptionError, match=name):
+            MBCALConfig(**{name: value})
