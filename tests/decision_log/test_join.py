@@ -76,6 +76,7 @@ def test_a_session_by_hand() -> None:
         "orphans": 0,
         "unknown_behaviours": {},
         "unknown_history": 0,
+        "headless": 0,
         "lost": [],
         "new_items": 0,
     }
@@ -291,5 +292,6 @@ def test_decisions_without_a_session_are_joined_to_visits_of_their_user() -> Non
         "d8": ("anonymous:d8", ["d8"]),
     }
     history = {name: int(found.sessions.history_length[row]) for row, name in enumerate(found.session_names)}
+    assert found.counts.headless == 2  # d5 and d8
     assert history == {"d1": 1, "d4": 0, "d5": 2, "s": 0, "d7": 0, "d8": 1}  # what was shown before all that is logged, too
     assert same(found, joined(*reversed(answers), *reversed(records)))

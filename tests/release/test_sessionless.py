@@ -49,6 +49,21 @@ def test_a_bait_is_not_published_where_requests_have_no_session(user: bool, show
         assert verdict.reason == f"the log cannot tell: {UNJUDGED}"
 
 
+def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    records = [
+        msgspec.structs.replace(record, session=record.id) if isinstance(record, Decision) else record
+        for record in visits(600, session=True)
+    ]
+    write_quickly(tmp_path / "log", records)
+    verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
+    assert verdict.counts is not None
+    assert verdict.counts.headless == 600 * (STEPS - 1)
+    assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
+    assert verdict.reason == f"the log cannot tell: {UNJUDGED}"
+
+
 def test_what_chooses_alike_is_judged_where_requests_have_no_names(tmp_path: Path) -> None:
     check = judged(tmp_path, "good", user=False).checks[0]
     assert "it chooses as the live version does at all" in check.detail

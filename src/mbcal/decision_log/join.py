@@ -133,6 +133,7 @@ def join_sessions(
     newest = max((decision.time for decision in decisions.values()), default=0)
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
+        counts.headless += decisions[entries[0][2]].step > 0
         steps: list[_Step] = []
         for _, _, decision_id in entries:
             new_steps = builder.steps(decision_id, decisions[decision_id], behaviour_of.get(decision_id, {}))

@@ -32,6 +32,9 @@ class JoinCounts:
     """Feedback left out because the model does not have its behaviour, by behaviour."""
     unknown_history: int = 0
     """Steps of histories left out for the same reason."""
+    headless: int = 0
+    """Sessions whose first decision in the log says that something was shown before: their beginnings are not there, or
+    have another name."""
     lost: list[str] = field(default_factory=list)
     """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
     new_items: int = 0

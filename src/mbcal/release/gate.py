@@ -43,7 +43,8 @@ ENOUGH_SEEN = 100
 
 UNJUDGED = (
     "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, "
-    "before a session went on beyond the horizon, or in requests with neither session nor user"
+    "before a session went on beyond the horizon, in requests with neither session nor user, or in a log of which many "
+    "sessions have no beginning"
 )
 """Why the log cannot tell, whatever its numbers say."""
 

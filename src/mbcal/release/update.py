@@ -147,6 +147,8 @@ def update(
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         (new, old), unjudged = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
+    if joined.counts.headless > gate.tolerance * len(sessions):  # any choice may be the beginning that they lack
+        unjudged += int(np.sum((new.best != old.best) & judged.mask))
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
