@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from mbcal import MBCAL, NetConfig, Newsfeed, SessionConfig
+from mbcal import NetConfig, Newsfeed, SessionConfig
+from mbcal.agents.mbcal import counterfactual_labels
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.newsfeed.log import generate_sessions
 from mbcal.environments.rollout import rollout
@@ -76,7 +77,7 @@ def main() -> None:
 
 def label_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) -> Callable[[], object]:
     """Compute the labels of MBCAL, sessions completed first."""
-    return lambda: MBCAL.labels(net, rewards, batch, (0.95,))
+    return lambda: counterfactual_labels(net, rewards, batch, (0.95,))
 
 
 def rollout_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) -> Callable[[], object]:  # noqa: ARG001 - called like `label_work`
