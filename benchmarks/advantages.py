@@ -104,7 +104,7 @@ def choose_states(sessions: SessionTensors, count: int, width: int) -> States:
 @torch.no_grad()
 def predictions(agent: Any, states: States, world: Newsfeed) -> NDArray[np.float64]:
     """What the network says about the future after each item, (S, M): values less the true instant reward where needed."""
-    net = agent.nets["advantage"] if "advantage" in agent.nets else agent.nets["value"].online
+    net = agent.nets.get("advantage") or getattr(agent.nets["value"], "online", agent.nets["value"])
     values = net.outputs_at(states.sessions, states.step, states.items).squeeze(-1) * net.label_scaler.scale
     if "advantage" not in agent.nets:
         values = values - _true_rewards(states, world)
