@@ -14,10 +14,7 @@ import pytest
 import torch
 
 from mbcal import NewsfeedConfig, Store, load, prepare_newsfeed
-from mbcal.agents.advantage_choice import AdvantageChoice, Trial
-from mbcal.agents.gamma_choice import Candidate, GammaChoice
 from mbcal.agents.mbcal import MIXES
-from mbcal.cli.fit import describe_advantage, describe_gamma
 from mbcal.data.cutting import SessionConfig
 from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal, mbcal_here, refused
 from tests.support.logs import write_csv
@@ -90,37 +87,6 @@ def test_a_simulator_that_can_hardly_be_trusted_warns_at_once(copy: Path, capsys
     [warning] = [entry for entry in json.loads(said)["warnings"] if entry.startswith("useless: ")]
     assert "no better than the frequencies of behaviours" in warning
     assert f"Warning: {warning}" in warned.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "reason"),
-    [
-        (-0.01, 0.11, "the interval of the difference, +0.05 [-0.01, +0.11], includes 0, so the smaller stays)"),
-        (0.02, 0.08, "the interval of the difference, +0.05 [+0.02, +0.08], lies above 0, so the larger is taken)"),
-        (-0.09, -0.02, "the interval of the difference, -0.05 [-0.09, -0.02], lies below 0)"),
-    ],
-)
-def test_fit_says_why_a_gamma_was_chosen(low: float, high: float, reason: str) -> None:
-    """3.07 with 0.95 and 3.12 with 1 would otherwise look like the wrong choice."""
-    gain = 0.05 if high > 0 else -0.05
-    candidates = (Candidate(0.95, 3.07), Candidate(1.0, 3.07 + gain, gain, low, high))
-    said = describe_gamma(GammaChoice(1.0 if low > 0 else 0.95, 724, candidates).record())
-    assert said.endswith(f"{3.07 + gain:.2f} with 1; {reason}")
-
-
-def test_fit_says_why_an_advantage_was_chosen() -> None:
-    trials = (
-        Trial("counterfactual", 0.95, 3.0),
-        Trial("none", 1.0, 2.5, -0.5, -0.9, -0.1),
-        Trial("planned", 1.0, 3.2, 0.2, 0.1, 0.3),
-    )
-    said = describe_advantage(AdvantageChoice("planned", 1.0, 1_024, trials).record())
-    assert said.startswith(
-        "advantage: planned with gamma 1, chosen from data (counterfactual with gamma 0.95 earns 3.00 in 1,024"
-    )
-    assert "none -0.5 [-0.9, -0.1]; planned with gamma 1 +0.2 [+0.1, +0.3]; one is taken if" in said
-    few = describe_advantage(AdvantageChoice("counterfactual", 0.95, 0, ()).record())
-    assert few == "advantage: counterfactual with gamma 0.95, since there are too few users to choose it from data"
 
 
 def test_agents_see_less_than_the_simulator(shop: Path) -> None:
@@ -258,7 +224,7 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*RANK, "--history", "item-01:dwell-1"], "behaviour 'dwell-1' is unknown"),
         ([*RANK, "--history", "item-01"], "'item-01' is not ITEM:BEHAVIOUR"),
         ([*RANK, "--history", '[["item-01"]]'], "history: steps are (item, behaviour) pairs, got ['item-01']"),
-        ([*FIT, "--agent", "mbcall"], "agent: 'mbcall' is unknown; known are mbcal, mbcal-no-vr, gru4rec"),
+        ([*FIT, "--agent", "mbcall"], "agent: 'mbcall' is unknown; known are mbcal, mbcal-plan, mbcal-no-vr"),
         ([*FIT, "--agent", "mbcall"], "Did you mean 'mbcal'?"),
         ([*FIT, "--features", "categori"], "no 'categori'"),
         ([*FIT, "--user", "name"], "user: 'name' is unknown; known are history, id, none"),

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from mbcal.agents import load
 from mbcal.decision_log.reader import read_log
-from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.limits import Limits
 from mbcal.serving.service import Service
-from mbcal.serving.state import DecisionRef, MemoryStore, Session
+from mbcal.serving.state import DecisionRef, MemoryStore
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 
@@ -59,96 +58,6 @@ def test_feedback_may_go_to_another_server_than_the_one_that_ranked(registry: Re
 
     run_app(registry, rank, sessions=shared)
     run_app(registry, tell, sessions=shared)
-
-
-def test_a_remembered_session_equals_one_sent_in_full(registry: Registry, tmp_path: Path) -> None:
-    async def story(http: httpx.AsyncClient, _: Service) -> None:
-        shown: list[list[str]] = []
-        for behaviour in ("click", "skip", "like"):
-            remembered = (
-                await http.post("/v1/rank", json={"history": HISTORY, "candidates": ITEMS, "k": 3, "session": "s"})
-            ).json()
-            in_full = (
-                await http.post("/v1/rank", json={"history": HISTORY, "candidates": ITEMS, "shown": shown, "k": 3})
-            ).json()
-            assert remembered["items"] == in_full["items"]
-            for _ in range(2):  # feedback is idempotent
-                feedback = await http.post("/v1/feedback", json={"decision": remembered["decision"], "behaviour": behaviour})
-                assert feedback.json() == {"decision": remembered["decision"], "applied": True}
-            shown.append([remembered["items"][0]["item"], behaviour])
-
-    run_app(registry, story, tmp_path / "log")
-    records = list(read_log(tmp_path / "log"))
-    assert sum(isinstance(record, Decision) for record in records) == 6
-    assert sum(isinstance(record, Feedback) for record in records) == 3
-    last = [record for record in records if isinstance(record, Decision) and record.session][-1]
-    assert [behaviour for _, behaviour in last.shown] == ["click", "skip"]
-    assert last.history == HISTORY
-    assert (last.step, last.version, last.candidates) == (2, "v000001", ITEMS)
-
-
-def test_a_refused_request_leaves_nothing_of_its_session(registry: Registry) -> None:
-    refused: list[dict[str, Any]] = [
-        {"history": [["item 1", "nope"]]},
-        {"candidates": ["item 1", "item 1"], "user": "mallory"},
-        {"candidates": [1.5]},
-        {"shown": [["item 1", "nope"]]},
-    ]
-
-    async def story(http: httpx.AsyncClient, service: Service) -> None:
-        for number, fields in enumerate(refused):
-            session = {"candidates": ITEMS, "session": f"s{number}"}
-            assert (await http.post("/v1/rank", json=session | fields)).status_code == 422
-            assert await service.sessions.get(f"s{number}") is None
-            later = await http.post("/v1/rank", json={**session, "history": [["item 3", "click"]], "user": "ann"})
-            assert later.status_code == 200
-            known = await service.sessions.get(f"s{number}")
-            assert known is not None
-            assert (known.user, known.history) == ("ann", (("item 3", "click"),))
-
-    run_app(registry, story)
-
-
-def test_of_two_first_requests_the_first_history_counts_for_both(registry: Registry, tmp_path: Path) -> None:
-    class Slow(MemoryStore):
-        """A store that both requests read before one of them begins the session."""
-
-        async def get(self, name: str) -> Session | None:
-            found = await super().get(name)
-            await asyncio.sleep(0.01)
-            return found
-
-    async def story(http: httpx.AsyncClient, _: Service) -> None:
-        bodies = [
-            {"candidates": ITEMS, "session": "s", "user": user, "history": [[item, "click"]], "id": user}
-            for user, item in (("ann", "item 1"), ("bob", "item 2"))
-        ]
-        answers = await asyncio.gather(*(http.post("/v1/rank", json=body) for body in bodies))
-        assert [answer.status_code for answer in answers] == [200, 200]
-        assert answers[0].json()["items"] == answers[1].json()["items"]
-
-    run_app(registry, story, tmp_path / "log", sessions=Slow())
-    logged = [(record.user, record.history) for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
-    assert len(logged) == 2
-    assert logged[0] == logged[1]
-
-
-def test_a_long_history_is_not_logged_with_every_short_request(registry: Registry, tmp_path: Path) -> None:
-    history = [["x" * 250, "y" * 250]] * 980 + [["item 1", "click"]] * 20
-
-    async def story(http: httpx.AsyncClient, service: Service) -> None:
-        length = service.live.version.history
-        assert 0 < length <= 20
-        for fields in ({"history": history, "session": "s"}, {"session": "s"}, {"history": history}):
-            assert (await http.post("/v1/rank", json={"candidates": ITEMS, **fields})).status_code == 200
-        session = await service.sessions.get("s")
-        assert session is not None
-        assert session.history == (("item 1", "click"),) * length
-
-    run_app(registry, story, tmp_path / "log")
-    logged = [record.history for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
-    assert logged[0] == logged[1] == logged[2]
-    assert set(logged[0]) == {("item 1", "click")}
 
 
 def test_requests_with_one_id_are_one_decision(registry: Registry, tmp_path: Path) -> None:
