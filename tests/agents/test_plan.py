@@ -137,10 +137,10 @@ def test_growing_rounds_stay_at_the_best_answer() -> None:
     """Where a policy hardly varies, logged continuations stop to tell what an item is worth; imagined ones do not."""
     training = TrainingConfig(epochs=12, batch=32, warmup=10, learning_rate=5e-3)
     net = NetConfig(hidden=16, embedding=16)
-    model = agent(net=net, training=training, iterations=2, branches=1_000, models=1).fit(logged(600))
+    model = agent(net=net, training=training, iterations=2, branches=600, models=1).fit(logged(600))
     world, shrunk = DelayedPrize(), replace(training, shrink=0.5)
     collected = [logged(600)]
-    for number in range(3):
+    for number in range(2):
         assert evaluate(model, world, starts(200, seed=90 + number)).mean.mean >= 0.95 * BEST
         collected.append(rollout(model, world, starts(600, seed=number + 1), epsilon=0.1, seed=number))
         model.fit(
@@ -151,8 +151,8 @@ def test_growing_rounds_stay_at_the_best_answer() -> None:
 
 def test_the_ensemble_corrects_the_first_model() -> None:
     """Without an advantage, g learns by how much the mean of the models differs from the first."""
-    known = sessions(count=400, seed=4)
-    training = TrainingConfig(epochs=30, batch=32, learning_rate=5e-3, validation=0.0)
+    known = sessions(count=200, seed=4)
+    training = TrainingConfig(epochs=25, batch=32, learning_rate=5e-3, validation=0.0)
     model = agent(advantage="none", models=3, training=training, net=NetConfig(hidden=16, embedding=8)).fit(known)
     batch = known.tensors()
     rewards = known.behaviour_set.reward_table("cpu")
