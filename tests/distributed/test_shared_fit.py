@@ -28,6 +28,7 @@ from mbcal.training.config import TrainingConfig
 from mbcal.training.holdout import split_held_out_users
 from mbcal.training.random import Noise, uniform
 from tests.support import batches
+from tests.support.agents import MORE
 from tests.support.logs import ROOT
 from tests.support.workers import together
 
@@ -38,7 +39,7 @@ MANY = batches.sessions(count=300, horizon=6, seed=3)
 def make(name: str, user: str = "history", **more: Any) -> Agent:
     kind = AGENTS[name]
     net = NetConfig(hidden=8, embedding=8, features=("kind",), user=user)  # type: ignore[arg-type]
-    return kind(kind.Config(net=net, training=QUICK, **more), "cpu")
+    return kind(kind.Config(net=net, training=QUICK, **{**MORE.get(name, {}), **more}), "cpu")
 
 
 def worker_part(sessions: Sessions, group: Group) -> Sessions:
