@@ -184,6 +184,19 @@ def test_a_clock_set_back_and_tiny_propensities_are_survived() -> None:
     assert found.sessions.propensities[0, 0] == np.finfo(np.float32).tiny
 
 
+def test_a_session_whose_steps_begin_anew_cannot_be_judged_by_its_order() -> None:
+    """A reload, or a server that forgot the session: what followed the second decision has a smaller number."""
+    orderly = [
+        decided("d1", step=0, time=10),
+        decided("d2", step=1, time=20, items=["c"]),
+        answered("d1"),
+        answered("d2", "c"),
+    ]
+    again = [decided("d3", step=0, time=30, items=["a"]), answered("d3", "a")]
+    assert joined(*orderly).counts.headless == 0
+    assert joined(*orderly, *again).counts.headless == 1
+
+
 def test_candidates_are_those_that_were_chosen_from() -> None:
     """Items shown before are left out, unless the server repeats items or none would be left."""
     shown = [("b", "click"), ("c", "skip")]

@@ -19,6 +19,7 @@ import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +134,8 @@ def join_sessions(
     newest = max((decision.time for decision in decisions.values()), default=0)
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
-        counts.headless += decisions[entries[0][2]].step > 0
+        has_begun_anew = any(later < earlier for (_, earlier, _), (_, later, _) in pairwise(entries))
+        counts.headless += decisions[entries[0][2]].step > 0 or has_begun_anew
         steps: list[_Step] = []
         for _, _, decision_id in entries:
             new_steps = builder.steps(decision_id, decisions[decision_id], behaviour_of.get(decision_id, {}))

@@ -34,7 +34,8 @@ class JoinCounts:
     """Steps of histories left out for the same reason."""
     headless: int = 0
     """Sessions whose first decision in the log says that something was shown before: their beginnings are not there, or
-    have another name."""
+    have another name. Also those in which fewer steps were shown at a later time: the client, or a server that forgot the
+    session, began anew, and what followed a choice is not in its order."""
     lost: list[str] = field(default_factory=list)
     """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
     new_items: int = 0

@@ -23,7 +23,7 @@ from typing import Any
 
 from mbcal.serving.access import NO_SNIFFING, Access, page_headers
 from mbcal.serving.admission import Admission
-from mbcal.serving.batches import members_of
+from mbcal.serving.batches import is_batch, members_of
 from mbcal.serving.endpoints import PAGE_FILES, ROUTES, Endpoints
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.refusals import Header, RefusedError, refusal, refusal_headers
@@ -126,6 +126,8 @@ class App:
         if not route.limited:
             return await handler(body)
         client = (scope.get("client") or ("?",))[0]
+        if method == "POST" and is_batch(body):
+            await self._turns.take(client, work_of(body))  # to count its members is work, too
         members = members_of(body) if method == "POST" else 1
         slots = self._admission.take(members, client)
         try:
