@@ -197,6 +197,24 @@ def test_a_session_whose_steps_begin_anew_cannot_be_judged_by_its_order() -> Non
     assert joined(*orderly, *again).counts.headless == 1
 
 
+def test_sessions_may_go_on_until_they_are_idle_full_or_left() -> None:
+    hour = 3600 * 10**6
+    records: list[Record] = [
+        decided("old", session="old", user="a", time=1),
+        decided("new", session="new", user="b", time=hour),
+    ]
+    records += [
+        decided(f"full{k}", session="full", user="c", step=k, time=hour + k, items=[item]) for k, item in enumerate("ab")
+    ]
+    records += [answered("old"), answered("new"), answered("full0", "a"), answered("full1", "b")]
+    found = joined(*records, horizon=2)
+    assert dict(zip(found.session_names, found.may_go_on().tolist(), strict=True)) == {
+        "old": False,
+        "new": True,
+        "full": False,
+    }
+
+
 def test_candidates_are_those_that_were_chosen_from() -> None:
     """Items shown before are left out, unless the server repeats items or none would be left."""
     shown = [("b", "click"), ("c", "skip")]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mbcal.decision_log.visits import IDLE
 from mbcal.types import Sessions
 
 
@@ -70,6 +71,17 @@ class Joined:
     origins: tuple[tuple[StepOrigin, ...], ...]
     """(N,) the decisions of each row's steps."""
     counts: JoinCounts
+
+    def may_go_on(self) -> NDArray[np.bool_]:
+        """Return which rows may be continued after the end of the log, (N,).
+
+        Those below the horizon, without a terminal behaviour, whose last decision is at most `IDLE` seconds older than the
+        newest of all.
+        """
+        sessions = self.sessions
+        times = np.asarray([row[-1].time for row in self.origins], np.int64)
+        is_recent = times > times.max(initial=0) - int(IDLE * 1e6)
+        return np.asarray(is_recent & (sessions.length < sessions.horizon) & ~sessions.left)
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
         """Return the indices of the rows that this version decided alone."""

@@ -60,6 +60,8 @@ from mbcal.types import Catalog, Sessions
 
 LogFolders = str | Path | Sequence[str | Path]
 """One decision log, or those of several servers."""
+MAX_GOING_ON = 0.25
+"""Share of judging sessions that may still be going on when the log is read; above it the gate cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def update(
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         (new, old), unjudged = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
-    if joined.counts.headless > gate.tolerance * len(sessions):  # any choice may be the beginning that they lack
+    is_cut_short = joined.may_go_on()[judging].mean() > MAX_GOING_ON  # what choices cost later is not in the log yet
+    if is_cut_short or joined.counts.headless > gate.tolerance * len(judging):  # any choice may be the beginning they lack
         unjudged += int(np.sum((new.best != old.best) & judged.mask))
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
