@@ -50,13 +50,13 @@ def test_ties_go_to_the_smaller() -> None:
         ((base, better, base + 0.5), 0.95),
         ((better, base, base), 0.8),
     ):
-        assert largest_better(dict(zip((0.8, 0.95, 1.0), rewards, strict=True)), users).gamma == chosen
+        assert largest_better((0.8, 0.95, 1.0), np.stack(rewards)[:, None], users).gamma == chosen
 
 
 def test_the_evidence_by_hand() -> None:
-    rewards = {0.5: np.array([1.0, 2.0, 3.0, 4.0]), 1.0: np.array([2.0, 4.0, 4.0, 6.0])}
-    choice = largest_better(rewards, np.array([0, 0, 1, 1]))  # gains 1, 2, 1, 2: both users gain 1.5 on average
-    assert choice == GammaChoice(1.0, 4, (Candidate(0.5, 2.5), Candidate(1.0, 4.0, 1.5, 1.5, 1.5)))
+    rewards = np.array([[[1.0, 2.0, 3.0, 4.0]], [[2.0, 4.0, 4.0, 6.0]]])
+    choice = largest_better((0.5, 1.0), rewards, np.array([0, 0, 1, 1]))  # gains 1, 2, 1, 2: both users gain 1.5 on average
+    assert choice == GammaChoice(1.0, 4, (Candidate(2.5, gamma=0.5), Candidate(4.0, 1.5, 1.5, 1.5, gamma=1.0)))
 
 
 class ChoiceAlone(MBCAL):

@@ -47,18 +47,6 @@ def copy(shop: Path, tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
-def test_help_teaches() -> None:
-    for command, options in {
-        "fit": ("--agent", "--epochs", "--device", "--features", "--from", "kill -9"),
-        "rank": ("--history", "--candidates", "--shown", "--json", "--allow-unknown"),
-        "evaluate": ("--simulator", "--data", "--truth", "--epsilon"),
-        "simulator": ("--family", "transformer", "report-card"),
-    }.items():
-        said = mbcal(command, "--help").stdout
-        for option in options:
-            assert option in said, f"{command}: {option}"
-
-
 def test_the_simulator_leaves_its_report_card(shop: Path) -> None:
     card = json.loads((shop / "sim" / "report-card.json").read_text())
     assert {"nll", "accuracy", "macro_f1", "weighted_f1", "rmse", "ece", "reliability", "real", "simulated", "drift"} <= set(

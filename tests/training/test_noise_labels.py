@@ -102,6 +102,6 @@ def test_mbcal_learns_from_them_if_told_so() -> None:
     wanted = noise_counterfactual_advantages(abducted.nets["environment"], REWARDS, batch, (0.9,), 8)[:, 0]
     assert torch.allclose(labels, wanted)
     assert not torch.allclose(labels, kept.value_regression(batch)[0], atol=1e-3)
-    for name, value in (("counterfactual", "luck"), ("noise_draws", 0)):
+    for name, value in (("counterfactual", "rewards"), ("noise_draws", 0)):
         with pytest.raises(OptionError, match=name):
             MBCALConfig(**{name: value})

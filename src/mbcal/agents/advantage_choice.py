@@ -1,25 +1,21 @@
 """Choose what a policy adds to the instant reward: nothing, the counterfactual advantage, or a planned one.
 
 Policies are compared by cross-fitting (`cross_fitting`) with several judges, each fitted on resampled users. The interval of
-a gain covers the uncertainty of both the served sessions and the judges: where small errors of a judge decide, nothing is
-decided. The first candidate, the paper's method, stays unless another is better beyond doubt.
+a gain covers the uncertainty of both the served sessions and the judges, so that small errors of a judge decide nothing. The
+first candidate, the paper's method, stays unless another is better beyond chance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import cross_fit
+from mbcal.agents.cross_fitting import Trial, cross_fit, last_better
 from mbcal.agents.fit_context import FitContext
 from mbcal.config import from_dict, to_dict
 from mbcal.environments.rollout import Policy
-from mbcal.metrics import Floats, Mean, mean_interval, t_quantile
 from mbcal.progress import Progress
 from mbcal.types import SessionTensors
 
@@ -48,23 +44,15 @@ CANDIDATES = (
     Advantage("counterfactual", 1.0),
     Advantage("planned", 1.0),
 )
-"""In the order in which they are tried; what cannot be told apart stays the earlier."""
+"""In the order in which they are tried: a later one must be better beyond chance."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A candidate and what its policy earned."""
+class AdvantageTrial(Trial):
+    """An advantage and what its policy earned."""
 
-    kind: AdvantageKind
-    gamma: float
-    reward: float
-    """Mean reward of a session, over all judges."""
-    gain: float = 0.0
-    """Mean gain over the best candidate before it; 0 for the first."""
-    low: float = 0.0
-    """Lower end of the confidence interval of the gain."""
-    high: float = 0.0
-    """Upper end."""
+    kind: AdvantageKind = field(kw_only=True)
+    gamma: float = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class AdvantageChoice:
     gamma: float
     sessions: int
     """Sessions that every policy served."""
-    trials: tuple[Trial, ...]
+    trials: tuple[AdvantageTrial, ...]
     """In the order of the candidates; empty if there were too few users to compare them."""
 
     def record(self) -> dict[str, Any]:
@@ -114,46 +102,12 @@ def choose_advantage(
     )
     if result is None:
         return AdvantageChoice(candidates[0].kind, candidates[0].gamma, 0, ())
-    choice = last_better(candidates, result.rewards, result.users)
+    best, trials = last_better(result.rewards, result.users, LEVEL)
+    named = (
+        AdvantageTrial(**vars(trial), kind=candidate.kind, gamma=candidate.gamma)
+        for trial, candidate in zip(trials, candidates, strict=True)
+    )
+    choice = AdvantageChoice(candidates[best].kind, candidates[best].gamma, len(result.users), tuple(named))
     if checkpoints and context.worker_slice.group.rank == 0:
         checkpoints.save(STAGE, choice.record(), {})
     return choice
-
-
-def last_better(candidates: Sequence[Advantage], rewards: Floats, users: NDArray[Any]) -> AdvantageChoice:
-    """Choose by rewards, ties to the earlier candidate: each replaces the best before it if its gain is beyond doubt.
-
-    Args:
-        candidates: P candidates.
-        rewards: (P, J, n) reward of every session by candidate and judge, under common random numbers.
-        users: (n,) the user of every session; at least two differ.
-    """
-    best, trials = 0, [Trial(candidates[0].kind, candidates[0].gamma, float(rewards[0].mean()))]
-    for number, candidate in enumerate(candidates[1:], 1):
-        gain = judged_gain(rewards[number] - rewards[best], users)
-        mean = float(rewards[number].mean())
-        trials.append(Trial(candidate.kind, candidate.gamma, mean, gain.mean, gain.low, gain.high))
-        if gain.low > 0:
-            best = number
-    return AdvantageChoice(candidates[best].kind, candidates[best].gamma, len(users), tuple(trials))
-
-
-def judged_gain(gains: Floats, users: NDArray[Any]) -> Mean:
-    """Return the mean gain with an interval that covers chance in the served sessions and in the judges.
-
-    The variance is that of the mean over sessions, clustered by user, plus the variance of the gain between judges: judges
-    on resampled users differ as much as another log would make one judge differ. With few judges that variance is itself
-    uncertain, hence a t interval.
-
-    Args:
-        gains: (J, n) gain of every session by judge.
-        users: (n,) the user of every session.
-    """
-    n_judges = len(gains)
-    by_session = mean_interval(gains.mean(0), users, LEVEL)
-    if n_judges == 1:
-        return by_session
-    between = float(np.var(gains.mean(1, dtype=np.float64), ddof=1))
-    stderr = float(np.sqrt(by_session.stderr**2 + between))
-    width = t_quantile(0.5 + LEVEL / 2, n_judges - 1) * stderr
-    return Mean(by_session.mean, by_session.mean - width, by_session.mean + width, by_session.count, stderr)

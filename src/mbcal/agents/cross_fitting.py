@@ -25,7 +25,7 @@ from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import Policy, rollout
-from mbcal.metrics import Floats
+from mbcal.metrics import Floats, Mean, mean_interval, t_quantile
 from mbcal.progress import Progress
 from mbcal.scoring.scorers import UNKNOWN_USER
 from mbcal.training.random import derive_seed, hash_fractions, hash_order, random_integers
@@ -46,6 +46,64 @@ class CrossFit:
     """(P, J, n) reward of every session, under common random numbers."""
     users: NDArray[np.int32]
     """(n,) the user of every session; at least two differ."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the policy of one candidate earned."""
+
+    reward: float
+    """Mean reward of a session, over all judges."""
+    gain: float = 0.0
+    """Mean gain over the best candidate before it; 0 for the first."""
+    low: float = 0.0
+    """Lower end of the confidence interval of the gain."""
+    high: float = 0.0
+    """Upper end."""
+
+
+def last_better(rewards: Floats, users: NDArray[Any], level: float) -> tuple[int, list[Trial]]:
+    """Choose by rewards: in order, a candidate replaces the best before it if the interval of its gain lies above 0.
+
+    So ties, and gains that may be chance, leave the earlier candidate.
+
+    Args:
+        rewards: (P, J, n) reward of every session by candidate and judge, under common random numbers.
+        users: (n,) the user of every session; at least two differ.
+        level: Level of the confidence interval.
+
+    Returns:
+        The number of the chosen candidate, and the trials of all.
+    """
+    best, trials = 0, [Trial(float(rewards[0].mean()))]
+    for number in range(1, len(rewards)):
+        gain = judged_gain(rewards[number] - rewards[best], users, level)
+        trials.append(Trial(float(rewards[number].mean()), gain.mean, gain.low, gain.high))
+        if gain.low > 0:
+            best = number
+    return best, trials
+
+
+def judged_gain(gains: Floats, users: NDArray[Any], level: float) -> Mean:
+    """Return the mean gain with an interval that covers chance in the served sessions and in the judges.
+
+    The variance is that of the mean over sessions, clustered by user, plus the variance of the gain between judges: judges
+    on resampled users differ as much as another log would make one judge differ. With few judges that variance is itself
+    uncertain, hence a t interval.
+
+    Args:
+        gains: (J, n) gain of every session by judge.
+        users: (n,) the user of every session.
+        level: Level of the confidence interval.
+    """
+    n_judges = len(gains)
+    by_session = mean_interval(gains.mean(0), users, level)
+    if n_judges == 1:
+        return by_session
+    between = float(np.var(gains.mean(1, dtype=np.float64), ddof=1))
+    stderr = float(np.sqrt(by_session.stderr**2 + between))
+    width = t_quantile(0.5 + level / 2, n_judges - 1) * stderr
+    return Mean(by_session.mean, by_session.mean - width, by_session.mean + width, by_session.count, stderr)
 
 
 def cross_fit(

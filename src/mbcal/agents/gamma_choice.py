@@ -6,8 +6,8 @@ Measurements: docs/decisions/0018-gamma-from-data.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import cross_fit
+from mbcal.agents.cross_fitting import Trial, cross_fit, last_better
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
 from mbcal.agents.values import reward_term, value_term
 from mbcal.config import from_dict, to_dict
-from mbcal.metrics import Floats, mean_interval
+from mbcal.metrics import Floats
 from mbcal.nn.embeddings import fill_unknown_items
 from mbcal.nn.fields import centre_fields
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
@@ -40,18 +40,10 @@ LabelFunction = Callable[[RecurrentNet, Tensor, SessionTensors, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Trial):
     """A discount and what its policy earned."""
 
-    gamma: float
-    reward: float
-    """Mean reward of a session."""
-    gain: float = 0.0
-    """Mean gain over the best smaller candidate; 0 for the smallest."""
-    low: float = 0.0
-    """Lower end of the confidence interval of the gain."""
-    high: float = 0.0
-    """Upper end."""
+    gamma: float = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -93,29 +85,23 @@ def choose_gamma(context: FitContext, config: AgentConfig, mask_rate: float, lab
     result = cross_fit(context, config, "gamma", fit_policies)
     if result is None:
         return GammaChoice(GAMMAS[0], 0, ())
-    choice = largest_better(dict(zip(GAMMAS, result.rewards[:, 0], strict=True)), result.users)
+    choice = largest_better(GAMMAS, result.rewards, result.users)
     if checkpoints and context.worker_slice.group.rank == 0:
         checkpoints.save(STAGE, choice.record(), {})
     return choice
 
 
-def largest_better(rewards: Mapping[float, Floats], users: NDArray[Any]) -> GammaChoice:
-    """Choose a discount by the rewards of its policy, ties to the smaller.
-
-    In rising order, a discount replaces the best smaller one if the confidence interval of its gain lies above 0.
+def largest_better(gammas: Sequence[float], rewards: Floats, users: NDArray[Any]) -> GammaChoice:
+    """Choose a discount by the rewards of its policy, ties to the smaller (`cross_fitting.last_better`).
 
     Args:
-        rewards: By discount in rising order: (N,) reward of every session, under common random numbers.
-        users: (N,) the user of every session; at least two differ.
+        gammas: P discounts in rising order.
+        rewards: (P, J, n) reward of every session by discount and judge.
+        users: (n,) the user of every session; at least two differ.
     """
-    (best, _), *others = rewards.items()
-    candidates = [Candidate(best, float(rewards[best].mean()))]
-    for gamma, earned in others:
-        gain = mean_interval(earned - rewards[best], users, GAMMA_LEVEL)
-        candidates.append(Candidate(gamma, float(earned.mean()), gain.mean, gain.low, gain.high))
-        if gain.low > 0:
-            best = gamma
-    return GammaChoice(best, len(users), tuple(candidates))
+    best, trials = last_better(rewards, users, GAMMA_LEVEL)
+    candidates = (Candidate(**vars(trial), gamma=gamma) for trial, gamma in zip(trials, gammas, strict=True))
+    return GammaChoice(gammas[best], len(users), tuple(candidates))
 
 
 class _Planner(Agent):

@@ -195,7 +195,7 @@ def describe_advantage(choice: Mapping[str, Any]) -> str:
 
 
 def _kind(trial: Mapping[str, Any]) -> str:
-    """A kind of advantage with its discount; `trial` is the record of a choice or of a `Trial`."""
+    """A kind of advantage with its discount; `trial` is the record of a choice or of an `AdvantageTrial`."""
     return trial["kind"] if trial["kind"] == "none" else f"{trial['kind']} with gamma {trial['gamma']:g}"
 
 

@@ -1,6 +1,6 @@
 """Sessions cut from the decisions that have one session name: a function of the records alone, in whatever order they came.
 
-Decisions without a session go by their user, to whom the version was assigned. Those with neither belong to no session.
+Decisions without a session are grouped by user, as versions are then assigned. Those with neither belong to no session.
 
 Decisions are taken in order of time. One at step 0 begins a session, unless one is going on; one at a later step belongs to
 the session that is going on, or to none. A session ends with its last step that counts (the horizon, or a terminal

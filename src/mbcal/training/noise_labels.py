@@ -2,7 +2,7 @@
 
 In the masked branch of `labels.counterfactual_future_advantage` the logged behaviours stay. They may give the masked item
 away: if only one item is ever skipped, "skipped" says which item it was, and masking it changes nothing. Here the user
-answers anew, with the same luck (abduction, action, prediction)::
+answers again under the same noise (abduction, action, prediction)::
 
     abduct    u_tau ~ uniform on the interval of the logged behaviour in the cumulative distribution of the environment model
     act       the item at t is masked
