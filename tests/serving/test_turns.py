@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import httpx
 import pytest
 
 from mbcal.registry.registry import Registry
+from mbcal.serving.batches import members_of
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import MemoryStore
@@ -124,3 +126,28 @@ def test_requests_of_others_overtake_those_that_are_much_work(registry: Registry
 
     asyncio.run(story())
     assert finished.index("10.0.0.2") <= 2  # of 31; it came last
+
+
+def test_to_count_the_members_of_a_batch_is_work_of_its_client(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+    take = Turns.take
+
+    async def noted(self: Turns, client: str, work: float) -> None:
+        events.append((client, work))
+        await take(self, client, work)
+
+    monkeypatch.setattr(Turns, "take", noted)
+    monkeypatch.setattr("mbcal.serving.server.members_of", lambda body: events.append("counted") or members_of(body))
+    body = json.dumps({"batch": [1] * 1000}).encode()
+
+    async def story() -> None:
+        service = Service(registry, MemoryStore(), None, 0.0)
+        await service.follower.look()
+        transport = httpx.ASGITransport(App(service), client=("10.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.post("/v1/rank", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code >= 400
+        await service.close()
+
+    asyncio.run(story())
+    assert events[:2] == [("10.0.0.1", work_of(body)), "counted"]

@@ -15,6 +15,7 @@ from mbcal.training.noise_labels import SEED, noise_counterfactual_advantages, s
 from mbcal.training.random import Noise
 from mbcal.types import MASK_ROW, SessionTensors
 from tests.support.batches import REWARDS, net, sessions
+from tests.training.test_leaving import ending
 
 GAMMA, DRAWS = 0.9, 3
 
@@ -24,20 +25,33 @@ def answer(probabilities: Tensor, uniform: float) -> int:
     return next((k for k, edge in enumerate(probabilities.cumsum(0).tolist()) if uniform < edge), len(probabilities) - 1)
 
 
-def replay(
-    model: RecurrentNet, one: SessionTensors, uniform: list[float], masked: int | None
-) -> tuple[list[float], list[int]]:
-    """Expected rewards and behaviours of one session, answered anew from the masked step on."""
-    state, previous, rewards, behaviours = model.begin_batch(one), torch.tensor([model.start]), [], []
+def replay(model: RecurrentNet, one: SessionTensors, uniform: list[float], masked: int | None) -> tuple[Tensor, Tensor]:
+    """Expected rewards, and probabilities to stay, of one session, answered again from the masked step on."""
+    state, previous, rewards, stays = model.begin_batch(one), torch.tensor([model.start]), [], []
+    terminal = one.behaviour_set.terminal_table("cpu")
     for step in range(int(one.length[0])):
         item = torch.tensor([MASK_ROW]) if step == masked else one.items[:, step]
         logits, state = model.forward_step(state, item, previous)
         probabilities = torch.softmax(logits[0], 0)
-        rewards.append(float(probabilities @ REWARDS))
+        rewards.append(probabilities @ REWARDS)
+        stays.append(1 - probabilities @ terminal)
         is_past = masked is None or step < masked
-        behaviours.append(int(one.behaviours[0, step]) if is_past else answer(probabilities, uniform[step]))
-        previous = torch.tensor([behaviours[-1]])
-    return rewards, behaviours
+        previous = (
+            one.behaviours[:, step] if is_past else torch.tensor([answer(going_on(probabilities, one), uniform[step])])
+        )
+    return torch.stack(rewards), torch.stack(stays)
+
+
+def going_on(probabilities: Tensor, one: SessionTensors) -> Tensor:
+    """Probabilities (K,) of the behaviours with which a session goes on, which sum to 1."""
+    kept = probabilities * (1 - one.behaviour_set.terminal_table("cpu"))
+    return kept / kept.sum()
+
+
+def future(rewards: Tensor, stays: Tensor, t: int) -> float:
+    """Sum over tau > t of gamma^(tau - t) prod_{t <= k < tau} stay_k r_tau."""
+    terms = (GAMMA ** (tau - t) * float(stays[t:tau].prod()) * float(rewards[tau]) for tau in range(t + 1, len(rewards)))
+    return sum(terms)
 
 
 @torch.no_grad()
@@ -48,23 +62,25 @@ def slow_advantages(model: RecurrentNet, batch: SessionTensors) -> Tensor:
     for n in range(len(batch)):
         one, length = batch[n : n + 1], int(batch.length[n])
         probabilities = torch.softmax(model.forward_batch(one)[0], -1)
-        logged, _ = replay(model, one, [], None)
+        logged = replay(model, one, [], None)
         for draw in range(DRAWS):
             uniform = []
             for step in range(length):
-                behaviour, edges = int(batch.behaviours[n, step]), [0.0, *probabilities[step].cumsum(0).tolist()]
+                behaviour = int(batch.behaviours[n, step])
+                edges = [0.0, *going_on(probabilities[step], one).cumsum(0).tolist()]
                 low, high = edges[behaviour], edges[behaviour + 1]
                 uniform.append(low + float(position[n, step, draw]) * (high - low))
             for t in range(length):
-                masked, _ = replay(model, one, uniform, t)
-                gains = (GAMMA ** (tau - t) * (logged[tau] - masked[tau]) for tau in range(t + 1, length))
-                result[n, t] += sum(gains) / DRAWS
+                result[n, t] += (future(*logged, t) - future(*replay(model, one, uniform, t), t)) / DRAWS
     return result
 
 
 @pytest.mark.parametrize("config", [{}, {"features": ("kind", "tags")}])
-def test_labels_equal_a_replay_of_every_masked_session(config: dict[str, object]) -> None:
+@pytest.mark.parametrize("leaving", [False, True])
+def test_labels_equal_a_replay_of_every_masked_session(config: dict[str, object], leaving: bool) -> None:
     model, batch = net(**config), sessions(count=12, horizon=6).tensors()
+    if leaving:
+        batch = ending(batch)
     fast = noise_counterfactual_advantages(model, REWARDS, batch, (GAMMA,), DRAWS)[:, 0]
     assert torch.allclose(fast, slow_advantages(model, batch), atol=1e-5)
     assert float(fast.abs().max()) > 1e-3
