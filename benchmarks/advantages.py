@@ -1,6 +1,6 @@
 """How right are estimates of an item's future advantage? Compared with the truth of the generated newsfeed.
 
-    python benchmarks/advantages.py STORE [--shares 16 4 1] [--states 1000] [--device cuda]
+    python benchmarks/advantages.py STORE [--shares 16 4 1] [--states 1000] [--device cuda] [--output CSV]
 
 In a state of a logged test session, several items are shown in turn, and the world is continued many times under common
 noise by a policy: the logging policy, the method's own, or the oracle. The true advantage of an item is the mean reward that
@@ -10,6 +10,8 @@ label        correlation of the label of the logged item with its true advantage
              regression (1: unbiased, 0: the label says nothing), and the share of the label's variance that is error
 network      what the network that ranks says about all compared items: mean rank correlation within a state with the true
              advantage under the logging policy, under the method's own policy and under the oracle; the slope on the first
+
+docs/results/newsfeed-advantages.csv is the output that docs/results/newsfeed.md shows. Rows that it has are not made again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measurements import Measurements
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,6 +47,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "DQN": ("dqn", {"gamma": 1.0}),
     "MCPE": ("mcpe", {"gamma": 1.0}),
 }
+COLUMNS = ("label correlation", "label slope", "label error", "rank, logging", "rank, own", "rank, oracle", "slope")
 DRAWS, ORACLE_DRAWS = 32, 4
 """Continuations of every item; the oracle plans for seconds."""
 
@@ -174,6 +178,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=6, help="items compared in a state")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--output", type=Path, help="CSV file to write; a JSON file beside it says how it was made")
     options = parser.parse_args()
     device = resolve_device(options.device).type
     store = mbcal.Store.open(options.store)
@@ -183,16 +188,16 @@ def main() -> None:
     truths = {"logging": states.futures(Utility(world), world, DRAWS, temperature=temperature)}
     truths["oracle"] = states.futures(OraclePolicy(world, states.sessions.horizon), world, ORACLE_DRAWS)
     print("the truth is known", file=sys.stderr, flush=True)
-    columns = ("label correlation", "label slope", "label error", "rank, logging", "rank, own", "rank, oracle", "slope")
-    print(",".join(["sessions", "estimate", *(f'"{column}"' for column in columns)]), flush=True)
+    table = Measurements(options.output, ("sessions", "estimate", "seed"), COLUMNS)
+    table.record(options.store.name, device, store.manifest["content_hash"], {**vars(options), "output": None})
     for share in options.shares:
         sessions = train[np.arange(0, len(train), share)]
         for title, (method, settings) in METHODS.items():
-            features = store.agent_features
-            agent = agent_class(method)(seed=options.seed, device=device, features=features, **settings).fit(sessions)
-            row = measure(agent, states, world, truths)
-            numbers = (f"{row[column]:.3f}" if column in row else "" for column in columns)
-            print(",".join([str(len(sessions)), title, *numbers]), flush=True)
+            key = {"sessions": len(sessions), "estimate": title, "seed": options.seed}
+            if not table.has(**key):
+                features = store.agent_features
+                agent = agent_class(method)(seed=options.seed, device=device, features=features, **settings).fit(sessions)
+                table.add(**key, **measure(agent, states, world, truths))
 
 
 if __name__ == "__main__":

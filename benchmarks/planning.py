@@ -1,13 +1,16 @@
 """MBCAL with planning: what is chosen and whether that was right, and where the rest of the regret comes from.
 
-    python benchmarks/planning.py choice STORE [--device cuda] [--seeds 3]     what was chosen, against all that could be
-    python benchmarks/planning.py error STORE [--device cuda] [--seeds 3]      generated newsfeeds: imagined and true rewards
+    python benchmarks/planning.py choice STORE [--device cuda] [--seeds 3] [--output docs/results/planning-choice.csv]
+    python benchmarks/planning.py error STORE [--device cuda] [--seeds 3] [--output docs/results/planning-error.csv]
 
 choice   fits gru4rec, mbcal and mbcal-plan, which chooses its advantage, and mbcal-plan with every advantage it could have
          chosen. All serve the same test sessions under the same noise: in the truth of a generated newsfeed, else in an LSTM
          and a transformer simulator. Gains are over gru4rec; regret is that of the chosen advantage to the best one.
-error    rewards that planning imagines in its own environment model, true rewards, and those of the same planner in the true
-         world (behaviours of the truth, instant rewards of the model): what model error costs, and what is left.
+error    generated newsfeeds: rewards that planning imagines in its own environment model, true ones, and those of the same
+         planner in the true world (behaviours of the truth, instant rewards of the model): what model error costs, and what
+         is left to the oracle.
+
+A seed whose rows are in the output is not run again; rows of other data and seeds stay.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measurements import Measurements
 from numpy.typing import NDArray
 
 import mbcal
@@ -26,6 +30,7 @@ from mbcal.agents import MBCALPlan, agent_class
 from mbcal.environments.base import Environment
 from mbcal.environments.branches import RewardingEnvironment
 from mbcal.environments.candidates import session_candidates
+from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.rollout import rollout
 from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.metrics import mean_interval
@@ -79,49 +84,71 @@ def fitted(method: str, store: mbcal.Store, options: argparse.Namespace, seed: i
     return agent, time.monotonic() - begin
 
 
+def measurements(
+    options: argparse.Namespace, store: mbcal.Store, keys: tuple[str, ...], columns: tuple[str, ...]
+) -> Measurements:
+    """The table to fill, with a record of how."""
+    table = Measurements(options.output, ("data", "seed", *keys), columns)
+    settings = {name: value for name, value in vars(options).items() if name not in ("function", "output")}
+    table.record(options.store.name, options.device, store.manifest["content_hash"], settings)
+    return table
+
+
 def compare(options: argparse.Namespace) -> None:
+    """Rewards of the chosen advantage and of all others, and the regret of the choice."""
     store = mbcal.Store.open(options.store)
     sessions, judges = test_sessions(store, options.sessions, options.device), judges_of(store, options.device)
     users = sessions.user.cpu().numpy()
     methods: Mapping[str, tuple[str, dict[str, Any]]] = {
         "gru4rec": ("gru4rec", {}),
         "mbcal": ("mbcal", {}),
-        "mbcal-plan": ("mbcal-plan", {}),
         **{f"mbcal-plan, {name}": ("mbcal-plan", settings) for name, settings in ADVANTAGES.items()},
+        "mbcal-plan": ("mbcal-plan", {}),
     }
-    print("seed,policy,judge,reward,gain over gru4rec,low,high,seconds,chosen", flush=True)
+    columns = ("reward", "gain over gru4rec", "low", "high", "regret", "regret low", "regret high", "seconds", "chosen")
+    table, data = measurements(options, store, ("policy", "judge"), columns), options.store.name
     for seed in range(options.seeds):
+        if all(table.has(data=data, seed=seed, policy="mbcal-plan", judge=judge) for judge in judges):
+            continue
         earned: dict[tuple[str, str], NDArray[np.float32]] = {}
         for title, (method, settings) in methods.items():
             agent, seconds = fitted(method, store, options, seed, **settings)
             choice = agent.choices.get("advantage", {})
-            chosen = f"{choice['kind']} {choice['gamma']:g}" if choice else ""
+            chosen = f"{choice['kind']} {choice['gamma']:g}" if choice else None
             for judge, environment in judges.items():
                 rewards = earned[title, judge] = serve(agent, environment, sessions)
                 gain = mean_interval(rewards - earned["gru4rec", judge], users)
-                numbers = ",".join(f"{number:.3f}" for number in (rewards.mean(), gain.mean, gain.low, gain.high))
-                print(f'{seed},"{title}",{judge},{numbers},{seconds:.1f},{chosen}', flush=True)
-        for judge in judges:
-            best = max((earned[f"mbcal-plan, {name}", judge] for name in ADVANTAGES), key=lambda rewards: rewards.mean())
-            regret = mean_interval(best - earned["mbcal-plan", judge], users)
-            print(f"{seed},regret of the choice,{judge},{regret.mean:.3f},,{regret.low:.3f},{regret.high:.3f},,", flush=True)
+                row: dict[str, Any] = {"data": data, "seed": seed, "policy": title, "judge": judge, "seconds": seconds}
+                row |= {"reward": float(rewards.mean()), "gain over gru4rec": gain.mean, "low": gain.low, "high": gain.high}
+                if title == "mbcal-plan":
+                    best = max((earned[f"mbcal-plan, {name}", judge] for name in ADVANTAGES), key=lambda found: found.mean())
+                    regret = mean_interval(best - rewards, users)
+                    row |= {"regret": regret.mean, "regret low": regret.low, "regret high": regret.high}
+                table.add(**row, chosen=chosen)
 
 
 def measure_error(options: argparse.Namespace) -> None:
+    """Imagined and true rewards, and those of planning in the true world."""
     store = mbcal.Store.open(options.store)
     world, sessions = true_environment(store, options.device), test_sessions(store, options.sessions, options.device)
     TrueWorldPlan.world = world
-    print("seed,models,imagined,true,true if planned in the true world,seconds", flush=True)
+    columns = ("imagined", "true", "planned in the true world", "oracle", "seconds")
+    table, data = measurements(options, store, ("models",), columns), options.store.name
+    best = float(serve(OraclePolicy(world, sessions.horizon), world, sessions).mean())
     for seed in range(options.seeds):
         for models in options.models:
+            if table.has(data=data, seed=seed, models=models):
+                continue
             settings: dict[str, Any] = {"advantage": "planned", "models": models}
             agent, seconds = fitted("mbcal-plan", store, options, seed, **settings)
-            imagined, true = (serve(agent, place, sessions).mean() for place in (agent.environment(), world))
+            imagined, true = (float(serve(agent, place, sessions).mean()) for place in (agent.environment(), world))
             agent = TrueWorldPlan(seed=seed, device=options.device, **settings).fit(store)
-            print(
-                f"{seed},{models},{imagined:.2f},{true:.2f},{serve(agent, world, sessions).mean():.2f},{seconds:.1f}",
-                flush=True,
-            )
+            row = {
+                "imagined": imagined,
+                "true": true,
+                "planned in the true world": float(serve(agent, world, sessions).mean()),
+            }
+            table.add(data=data, seed=seed, models=models, **row, oracle=best, seconds=seconds)
 
 
 def main() -> None:
@@ -133,6 +160,7 @@ def main() -> None:
         command.add_argument("--device", default="auto")
         command.add_argument("--seeds", type=int, default=3)
         command.add_argument("--sessions", type=int, default=20_000, help="test sessions")
+        command.add_argument("--output", type=Path, help="CSV file to write; a JSON file beside it says how it was made")
         command.set_defaults(function=function)
     command.add_argument("--models", type=int, nargs="+", default=[1, 2, 4], help="numbers of environment models")
     options = parser.parse_args()

@@ -129,7 +129,7 @@ class Run:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise OutputError(f"{folder}: already exists; resume it with --resume {folder}, or choose another --out")
         _write_json(folder / "settings.json", to_dict(settings))
-        _write_json(folder / "run.json", _run_record(resolved_device))
+        _write_json(folder / "run.json", version_record(resolved_device))
         return cls(folder, settings, resolved_device)
 
     @classmethod
@@ -329,8 +329,8 @@ def _folder_name(agent: str) -> str:
     return usable if usable == agent else f"{usable}-{hashlib.sha256(agent.encode()).hexdigest()[:8]}"
 
 
-def _run_record(device: str) -> dict[str, Any]:
-    """Contents of a new run.json."""
+def version_record(device: str) -> dict[str, Any]:
+    """Return versions and device, as a new run.json has them; the data is not known yet."""
     versions = {name: _version(name) for name in ("torch", "numpy", "pyarrow", "safetensors")}
     record = {"schema": SCHEMA, "mbcal": __version__, "python": platform.python_version(), "device": device}
     return {**record, "versions": versions, "data": None}
