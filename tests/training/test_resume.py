@@ -121,15 +121,15 @@ def test_optimiser_state_goes_to_arrays_and_back() -> None:
     assert torch.equal(again.weight, model.weight)
 
 
-KILLABLE = """
+FORKED = """
 import os, signal, sys
 
-store, checkpoints, model, operations = *sys.argv[1:4], int(sys.argv[4])
-count = 0
+folder, killed_at = sys.argv[1], [int(number) for number in sys.argv[2].split(",")]
+checkpoints, model, operations, count = "", "", 0, 0
 
 def kill(event, arguments):
     global count
-    if event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(checkpoints):
+    if operations and event in ("open", "os.mkdir", "os.rename", "os.remove") and str(arguments[0]).startswith(checkpoints):
         count += 1
         if count == operations:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -143,27 +143,34 @@ from mbcal.agents import MBCAL, MBCALConfig
 from mbcal.nn.config import NetConfig
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
-config = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
-agent = MBCAL(config, "cpu")
-agent.fit(Store.open(store).sessions("train"), checkpoints=Checkpoints(checkpoints, {}, every=-1))
-agent.save(model)
+
+def fit():
+    config = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
+    agent = MBCAL(config, "cpu")
+    agent.fit(Store.open(f"{folder}/feed").sessions("train"), checkpoints=Checkpoints(checkpoints, {}, every=-1))
+    agent.save(model)
+    assert "torch._dynamo" not in sys.modules, "torch's compiler was imported"
+
+for name, operations in [("straight", 0), *[("disturbed", number) for number in killed_at], ("disturbed", 0)]:
+    checkpoints, model = f"{folder}/{name}-checkpoints", f"{folder}/{name}"
+    child = os.fork()
+    if not child:
+        fit()
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Fits an agent, and kills itself at the n-th file operation on its checkpoints; 0 is never."""
+"""Fits an agent several times, each in a process of its own, forked since torch is slow to import. Those of `killed_at` kill
+themselves at the n-th file operation on their checkpoints."""
 
 
 def test_kill_minus_nine_and_resume_gives_the_identical_model(tmp_path: Path) -> None:
     from mbcal import NewsfeedConfig, prepare_newsfeed
 
     prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(sessions=600, items=120))
-
-    def fit_and_kill(name: str, operations: int) -> int:
-        folders = [str(tmp_path / folder) for folder in ("feed", f"{name}-checkpoints", name)]
-        command = [sys.executable, "-c", KILLABLE, *folders, str(operations)]
-        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
-
-    assert fit_and_kill("straight", 0) == 0
-    for operations in (7, 60, 101, 202):
-        assert fit_and_kill("disturbed", operations) == -signal.SIGKILL
-    assert fit_and_kill("disturbed", 0) == 0
+    command = [sys.executable, "-c", FORKED, str(tmp_path), "7,60,101,202"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", *[str(-signal.SIGKILL)] * 4, "0"], done.stderr
     files = [json.loads((tmp_path / name / "manifest.json").read_text())["files"] for name in ("straight", "disturbed")]
     assert files[0] == files[1]

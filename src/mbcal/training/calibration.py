@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mbcal.nn.base import SessionNet
 from mbcal.training.device_data import DeviceSessions
+from mbcal.training.optimisers import LBFGS
 
 CALIBRATION_SESSIONS = 20_000
 """Held-out sessions that the temperature is fitted on, at most."""
@@ -59,7 +60,7 @@ def best_temperature(logits: Tensor, behaviours: Tensor) -> float:
     """
     with torch.enable_grad():
         log_temperature = torch.zeros((), device=logits.device, dtype=torch.float64, requires_grad=True)
-        optimiser = torch.optim.LBFGS([log_temperature], max_iter=50, line_search_fn="strong_wolfe")
+        optimiser = LBFGS([log_temperature], max_iter=50, line_search_fn="strong_wolfe")
         exact = logits.double()
 
         def loss() -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mbcal.errors import OptionError
+from mbcal.training.optimisers import Adam
 
 UPDATES_PER_EPOCH = 200
 """Updates that a chosen batch aims at in one pass over the data."""
@@ -128,6 +129,6 @@ class TrainingConfig:
         parameters = [parameter for parameter in parameters if parameter.requires_grad]
         recorded = any(parameter.is_cuda for parameter in parameters)
         rate = torch.tensor(self.learning_rate, device="cuda") if recorded else self.learning_rate
-        optimiser = torch.optim.Adam(parameters, rate, self.betas, self.eps, fused=True, capturable=recorded)
+        optimiser = Adam(parameters, rate, self.betas, self.eps, fused=True, capturable=recorded)
         self.apply_to(optimiser)
         return optimiser
