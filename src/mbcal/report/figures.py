@@ -35,6 +35,7 @@ def image_files(name: str, figure: Any) -> dict[str, bytes]:
         out = io.BytesIO()
         figure.savefig(out, format=kind, metadata=metadata)
         files[f"{name}.{kind}"] = out.getvalue()
+        figure.set_layout_engine(None)  # the parts are in place; to lay them out again takes as long as to draw them
     return files
 
 
