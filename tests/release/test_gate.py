@@ -149,16 +149,16 @@ def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Pat
 
 
 def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
-    weak.publish(agent(1200).save(tmp_path / "good"))
+    weak.publish(agent(800, epochs=12).save(tmp_path / "good"))
     served(weak, tmp_path / "log", 150)
-    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=40, batch=64, warmup=10))
+    how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=25, batch=64, warmup=10))
     users = logged(1800)
     fitted = Simulator(how, "cpu").fit(users[:1200])
     fitted.save(tmp_path / "without card")
     fitted.save(tmp_path / "sim", card=fitted.evaluate(users[1200:]))
     gate = GateConfig(sessions=100, tolerance=0.05)
     settings: dict[str, Any] = {"gate": gate, "device": "cpu"}
-    bad, good = agent(20, seed=4, epochs=1), agent(1200, seed=1)
+    bad, good = agent(20, seed=4, epochs=1), agent(600, epochs=15)  # the second as good as the live version
     for candidate, answers, action in (
         (bad, ["cannot tell", "worse"], "refused"),
         (good, ["cannot tell", "no worse"], "canary"),
