@@ -9,19 +9,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mbcal import load
-from mbcal.errors import OptionError, OutputError, StoreError
+from mbcal.errors import OptionError, OutputError, StoreError, TrainingError
 from mbcal.evaluation.evaluator import TEST_SEED, evaluate
+from mbcal.evaluation.experiment import workers
 from mbcal.evaluation.experiment.config import ExperimentConfig, experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
 from mbcal.evaluation.experiment.tracking import track
 from mbcal.report.page_writer import write_report
 from mbcal.report.summary import RunSummary
 from mbcal.report.tables import rewards_table
+from tests.support.command_line import mbcal
 from tests.support.experiments import TINY, set_options
 
 
@@ -36,9 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "[net]\nhidden = 8\nembedding = 8\n[training]\nepochs = 2\n"
         "[simulator]\nhidden = 8\nembedding = 8\n[simulator.training]\nepochs = 1\n"
     )
-    command = [sys.executable, "-m", "mbcal", "experiment", str(config), "--out", str(folder / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = mbcal("experiment", str(config), "--out", str(folder / "run"), "--workers", "2")
     assert "Batch-RL, judged by truth" in done.stdout
     assert "oracle" in done.stdout
     assert done.stdout.strip().splitlines()[-1] == f"Report: {folder / 'run' / 'report.html'}"
@@ -82,8 +83,7 @@ def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
 
 def test_what_is_done_is_not_done_again(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (finished / "cells").rglob("*") if path.is_file()}
-    command = [sys.executable, "-m", "mbcal", "experiment", "--resume", str(finished)]
-    subprocess.run(command, capture_output=True, check=True)
+    mbcal("experiment", "--resume", str(finished))
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -180,10 +180,9 @@ def test_variants_in_one_run_have_folders_and_rows_of_their_own(tmp_path: Path) 
     (tmp_path / "mine.py").write_text("from mbcal.agents import MBCAL\nclass Mine(MBCAL):\n    name = 'mine'\n")
     names = ["gru4rec", "mbcal", "mbcal+net.hidden=6", f"{tmp_path}/mine.py:Mine+gamma=0.5", f"{tmp_path}/mine.py:Mine"]
     sizes = {name: value for name, value in TINY.items() if name not in ("agents", "seeds", "simulator")}
-    command = [sys.executable, "-m", "mbcal", "experiment", "newsfeed", "--out", str(tmp_path / "run"), "--seeds", "1"]
+    command = ["experiment", "newsfeed", "--out", str(tmp_path / "run"), "--seeds", "1", "--workers", "1"]
     command += ["--agents", ",".join([*names, 'mbcal+net.features=["category", "type"]']), "--protocols", "batch"]
-    done = subprocess.run([*command, *set_options({**sizes, "judges": "truth"})], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    mbcal(*command, *set_options({**sizes, "judges": "truth"}))
     run = Run.open(tmp_path / "run", "cpu")
     assert len({run.path(cell) for cell in run.cells}) == len(run.cells) == 7
     assert {path.name for path in (run.folder / "models" / "batch").iterdir()} >= {"mbcal", "mbcal+net.hidden=6"}
@@ -235,19 +234,17 @@ def test_the_agents_that_were_tested_are_kept(finished: Path) -> None:
 
 
 def test_compare_puts_two_runs_side_by_side(finished: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mbcal", "compare", str(finished)]
-    same = subprocess.run([*command, str(finished)], capture_output=True, text=True, check=True).stdout
+    same = mbcal("compare", str(finished), str(finished)).stdout
     assert "batch, judged by truth" in same
     assert "+0.000 [+0.000, +0.000]" in same
     values = {**TINY, "seeds": 1, "protocols": ["batch"], "agents": ["gru4rec"], "log_sessions": 300}
     other = Run.create(tmp_path / "other", experiment_config(values), "cpu")
-    missing = subprocess.run([*command, str(other.folder)], capture_output=True, text=True, check=False)
-    assert missing.returncode == 2
+    missing = mbcal("compare", str(finished), str(other.folder), code=2)
     assert "no method is done in both" in missing.stderr or "not a run" in missing.stderr
     other.prepare()
     for cell in other.missing:
         other.execute(cell)
-    different = subprocess.run([*command, str(other.folder)], capture_output=True, text=True, check=True).stdout
+    different = mbcal("compare", str(finished), str(other.folder)).stdout
     assert "gru4rec" in different
     assert "different data or test sessions" in different
 
@@ -273,6 +270,14 @@ def test_a_worker_that_dies_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in error
 
 
+def test_a_dead_worker_is_noticed_while_another_sends_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "CHECK_INTERVAL", 0.0)
+    sent = iter([*[("advance", None, 1)] * 1_000, ("done", None)])
+    events, dead = SimpleNamespace(get=lambda timeout: next(sent)), SimpleNamespace(exitcode=-9)
+    with pytest.raises(TrainingError, match=r"a worker died \(exit code -9; .*\); resume the run"):
+        workers._forward_events(events, 1, lambda event: None, [dead])
+
+
 def test_a_full_disk_in_the_middle_of_a_round(tmp_path: Path) -> None:
     settings = experiment_config(
         {**TINY, "seeds": 1, "agents": ["mbcal"], "protocols": ["growing"], "net": {"hidden": 64, "embedding": 64}}
@@ -284,9 +289,7 @@ def test_a_full_disk_in_the_middle_of_a_round(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
-    subprocess.run(
-        [sys.executable, "-m", "mbcal", "experiment", "--resume", str(run.folder)], check=True, capture_output=True
-    )
+    mbcal("experiment", "--resume", str(run.folder), "--workers", "1")
     assert not Run.open(run.folder, "cpu").missing
 
 

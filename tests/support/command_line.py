@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mbcal import cli
+from tests.support.forked import run_forked
 from tests.support.logs import ROOT
 
 HEADER = ("uid", "doc", "ts", "action")
@@ -27,7 +28,8 @@ REWARDS = ["--rewards", "skip=0,click=1,like=5"]
 
 
 def mbcal(*arguments: str, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "mbcal", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    """Run a command in a process of its own; it must exit with this code."""
+    done = run_forked(*arguments, cwd=cwd)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -37,6 +37,8 @@ Send = Callable[[Event], None]
 
 MESSAGE_INTERVAL = 0.5
 """Seconds between two messages about the steps of a task."""
+CHECK_INTERVAL = 1.0
+"""Seconds after which a worker process that died is noticed."""
 
 
 class RunObserver(Protocol):
@@ -230,22 +232,30 @@ def _start_single_threaded(processes: Sequence[BaseProcess]) -> None:
 
 def _forward_events(events: Any, cells: int, notify: Send, processes: Sequence[BaseProcess] = ()) -> None:
     """Pass events on until all cells are done; raise what a worker raised, or if a worker process died."""
-    done = 0
+    done, checked_at = 0, time.monotonic()
     while done < cells:
         try:
-            event = events.get(timeout=1.0)
+            event = events.get(timeout=CHECK_INTERVAL)
         except queue.Empty:
-            for process in processes:
-                if process.exitcode not in (None, 0):
-                    problem = f"a worker died (exit code {process.exitcode}; out of memory, perhaps)"
-                    remedy = "resume the run, with fewer workers if it happens again"
-                    raise TrainingError(f"{problem}; {remedy}") from None
+            event = None
+        if event is None or time.monotonic() - checked_at > CHECK_INTERVAL:  # other workers may send events all the time
+            _require_alive(processes)
+            checked_at = time.monotonic()
+        if event is None:
             continue
         if event[0] == "failed":
             kind, message, trace = event[1:]
             raise kind(message if trace is None else f"a worker failed:\n{trace}")
         done += event[0] == "done"
         notify(event)
+
+
+def _require_alive(processes: Sequence[BaseProcess]) -> None:
+    """Raise if a worker process died."""
+    for process in processes:
+        if process.exitcode not in (None, 0):
+            problem = f"a worker died (exit code {process.exitcode}; out of memory, perhaps)"
+            raise TrainingError(f"{problem}; resume the run, with fewer workers if it happens again")
 
 
 def _work(folder: str, device: str, waiting: Any, events: Any, parent: int) -> None:
