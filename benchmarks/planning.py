@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import mbcal
 from mbcal.agents import MBCALPlan, agent_class
 from mbcal.environments.base import Environment
-from mbcal.environments.branches import RewardingEnvironment
+from mbcal.environments.branches import PredictingEnvironment
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.rollout import rollout
@@ -52,8 +52,8 @@ class TrueWorldPlan(MBCALPlan):
 
     world: Any = None
 
-    def environment(self, name: str = "environment") -> RewardingEnvironment:  # noqa: ARG002 - there is one truth
-        world: RewardingEnvironment = self.world
+    def environment(self, name: str = "environment") -> PredictingEnvironment:  # noqa: ARG002 - there is one truth
+        world: PredictingEnvironment = self.world
         return world
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mbcal import Behaviours, Catalog, Sessions
-from mbcal.environments.branches import MAX_STEPS, branch_items, branch_steps, imagine_branches
+from mbcal.environments.branches import branch_items, imagine_branches
 from mbcal.training.branches import Branches, masked_mean
 
 ITEMS, STEPS, GAMMA = 3, 3, 0.5
@@ -35,8 +36,9 @@ class Moods:
     def chance(self, clicks: Tensor, item: Tensor) -> Tensor:
         return (item - 1.0) / 8 * torch.where(clicks > 0, 2, 1)
 
-    def expected_reward(self, clicks: Tensor, items: Tensor) -> Tensor:
-        return 2 * self.chance(clicks.unsqueeze(1), items)
+    def predict(self, clicks: Tensor, item: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        chance = self.chance(clicks, item)
+        return torch.stack([1 - chance, chance], 1), lambda behaviour: clicks + behaviour
 
     def respond(self, clicks: Tensor, item: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         behaviour = (uniform < self.chance(clicks, item)).to(torch.uint8)
@@ -96,7 +98,7 @@ def enumerated(item: int, clicks: int, shown: tuple[int, ...], steps: int, termi
         if steps and not (terminal and behaviour == 0):
             left = [row for row in range(2, 2 + ITEMS) if row not in (*shown, item)]
             following = min(left) if clicks + behaviour else max(left)
-            reward = float(world.expected_reward(torch.tensor([clicks + behaviour]), torch.tensor([[following]])))
+            reward = 2 * float(world.chance(torch.tensor([clicks + behaviour]), torch.tensor([following])))
             future = enumerated(following, clicks + behaviour, (*shown, item), steps - 1, terminal)
             total += probability * GAMMA * (reward + future)
     return total
@@ -145,15 +147,22 @@ def test_noise_belongs_to_the_session_not_to_the_batch() -> None:
     assert not torch.equal(other.step, together.step)
 
 
-def test_a_session_that_has_ended_teaches_nothing() -> None:
-    branches = imagine(begun(2_000, behaviours=LEAVING), world=Moods(LEAVING))
-    skipped = ((branches.sessions.behaviours == 0) & (torch.arange(STEPS) < branches.step.unsqueeze(1))).any(1)
-    assert skipped.any()
-    assert not branches.is_item[skipped].any()
-    assert branches.is_item[~skipped].any(1).all()
+def test_nobody_leaves_but_every_step_counts_with_the_chance_to_be_there() -> None:
+    branches = imagine(begun(2_000, behaviours=LEAVING), world=Moods(LEAVING), width=1)
+    assert (branches.sessions.behaviours == (torch.arange(STEPS) < branches.step.unsqueeze(1))).all()  # clicks go on
+    assert branches.is_item.all()
+    assert {int(step): set(branches.futures[branches.step == step].flatten().tolist()) for step in range(STEPS)} == {
+        0: {GAMMA * 3 / 8 * 4 / 8 + GAMMA**2 * 3 / 8 * 2 / 8 * 8 / 8},  # items 4, 2, 3: chances 3/8, then 2/8 and 4/8
+        1: {GAMMA * 2 / 8 * 8 / 8},
+        2: {0.0},
+    }
+
+
+def test_steps_after_the_end_do_not_count() -> None:
     short = imagine(begun(200, length=2))
     assert int(short.step.max()) == 1
     assert torch.equal(short.futures[short.step == 1], torch.zeros_like(short.futures[short.step == 1]))
+    assert (short.futures[short.step == 0] > 0).all()
 
 
 def test_exploration_reaches_states_beside_the_path() -> None:
@@ -176,15 +185,9 @@ def test_the_best_is_compared_with_random_others() -> None:
     assert is_item.sum(1).tolist() == [3] * 4_000
 
 
-def test_steps_are_spread_over_the_session() -> None:
-    index, length = torch.arange(20_000), torch.full((20_000,), 100)
-    steps = branch_steps(index, length, 100, seed=1)
-    counts = steps.bincount(minlength=100)
-    assert int((counts > 0).sum()) == MAX_STEPS
-    for sixteenth in range(MAX_STEPS):
-        low, high = round(sixteenth * 100 / MAX_STEPS), round((sixteenth + 1) * 100 / MAX_STEPS)
-        assert int((counts[max(low - 1, 0) : high + 1] > 0).sum()) >= 1
-    assert branch_steps(index, torch.full_like(length, 3), 20, seed=1).unique().tolist() == [0, 1, 2]
+def test_sessions_branch_at_all_their_steps_alike() -> None:
+    counts = imagine(begun(6_000), width=2).step.bincount()
+    assert counts.tolist() == pytest.approx([2_000] * STEPS, abs=150)
 
 
 def test_advantages_compare_within_a_session() -> None:

@@ -39,7 +39,7 @@ from mbcal.agents.fit_context import FitContext
 from mbcal.agents.mbcal import counterfactual_labels
 from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.distributed.worker_slice import WorkerSlice
-from mbcal.environments.branches import RewardingEnvironment, imagine_branches
+from mbcal.environments.branches import PredictingEnvironment, imagine_branches
 from mbcal.environments.model import ModelEnvironment
 from mbcal.environments.rollout import Policy
 from mbcal.errors import OptionError
@@ -59,8 +59,9 @@ MIN_BRANCHES, MAX_BRANCHES = 8_192, 100_000
 """Imagined sessions of an iteration: one per train session, but at least and at most this many."""
 CHOICE_ITERATIONS = 2
 """Iterations of the planned candidates of a choice, at most."""
-MAX_CANDIDATES = 128
-"""Candidates of an imagined session; of more, this many are taken at random."""
+MIN_CANDIDATES, CANDIDATES_PER_STEP = 128, 10
+"""Candidates of an imagined session, at most; of more, this many are taken at random. A long session needs more of them: each is
+shown once."""
 BLOCK = 4_096
 """Imagined sessions whose instant rewards are compared at a time."""
 EPSILON = 0.3
@@ -198,7 +199,7 @@ class MBCALPlan(Agent):
         rows = context.worker_slice.local_rows(chosen)
         numbers, draws = rows + context.worker_slice.begin, math.ceil(wanted / len(chosen))
         sessions = context.data.tensors[rows.to(context.data.tensors.device)]
-        candidates = _sample_columns(sessions.require_candidates(), numbers, seed)
+        candidates = _sample_columns(sessions.require_candidates(), sessions.horizon, numbers, seed)
         parts = [
             self._imagine_once(
                 context, policy, sessions, candidates, numbers + draw * context.worker_slice.total, gamma, seed
@@ -263,7 +264,7 @@ class MBCALPlan(Agent):
             parts.append(self._correction(outputs))
         return replace(branches, futures=branches.futures + torch.cat(parts))
 
-    def environment(self, name: str = "environment") -> RewardingEnvironment:
+    def environment(self, name: str = "environment") -> PredictingEnvironment:
         """Return an environment model as an environment, for imagined sessions."""
         return ModelEnvironment(self.nets[name], self.domain.catalog, self.domain.behaviours)
 
@@ -329,11 +330,12 @@ class _Candidates(MBCALPlan):
             self.policies.append(self.build_scorer())
 
 
-def _sample_columns(candidates: Tensor, numbers: Tensor, seed: int) -> Tensor:
-    """At most `MAX_CANDIDATES` of candidates (N, C) or (N, T, C), at random; padding is taken last."""
-    if candidates.shape[-1] <= MAX_CANDIDATES:
+def _sample_columns(candidates: Tensor, horizon: int, numbers: Tensor, seed: int) -> Tensor:
+    """At most as many as `MIN_CANDIDATES` says of candidates (N, C) or (N, T, C), at random; padding is taken last."""
+    most = max(MIN_CANDIDATES, CANDIDATES_PER_STEP * horizon)
+    if candidates.shape[-1] <= most:
         return candidates
     device = candidates.device
     noise = Noise(torch.tensor(derive_seed(seed, "candidates"), device=device), numbers.to(device))
     order = noise.uniform(candidates.shape).masked_fill(candidates == MASK_ROW, -1.0)
-    return candidates.gather(-1, order.topk(MAX_CANDIDATES, -1).indices)
+    return candidates.gather(-1, order.topk(most, -1).indices)

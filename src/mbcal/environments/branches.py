@@ -9,11 +9,13 @@ and each branch is continued by the same policy to the end::
     branch 2             ╰ c_2   c_3   …
 
 Branches differ by the item alone, so that the difference of their futures is free of most of the noise: two branches with
-the same item are equal to the bit.
+the same item are equal to the bit. Rewards are expected ones, not sampled. Where users can leave, nobody does: every step
+counts with the probability that the user is still there, and behaviours are sampled among those that go on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,79 +23,97 @@ import torch
 from torch import Tensor
 
 from mbcal.environments.base import Environment
-from mbcal.environments.rollout import CPU_BLOCK, GPU_BLOCK, Availability, Exploration, Policy
+from mbcal.environments.rollout import CPU_BLOCK, GPU_BLOCK, Availability, Exploration, Policy, longest
+from mbcal.nn.base import sample_behaviour
 from mbcal.progress import SILENT, Progress
 from mbcal.scoring.fields import FieldReader
 from mbcal.training.branches import Branches
-from mbcal.training.random import Noise, derive_seed, random_integers, uniform
+from mbcal.training.random import Noise, derive_seed, random_integers
 from mbcal.types import SessionTensors
 
-MAX_STEPS = 16
-"""Steps at which sessions branch in one imagination, at most: sessions that branch at one step are served together."""
+GPU_CANDIDATES = 1 << 25
+"""Candidates that a GPU scores at a time, at most, in all branches together."""
 
 
-class RewardingEnvironment(Environment, Protocol):
-    """An environment that knows the expected reward of an item: a network of behaviours, or a generated world."""
+class PredictingEnvironment(Environment, Protocol):
+    """An environment that knows the probabilities of behaviours: a network of behaviours, or a generated world."""
 
-    def expected_reward(self, state: Any, items: Tensor) -> Tensor:
-        """Return E[reward | state, item], (B, C), of items (B, C)."""
+    def predict(self, state: Any, item: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """Return P(behaviour | state, item), (B, K), of items (B,), and a function from behaviours (B,) to the next state."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Serving:
-    """A block of B sessions in progress: states of policy and users, candidates left, who has not left yet."""
+    """R rows in progress, each a branch of one of N sessions: first branch 0 of every session, then the others."""
 
-    batch: SessionTensors
     policy: FieldReader
     users: FieldReader
+    session: Tensor
+    """(R,) the session of each row."""
+    branch: Tensor
+    """(R,) its branch, 0 to M - 1."""
     policy_state: Any
     user_state: Any
     availability: Availability
-    present: Tensor
-    """(B,) bool: the session goes on."""
+    weight: Tensor
+    """(R,) how much the next reward counts after the branch: the discount, and the probability that the user is still there."""
 
     @classmethod
-    def begin(cls, policy: Policy, environment: Environment, batch: SessionTensors) -> _Serving:
-        """Before the first step."""
+    def begin(cls, policy: Policy, environment: PredictingEnvironment, batch: SessionTensors) -> _Serving:
+        """Before the first step, with one row per session."""
         readers = FieldReader(policy, batch), FieldReader(environment, batch)
-        present = torch.ones(len(batch), dtype=torch.bool, device=batch.device)
-        states = readers[0].begin(), readers[1].begin()
-        return cls(batch, *readers, *states, Availability(batch.require_candidates()), present)
+        session = torch.arange(len(batch), device=batch.device)
+        availability, weight = Availability(batch.require_candidates()), torch.ones(len(batch), device=batch.device)
+        return cls(*readers, session, session * 0, readers[0].begin(), readers[1].begin(), availability, weight)
 
-    def copy(self) -> _Serving:
-        """The same block, to go on in another way: states are immutable, availability is not."""
-        return replace(self, availability=self.availability.copy())
+    def at(self, step: int) -> _Serving:
+        """The same, with the context of a step."""
+        policy_state = self.policy.at(self.policy_state, step, self.session)
+        return replace(self, policy_state=policy_state, user_state=self.users.at(self.user_state, step, self.session))
 
-    def rank(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Candidates, which of them are available, and their scores at a step, (B, C) each."""
-        self.policy_state = self.policy.at(self.policy_state, step)
-        self.user_state = self.users.at(self.user_state, step)
-        candidates, available = self.availability.at(step)
-        return candidates, available, self.policy.reader.score(self.policy_state, candidates)
+    def fork(self, sessions: Tensor, count: int) -> tuple[_Serving, Tensor]:
+        """The same with count further branches of some sessions (S,), and the old row of every row."""
+        old = torch.arange(len(self.session), device=self.session.device)
+        rows = torch.cat([old, sessions.repeat_interleave(count)])
+        names = ("session", "branch", "policy_state", "user_state", "availability", "weight")
+        forked = replace(self, **{name: getattr(self, name)[rows] for name in names})
+        forked.branch[len(old) :] = torch.arange(1, count + 1, device=old.device).repeat(len(sessions))
+        return forked, rows
 
-    def choose(self, step: int, noise: Tensor, exploration: Exploration) -> Tensor:
-        """The item (B,) that the policy shows at a step, by noise (B, T, 3)."""
-        candidates, available, scores = self.rank(step)
-        chosen, _ = exploration.choose(scores, available, noise[:, step, :2])
-        return candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    def show(self, item: Tensor, uniform: Tensor, begun: Tensor, gamma: float) -> tuple[_Serving, Tensor, Tensor]:
+        """Show items (R,).
 
-    def show(self, step: int, item: Tensor, noise: Tensor) -> Tensor:
-        """Show item (B,), and return the behaviour (B,) that noise (B, T, 3) decides."""
-        behaviour: Tensor
-        behaviour, self.user_state = self.users.reader.respond(self.user_state, item, noise[:, step, 2])
-        self.policy_state = self.policy.reader.observe(self.policy_state, item, behaviour)
+        Args:
+            item: Catalogue rows.
+            uniform: (R,) numbers that decide the behaviours.
+            begun: (R,) bool: the session has branched.
+            gamma: Discount of what follows.
+
+        Returns:
+            Rows after the step, the reward of the step as it counts (R,), and the behaviours (R,).
+        """
+        behaviours = self.users.reader.behaviours
+        probabilities, observe = self.users.reader.predict(self.user_state, item)
+        reward = self.weight * (probabilities @ behaviours.reward_table(item.device))
+        going_on, decay = probabilities, torch.full_like(reward, gamma)
+        if behaviours.terminal:
+            going_on = probabilities * (1 - behaviours.terminal_table(item.device))
+            decay = gamma * going_on.sum(-1)
+        behaviour = sample_behaviour(going_on, uniform).to(torch.uint8)
         self.availability.mark_shown(item)
-        if self.batch.behaviour_set.terminal:
-            self.present = self.present & ~self.batch.behaviour_set.terminal_table(item.device).bool()[behaviour.long()]
-        else:
-            self.present = step + 1 < self.batch.length
-        return behaviour
+        after = replace(
+            self,
+            policy_state=self.policy.reader.observe(self.policy_state, item, behaviour),
+            user_state=observe(behaviour),
+            weight=torch.where(begun, self.weight * decay, self.weight),
+        )
+        return after, reward, behaviour
 
 
 @torch.no_grad()
 def imagine_branches(
     policy: Policy,
-    environment: RewardingEnvironment,
+    environment: PredictingEnvironment,
     sessions: SessionTensors,
     candidates: Tensor,
     index: Tensor,
@@ -108,8 +128,9 @@ def imagine_branches(
     """Serve users in an environment, branch every session at one step, and value every branch.
 
     Args:
-        policy: Chooses the items: before the branch with exploration, after it by the best score alone.
-        environment: Responds, and knows the expected reward of an item.
+        policy: Chooses the items: before the branch with exploration, after it by the best score alone. Its states can be
+            indexed by rows.
+        environment: Responds, and knows the probabilities of behaviours.
         sessions: N sessions whose users, histories and lengths are reused.
         candidates: (N, C) or (N, T, C), see `rollout`.
         index: (N,) int64 numbers of the sessions, by which noise is indexed: the same for any number of workers.
@@ -121,84 +142,73 @@ def imagine_branches(
         progress: Notified of sessions.
 
     Returns:
-        The branches, in the order of the sessions. Their futures are sum_{tau > t} gamma^(tau - t) r_tau: rewards that the
-        environment expects, not sampled ones.
+        The branches, in the order of the sessions. Their futures are sum_{tau > t} gamma^(tau - t) p_tau r_tau: the rewards
+        that the environment expects, times the probability that the user is still there.
     """
-    device, horizon = environment.device, sessions.horizon
-    seeds = {purpose: torch.tensor(derive_seed(seed, "branches", purpose), device=device) for purpose in ("noise", "items")}
-    index, length = index.to(device), sessions.length.to(device)
-    step = branch_steps(
-        index, torch.full_like(length, horizon) if sessions.behaviour_set.terminal else length, horizon, seed
-    )
-    order = step.argsort(stable=True)  # sessions that branch at one step are served together
-    counts = step.bincount(minlength=horizon).tolist()
-    size = CPU_BLOCK if device.type == "cpu" else GPU_BLOCK
+    device, horizon, count = environment.device, sessions.horizon, candidates.shape[-1]
+    seeds = {name: derive_seed(seed, "branches", name) for name in ("noise", "items", "step")}
+    noise_seed, items_seed = (torch.tensor(seeds[name], device=device) for name in ("noise", "items"))
+    index, width = index.to(device), min(width, count)
+    size = CPU_BLOCK if device.type == "cpu" else max(1, min(GPU_BLOCK, GPU_CANDIDATES // (count * width)))
     parts = []
     progress.phase(title, len(sessions))
-    for at, group in enumerate(torch.split(order, counts)):
-        for rows in torch.split(group, size) if len(group) else ():
-            local = rows.to(sessions.device)
-            batch = sessions[local].without("propensities", "timestamps", "candidates").to(device)
-            batch = replace(batch, candidates=candidates[local].to(device))
-            noise = Noise(seeds["noise"], index[rows]).uniform((len(rows), horizon, 3))
-            items = Noise(seeds["items"], index[rows]).uniform((len(rows), candidates.shape[-1]))
-            parts.append(_branch(policy, environment, batch, at, noise, items, width, gamma, epsilon))
-            progress.advance(len(rows))
-    return Branches.concat(parts)[order.argsort()]
-
-
-def branch_steps(index: Tensor, length: Tensor, horizon: int, seed: int) -> Tensor:
-    """Choose the step at which each session branches: one of `MAX_STEPS` steps, spread over the session.
-
-    Args:
-        index: (N,) int64 numbers of the sessions.
-        length: (N,) their steps.
-        horizon: T, the most steps of a session.
-        seed: Names the choice.
-
-    Returns:
-        (N,) int64, at least 0 and below the length.
-    """
-    count = min(horizon, MAX_STEPS)
-    number = random_integers(derive_seed(seed, "branches", "step"), index, count)
-    offset = uniform(derive_seed(seed, "branches", "offset"), (count,), index.device)
-    step = ((number + offset[number]) * horizon / count).long()
-    return step % length.long()
+    for rows in torch.split(torch.arange(len(sessions), device=sessions.device), size):
+        batch = sessions[rows].without("propensities", "timestamps", "candidates").to(device)
+        batch = replace(batch, candidates=candidates[rows].to(device))
+        numbers = index[rows.to(device)]
+        step = random_integers(seeds["step"], numbers, longest(batch).long())
+        noise = Noise(noise_seed, numbers).uniform((len(rows), horizon, 3))
+        order = Noise(items_seed, numbers).uniform((len(rows), count))
+        parts.append(_branch(_Serving.begin(policy, environment, batch), batch, step, noise, order, width, gamma, epsilon))
+        progress.advance(len(rows))
+    return Branches.concat(parts)
 
 
 def _branch(
-    policy: Policy,
-    environment: RewardingEnvironment,
+    serving: _Serving,
     batch: SessionTensors,
-    step: int,
+    step: Tensor,
     noise: Tensor,
     order: Tensor,
     width: int,
     gamma: float,
     epsilon: float,
 ) -> Branches:
-    """Serve B sessions that all branch at one step, by noise (B, T, 3); order (B, C) decides between the other items."""
-    exploring, greedy = Exploration(epsilon, 0.0), Exploration(0.0, 0.0)
-    serving = _Serving.begin(policy, environment, batch)
+    """Serve N sessions that branch at steps (N,), by noise (N, T, 3); order (N, C) decides between the other items."""
+    size, exploration, length = len(batch), Exploration(epsilon, 0.0), longest(batch)
     items, behaviours = torch.zeros_like(batch.items), torch.zeros_like(batch.behaviours)
-    for past in range(step):
-        items[:, past] = serving.choose(past, noise, exploring)
-        behaviours[:, past] = serving.show(past, items[:, past], noise)
-    candidates, available, scores = serving.rank(step)
-    columns, is_item = branch_items(scores, available, order, width)
-    shown = candidates.gather(1, columns)
-    futures = torch.zeros(shown.shape, device=batch.device)
-    for number in range(shown.shape[1]):
-        branch = serving.copy()
-        branch.show(step, shown[:, number], noise)
-        for later in range(step + 1, batch.horizon):
-            item = branch.choose(later, noise, greedy)
-            reward = environment.expected_reward(branch.user_state, item.unsqueeze(1)).squeeze(1)
-            futures[:, number] += torch.where(branch.present, gamma ** (later - step) * reward, 0)
-            branch.show(later, item, noise)
-    items[:, step], length = shown[:, 0], torch.full_like(batch.length, step + 1)
-    sessions = replace(batch, items=items, behaviours=behaviours, length=length, candidates=None)
-    return Branches(sessions, length.long() - 1, shown, is_item & serving.present.unsqueeze(1), futures)
+    compared = batch.items.new_zeros(size, width)
+    is_item, futures = torch.zeros_like(compared, dtype=torch.bool), torch.zeros_like(compared, dtype=torch.float32)
+    branching = torch.split(step.argsort(stable=True), step.bincount(minlength=batch.horizon).tolist())
+    for now, forking in enumerate(branching):
+        serving = serving.at(now)
+        candidates, available = serving.availability.at(now)
+        scores, uniform = serving.policy.reader.score(serving.policy_state, candidates), noise[serving.session, now]
+        uniform[:, 0].masked_fill_(now >= step[serving.session], 1.0)  # from the branch on, the best score alone
+        chosen, _ = exploration.choose(scores, available, uniform[:, :2])
+        if len(forking):
+            columns, is_item[forking] = branch_items(scores[forking], available[forking], order[forking], width)
+            compared[forking] = candidates[forking].gather(1, columns)
+            serving, rows = serving.fork(forking, width - 1)
+            candidates, chosen = candidates[rows], torch.cat([chosen, columns[:, 1:].flatten()])
+        item = candidates.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        begun = now >= step[serving.session]
+        serving, reward, behaviour = serving.show(item, noise[serving.session, now, 2], begun, gamma)
+        counts = (now > step[serving.session]) & (now < length[serving.session])
+        futures[serving.session, serving.branch] += torch.where(counts, reward, 0)
+        items[:, now], behaviours[:, now] = item[:size], behaviour[:size]
+    is_past = torch.arange(batch.horizon, device=step.device) < step.unsqueeze(1)
+    items = (items * is_past).scatter(1, step.unsqueeze(1), compared[:, :1])
+    until = (step + 1).to(batch.length.dtype)
+    sessions = replace(
+        batch,
+        items=items,
+        behaviours=behaviours * is_past,
+        length=until,
+        context=batch.continued_context(until),
+        candidates=None,
+    )
+    return Branches(sessions, step, compared, is_item, futures)
 
 
 def branch_items(scores: Tensor, available: Tensor, order: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mbcal.kernels import triton
-from mbcal.nn.base import SessionNet, State
+from mbcal.nn.base import SessionNet, State, sample_behaviour
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.scoring.tables import Tables
 from mbcal.types import Behaviours, Catalog
@@ -83,6 +84,12 @@ class ModelEnvironment:
         return self.probabilities(state, items) @ self.rewards
 
     @torch.no_grad()
+    def predict(self, state: ModelState, item: Tensor) -> tuple[Tensor, Callable[[Tensor], ModelState]]:
+        """See `branches.PredictingEnvironment`."""
+        logits, hidden = self.net.forward_step(state.hidden, item, state.previous, state.context)
+        return torch.softmax(logits, -1), lambda behaviour: ModelState(hidden, behaviour.to(state.previous.dtype))
+
+    @torch.no_grad()
     def respond(self, state: ModelState, item: Tensor, uniform: Tensor) -> tuple[Tensor, ModelState]:
         """See `Environment`."""
         if self._tables is not None:
@@ -93,9 +100,7 @@ class ModelEnvironment:
                 behaviour, hidden = fast
                 return behaviour, ModelState(hidden, behaviour.to(state.previous.dtype))
         logits, hidden = self.net.forward_step(state.hidden, item, state.previous, state.context)
-        cumulative = torch.softmax(logits, -1).cumsum(1)
-        # the first behaviour whose cumulative probability exceeds the uniform number
-        behaviour = (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(1).clamp(max=len(self.behaviours) - 1)
+        behaviour = sample_behaviour(torch.softmax(logits, -1), uniform)
         return behaviour.to(torch.uint8), ModelState(hidden, behaviour.to(state.previous.dtype))
 
     @torch.no_grad()

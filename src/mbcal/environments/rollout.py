@@ -14,6 +14,7 @@ effect on the result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -184,16 +185,23 @@ class _Ending:
 
     def __init__(self, batch: SessionTensors) -> None:
         self.is_terminal = batch.behaviour_set.terminal_table(batch.device).bool()
-        candidates = batch.require_candidates()
-        self.length = torch.full_like(batch.length, batch.horizon)
+        self.length = longest(batch)
         """(B,) steps of each session, as far as is known."""
-        if candidates.dim() == 3:
-            self.length = (candidates != MASK_ROW).any(2).cumprod(1).sum(1).to(batch.length.dtype)
 
     def observe(self, step: int, behaviour: Tensor) -> None:
         """Take note of the behaviours (B,) at a step."""
         left = self.is_terminal[behaviour.long()] & (self.length > step + 1)
         self.length = torch.where(left, step + 1, self.length)
+
+
+def longest(batch: SessionTensors) -> Tensor:
+    """Return how long B sessions can become, (B,): if users can leave, up to the horizon or the last step with candidates."""
+    if not batch.behaviour_set.terminal:
+        return batch.length
+    candidates = batch.require_candidates()
+    if candidates.dim() == 2:
+        return torch.full_like(batch.length, batch.horizon)
+    return (candidates != MASK_ROW).any(2).cumprod(1).sum(1).to(batch.length.dtype)
 
 
 class Availability:
@@ -202,16 +210,14 @@ class Availability:
     If none is left (a session longer than its candidates, or one that has ended), all are available again.
     """
 
-    def __init__(self, candidates: Tensor) -> None:
+    def __init__(self, candidates: Tensor, available: Tensor | None = None, shown: Sequence[Tensor] = ()) -> None:
         self.candidates = candidates
-        self.available = candidates != MASK_ROW
-        self.shown: list[Tensor] = []
+        self.available = candidates != MASK_ROW if available is None else available
+        self.shown = list(shown)
 
-    def copy(self) -> Availability:
-        """Return another one that goes on from here."""
-        other = Availability(self.candidates)
-        other.available, other.shown = self.available, list(self.shown)
-        return other
+    def __getitem__(self, rows: Tensor) -> Availability:
+        """The same for other rows (R,), which may repeat."""
+        return Availability(self.candidates[rows], self.available[rows], [item[rows] for item in self.shown])
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """Candidates (B, C) of a step, and which of them are available (B, C)."""

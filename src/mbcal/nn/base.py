@@ -166,3 +166,16 @@ def expected_reward(logits: Tensor, rewards: Tensor) -> Tensor:
         (…) expected rewards.
     """
     return torch.softmax(logits, -1) @ rewards
+
+
+def sample_behaviour(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Return the behaviours (…) in whose intervals of the cumulative distribution uniform numbers lie.
+
+    Args:
+        probabilities: (…, K) of K behaviours, up to a factor.
+        uniform: (…) in [0, 1).
+    """
+    cumulative = probabilities.cumsum(-1)
+    # the first behaviour whose cumulative probability exceeds the uniform number
+    index = (cumulative <= uniform.unsqueeze(-1) * cumulative[..., -1:]).sum(-1)
+    return index.clamp(max=probabilities.shape[-1] - 1)

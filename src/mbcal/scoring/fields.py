@@ -84,7 +84,15 @@ class FieldReader:
         state = self.reader.begin(*self.batch.history)
         return state if self.batch.user_features is None else self.reader.with_user(state, self.batch.user_features)
 
-    def at(self, state: Any, step: Any) -> Any:
-        """The state with the context of a step, or of steps (B,); beyond the end of a session that of its last step."""
+    def at(self, state: Any, step: Any, rows: Any = None) -> Any:
+        """The state with the context of a step, or of steps (B,); beyond the end of a session that of its last step.
+
+        Args:
+            state: Of all sessions of the batch, or of some.
+            step: The step, or one per session of the batch.
+            rows: (R,) the sessions that the state has, in its order, if these are not all.
+        """
         context = self.batch.context_at(step)
-        return state if context is None else self.reader.with_context(state, context)
+        if context is None:
+            return state
+        return self.reader.with_context(state, context if rows is None else context[rows])

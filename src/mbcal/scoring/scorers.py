@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from mbcal.kernels import triton
 from mbcal.scoring.backend import Array, as_float, as_index, exp, largest, sqrt, stack, tanh_, where
@@ -86,6 +86,10 @@ class ScorerState:
     """(B,) the last behaviour, or the start symbol."""
     gates: tuple[Array | None, ...] | None = None
     """Per term what the context of the next step adds to the gates, (B, 3H); None if it is not known."""
+
+    def __getitem__(self, rows: Array) -> Self:
+        gates = None if self.gates is None else tuple(None if part is None else part[rows] for part in self.gates)
+        return type(self)(tuple(part[rows] for part in self.hidden), self.previous[rows], gates)
 
     def gates_of(self, term: int) -> Array | None:
         """What the context adds to the gates of a term, (B, 3H); None if nothing."""

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mbcal.nn.base import sample_behaviour
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.labels import Survival
 from mbcal.training.random import Noise, derive_seed
@@ -114,8 +115,7 @@ def _answers(probabilities: Tensor, batch: SessionTensors) -> Tensor:
 
 def _answer(probabilities: Tensor, uniform: Tensor, batch: SessionTensors) -> Tensor:
     """The behaviours (…) in whose intervals uniform numbers (…) lie, by probabilities (…, K)."""
-    intervals = _answers(probabilities, batch).cumsum(-1)
-    return (intervals <= uniform.unsqueeze(-1)).sum(-1).clamp(max=probabilities.shape[-1] - 1).to(batch.behaviours.dtype)
+    return sample_behaviour(_answers(probabilities, batch), uniform).to(batch.behaviours.dtype)
 
 
 def session_numbers(batch: SessionTensors) -> Tensor:

@@ -23,7 +23,7 @@ have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -274,6 +274,10 @@ class Newsfeed:
             return levels
         leaves = self.leaving_probability(state, items).unsqueeze(-1)
         return torch.cat([levels * (1 - leaves), levels * leaves], -1)
+
+    def predict(self, state: UserState, item: Tensor) -> tuple[Tensor, Callable[[Tensor], UserState]]:
+        """See `branches.PredictingEnvironment`."""
+        return self.probabilities(state, item.unsqueeze(1)).squeeze(1), lambda behaviour: self.observe(state, item, behaviour)
 
     def leaving_probability(self, state: UserState, items: Tensor) -> Tensor:
         """Return the probability (B, C) that the user leaves after each item (B, C); 0 without `Leaving`."""
