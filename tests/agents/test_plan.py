@@ -15,11 +15,16 @@ from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice
 from mbcal.agents.advantage_choice import CANDIDATES, Advantage
 from mbcal.agents.cross_fitting import judged_gain, last_better, resample_users
 from mbcal.distributed.group import Group
+from mbcal.environments.branches import imagine_branches
+from mbcal.environments.candidates import session_candidates
 from mbcal.environments.rollout import rollout
 from mbcal.errors import ModelError, OptionError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.base import expected_reward
 from mbcal.storage.checkpoints import Checkpoints
+from mbcal.training.branches import Branches
+from mbcal.training.losses import LEVEL_WEIGHT, branch_mse
+from mbcal.training.random import Noise
 from tests.support.batches import sessions
 from tests.support.toys import BEST, DelayedPrize, logged, starts
 from tests.support.workers import together
@@ -162,6 +167,60 @@ def test_the_ensemble_corrects_the_first_model() -> None:
     assert float((wanted - learned).square().mean()) < 0.5 * float(wanted.var())
     assert set(model.fitted_scorer.terms) == {"instant", "future"}
     assert set(agent(advantage="none", models=1).fit(known).fitted_scorer.terms) == {"instant"}
+
+
+def imagined(model: MBCALPlan, known: Sessions) -> Branches:
+    """Branches of the known sessions by the model's policy, in its first environment model."""
+    batch, width = known.tensors(), 3
+    candidates = session_candidates(batch, 0)
+    index = torch.arange(len(known))
+    return imagine_branches(model.fitted_scorer, model.environment(), batch, candidates, index, width=width)
+
+
+def test_the_loss_compares_the_items_of_a_state() -> None:
+    known = sessions(count=30, seed=4)
+    model = agent(models=1).fit(known)
+    branches, net = imagined(model, known), model.nets["advantage"]
+    rows = torch.arange(5, 25)
+    loss, count = branch_mse(net, branches)(rows, Noise(torch.tensor(0), rows))
+    total = 0.0
+    with torch.no_grad():
+        values = net.outputs_at(branches.sessions, branches.step, branches.items).squeeze(-1)
+        for row in rows.tolist():
+            here = branches.is_item[row]
+            value, future = values[row, here], branches.futures[row, here] / net.label_scaler.scale
+            level = value.mean()
+            total += float(((value - level - future + future.mean()) ** 2 + LEVEL_WEIGHT * level**2).sum())
+    assert int(count) == int(branches.is_item[rows].sum())
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-4)
+
+
+def test_branches_are_corrected_by_the_ensemble() -> None:
+    known = sessions(count=30, seed=4)
+    model = agent(models=3).fit(known)
+    branches, rewards = imagined(model, known), known.behaviour_set.reward_table("cpu")
+    with torch.no_grad():
+        outputs = [net.outputs_at(branches.sessions, branches.step, branches.items) for net in model._models]
+        expected = torch.stack([expected_reward(one, rewards) for one in outputs])
+    added = model._corrected(branches).futures - branches.futures
+    assert torch.allclose(added, expected.mean(0) - expected[0], atol=1e-5)
+    assert float(added.abs().max()) > 1e-3
+
+
+def test_every_iteration_imagines_with_the_policy_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    policies: list[Any] = []
+
+    def record(policy: Any, *others: Any, **settings: Any) -> Branches:
+        policies.append(policy)
+        return imagine_branches(policy, *others, **settings)
+
+    monkeypatch.setattr("mbcal.agents.plan.imagine_branches", record)
+    known = sessions(count=60, seed=4)
+    model = agent(models=1, iterations=3, branches=60).fit(known)
+    assert [set(policy.terms) for policy in policies] == [{"instant"}, {"instant", "future"}, {"instant", "future"}]
+    before = model.fitted_scorer
+    model.fit(known)
+    assert [id(policy) for policy in policies[3:]] == [id(before)]  # later fits go on from their policy, once
 
 
 # ---- the same fit, however it is run

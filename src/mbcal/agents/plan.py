@@ -60,8 +60,8 @@ MIN_BRANCHES, MAX_BRANCHES = 8_192, 100_000
 CHOICE_ITERATIONS = 2
 """Iterations of the planned candidates of a choice, at most."""
 MIN_CANDIDATES, CANDIDATES_PER_STEP = 128, 10
-"""Candidates of an imagined session, at most; of more, this many are taken at random. A long session needs more of them: each is
-shown once."""
+"""Candidates of an imagined session, at most: so many in all or per step, whichever is more, since each is shown once. They
+are taken at random."""
 BLOCK = 4_096
 """Imagined sessions whose instant rewards are compared at a time."""
 EPSILON = 0.3
@@ -331,7 +331,7 @@ class _Candidates(MBCALPlan):
 
 
 def _sample_columns(candidates: Tensor, horizon: int, numbers: Tensor, seed: int) -> Tensor:
-    """At most as many as `MIN_CANDIDATES` says of candidates (N, C) or (N, T, C), at random; padding is taken last."""
+    """Some of candidates (N, C) or (N, T, C), at random, if there are too many; padding is taken last."""
     most = max(MIN_CANDIDATES, CANDIDATES_PER_STEP * horizon)
     if candidates.shape[-1] <= most:
         return candidates

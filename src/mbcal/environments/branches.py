@@ -39,7 +39,7 @@ class PredictingEnvironment(Environment, Protocol):
     """An environment that knows the probabilities of behaviours: a network of behaviours, or a generated world."""
 
     def predict(self, state: Any, item: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        """Return P(behaviour | state, item), (B, K), of items (B,), and a function from behaviours (B,) to the next state."""
+        """Return P(behaviour | state, item) of items (B,), (B, K), and a function from behaviours (B,) to the next state."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Serving:
     user_state: Any
     availability: Availability
     weight: Tensor
-    """(R,) how much the next reward counts after the branch: the discount, and the probability that the user is still there."""
+    """(R,) how much the next reward after the branch counts: discount and probability that the user is still there."""
 
     @classmethod
     def begin(cls, policy: Policy, environment: PredictingEnvironment, batch: SessionTensors) -> _Serving:

@@ -195,7 +195,7 @@ class _Ending:
 
 
 def longest(batch: SessionTensors) -> Tensor:
-    """Return how long B sessions can become, (B,): if users can leave, up to the horizon or the last step with candidates."""
+    """Return how long B sessions can become, (B,): where users can leave, up to the last step with candidates."""
     if not batch.behaviour_set.terminal:
         return batch.length
     candidates = batch.require_candidates()

@@ -277,7 +277,9 @@ class Newsfeed:
 
     def predict(self, state: UserState, item: Tensor) -> tuple[Tensor, Callable[[Tensor], UserState]]:
         """See `branches.PredictingEnvironment`."""
-        return self.probabilities(state, item.unsqueeze(1)).squeeze(1), lambda behaviour: self.observe(state, item, behaviour)
+        return self.probabilities(state, item.unsqueeze(1)).squeeze(1), lambda behaviour: self.observe(
+            state, item, behaviour
+        )
 
     def leaving_probability(self, state: UserState, items: Tensor) -> Tensor:
         """Return the probability (B, C) that the user leaves after each item (B, C); 0 without `Leaving`."""
