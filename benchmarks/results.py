@@ -1,11 +1,13 @@
-"""The experiments behind docs/results.md: prepare their data, run them, collect their results, fill the page.
+"""The experiments behind docs/results.md: prepare their data, run them, collect their results, write the pages.
 
-python benchmarks/results.py prepare [DATA…]   build/data/DATA from ../shared/data; the newsfeed is generated
-python benchmarks/results.py run NAME          build/results/NAME, begun or resumed; --small: a miniature in build/small
-python benchmarks/results.py collect [NAME…]   build/results/NAME -> docs/results/NAME.json, NAME-TABLE.csv, NAME-FIGURE.svg
-python benchmarks/results.py page              the tables and figures of docs/results.md, from docs/results alone
+python benchmarks/results.py prepare [DATA…]   build/data/DATA from ../shared/data; newsfeeds are generated
+python benchmarks/results.py run NAME          build/results/NAME, begun or resumed; --agents and --seeds: a part of it;
+                                               --small: a miniature in build/small
+python benchmarks/results.py collect [NAME…]   build/results/NAME, done or not -> docs/results/NAME.json, NAME-TABLE.csv
+python benchmarks/results.py page              docs/results.md, docs/results/DATA.md, the tables of other pages and all
+                                               figures, from the files in docs/results alone
 
-Run it in the repository's root. The experiments are defined in experiments.toml beside this file.
+Run it in the repository's root. The experiments are defined in experiments.toml beside this file, the claims in claims.toml.
 """
 
 from __future__ import annotations
@@ -19,24 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from results_experiments import DEFINITIONS, EXPERIMENTS, SHARES, SIZES
-from results_page import page_text
-from results_tables import (
-    experiment_tables,
-    round_value,
-    run_record,
-    size_figures,
-    size_table,
-    size_variance_table,
-)
+from results_pages import write_pages
+from results_tables import experiment_tables, round_value, run_record, size_tables
 
 from mbcal import KuaiRand, MovieLens, Netflix, NewsfeedConfig, SessionConfig, Store, prepare_newsfeed, run_experiment
 from mbcal.config import Device, to_dict
 from mbcal.data import prepare as prepare_log
 from mbcal.data.ingest import LogReader
-from mbcal.errors import MbcalError, nearest
+from mbcal.errors import MbcalError, OptionError, nearest
 from mbcal.evaluation.experiment.config import ExperimentConfig, experiment_config
 from mbcal.evaluation.experiment.run import Cell, Run
-from mbcal.report.figures import draw_figures
 from mbcal.report.runs import report
 from mbcal.report.summary import RunSummary
 from mbcal.report.tables import Table
@@ -55,6 +49,7 @@ SOURCES: dict[str, tuple[tuple[str, ...], Callable[..., LogReader], SessionConfi
 """Of each real log: its files, its reader, and how sessions are cut."""
 NEWSFEEDS = {"newsfeed": NewsfeedConfig(200_000, 2_000), "leaving": NewsfeedConfig(200_000, 2_000, leaving=True)}
 """The generated newsfeed, and the one whose users can leave."""
+STORES = [*SOURCES, *NEWSFEEDS]
 SMALL_NEWSFEED = NewsfeedConfig(400, 200)
 
 
@@ -84,7 +79,7 @@ class CellLines:
 
 def prepare(names: Sequence[str], sources: Path, build: Path) -> None:
     """Make the stores that do not exist yet."""
-    for name in names or [*SOURCES, *NEWSFEEDS]:
+    for name in names or STORES:
         out = build / "data" / name
         paths = [sources / path for path in SOURCES[name][0]] if name in SOURCES else []
         absent = [str(path) for path in paths if not path.exists()]
@@ -101,8 +96,10 @@ def prepare(names: Sequence[str], sources: Path, build: Path) -> None:
             print(f"{out}: {Store.open(out).manifest['counts']['sessions']:,} sessions")
 
 
-def run(name: str, build: Path, device: Device, workers: int | None, small: bool) -> None:
-    """Begin or resume an experiment, and write the report of each of its runs."""
+def run(
+    name: str, build: Path, device: Device, workers: int | None, small: bool, agents: Sequence[str], seeds: Sequence[int]
+) -> None:
+    """Begin or resume an experiment, or some of its agents and seeds, and write the report of each of its runs."""
     if small:
         build = build / "small"
         if not (build / "data" / "newsfeed" / "manifest.json").is_file():
@@ -113,8 +110,24 @@ def run(name: str, build: Path, device: Device, workers: int | None, small: bool
             Run.create(folder, settings_of(name, build, share, small), device)
             write_atomic(folder / "command.txt", command.encode())
         share_simulators(Run.open(folder, device), build / "simulators")
-        finished = run_experiment(None, folder, resume=True, workers=workers, device=device, observer=CellLines())
-        print_summary(report(finished).summary)
+        require_agents(Run.open(folder, device), agents)
+
+        def chosen(cell: Cell) -> bool:
+            return (not agents or cell.agent in agents) and (not seeds or cell.seed in seeds)
+
+        executed = run_experiment(
+            None, folder, resume=True, only=chosen, workers=workers, device=device, observer=CellLines()
+        )
+        if len(executed.missing) < len(executed.cells):
+            print_summary(report(executed).summary)
+
+
+def require_agents(run: Run, agents: Sequence[str]) -> None:
+    """Raise OptionError if the run has no such agent."""
+    known = list(dict.fromkeys(cell.agent for cell in run.cells))
+    for name in agents:
+        if name not in known:
+            raise OptionError(f"agents: {name!r} is not in the experiment; it has {', '.join(known)}.{nearest(name, known)}")
 
 
 def folders(name: str, build: Path) -> dict[int, Path]:
@@ -126,7 +139,9 @@ def folders(name: str, build: Path) -> dict[int, Path]:
 def settings_of(name: str, build: Path, share: int = 1, small: bool = False) -> ExperimentConfig:
     """All settings of a run."""
     path = build / "data" / ("newsfeed" if small else name.partition("-")[0])
-    settings = {**EXPERIMENTS[name], **(DEFINITIONS["small"] if small else {}), "data": str(path)}
+    settings = {"data": str(path), **EXPERIMENTS[name]}
+    if small:
+        settings |= {**DEFINITIONS["small"], "data": str(path)}
     if name in SIZES:
         settings["log_sessions"] = Store.open(path).manifest["counts"]["parts"]["train"]["sessions"] // share
     return experiment_config(settings)
@@ -165,27 +180,19 @@ def collect(names: Sequence[str], build: Path, out: Path) -> None:
         if not summaries:
             print(f"{name}: nothing is done yet")
             continue
-        write_tables_and_figures(name, summaries, out)
+        write_tables(name, summaries, out)
         records = {begun[share].name: run_record(summary) for share, summary in summaries.items()}
         write_atomic(out / f"{name}.json", (json.dumps(records, indent=1, sort_keys=True) + "\n").encode())
         done, total = (sum(record["cells"][kind] for record in records.values()) for kind in ("done", "all"))
         print(f"{name}: {done} of {total} results")
 
 
-def write_tables_and_figures(name: str, summaries: Mapping[int, RunSummary], out: Path) -> None:
-    """Write the tables (CSV, six digits) and figures (SVG) of an experiment, given its summaries by share of the log."""
-    if name in SIZES:
-        by_size = list(summaries.values())
-        tables = [size_table(by_size), size_variance_table(by_size)]
-        figures = size_figures(tables[0]) if tables[0].rows else {}
-    else:
-        tables, figures = experiment_tables(name, summaries[1]), draw_figures(summaries[1])
+def write_tables(name: str, summaries: Mapping[int, RunSummary], out: Path) -> None:
+    """Write the tables of an experiment (CSV, six digits), given its summaries by share of the log."""
+    tables = size_tables(list(summaries.values())) if name in SIZES else experiment_tables(name, summaries[1])
     for table in (table for table in tables if table.rows):
         rows = [[round_value(value) for value in row] for row in table.rows]
         write_atomic(out / f"{name}-{table.name}.csv", Table(table.name, "", table.columns, rows).csv().encode())
-    for file, content in figures.items():
-        if file.endswith(".svg"):
-            write_atomic(out / f"{name}-{file}", content)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -194,33 +201,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     build = argparse.ArgumentParser(add_help=False)
     build.add_argument("--build", type=Path, default=Path("build"), help="where stores and runs are")
     preparing = commands.add_parser("prepare", parents=[build], help="make the stores")
-    preparing.add_argument("data", nargs="*", metavar="DATA", help=", ".join(DEFINITIONS["data"]))
+    preparing.add_argument("data", nargs="*", metavar="DATA", help=", ".join(STORES))
     preparing.add_argument("--sources", type=Path, default=Path("../shared/data"))
     running = commands.add_parser("run", parents=[build], help="begin or resume an experiment")
     running.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help=", ".join(EXPERIMENTS))
     running.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     running.add_argument("--workers", type=int)
+    running.add_argument("--agents", nargs="+", default=[], metavar="AGENT", help="these alone; the others stay missing")
+    running.add_argument("--seeds", nargs="+", type=int, default=[], metavar="SEED", help="these alone")
     running.add_argument("--small", action="store_true", help="a miniature on generated data, in BUILD/small")
     collecting = commands.add_parser("collect", parents=[build], help="write the results of runs as small files")
     collecting.add_argument("names", nargs="*", metavar="NAME")
     collecting.add_argument("--out", type=Path, default=Path("docs/results"))
-    paging = commands.add_parser("page", help="fill the tables and figures of the page")
-    paging.add_argument("--results", type=Path, default=Path("docs/results"))
-    paging.add_argument("--page", type=Path, default=Path("docs/results.md"))
+    paging = commands.add_parser("page", help="write the pages and their figures")
+    paging.add_argument("--docs", type=Path, default=Path("docs"), help="the folder with results/ and methods/")
     options = parser.parse_args(arguments)
     for name in [*getattr(options, "names", []), *getattr(options, "data", [])]:
-        known = DEFINITIONS["data"] if options.command == "prepare" else EXPERIMENTS
+        known = STORES if options.command == "prepare" else EXPERIMENTS
         if name not in known:
             parser.error(f"{name!r} is unknown; known are {', '.join(known)}.{nearest(name, known)}")
     try:
         if options.command == "prepare":
             prepare(options.data, options.sources, options.build)
         elif options.command == "run":
-            run(options.name, options.build, options.device, options.workers, options.small)
+            chosen = (options.agents, options.seeds)
+            run(options.name, options.build, options.device, options.workers, options.small, *chosen)
         elif options.command == "collect":
             collect(options.names, options.build, options.out)
         else:
-            write_atomic(options.page, page_text(options.results, options.page).encode())
+            write_pages(options.docs)
     except MbcalError as error:
         sys.exit(f"results: {error}")
 

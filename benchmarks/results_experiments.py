@@ -1,13 +1,18 @@
-"""The experiments behind docs/results.md, as experiments.toml defines them, and the paper's numbers to compare with."""
+"""The experiments behind docs/results.md, as experiments.toml defines them, and the files that hold their results."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 DEFINITIONS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("experiments.toml").read_text("utf-8"))
+PAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("pages.toml").read_text("utf-8"))
+"""What the pages of the data sets show."""
 
 
 def _settings(name: str) -> dict[str, Any]:
@@ -24,19 +29,50 @@ SHARES = (16, 8, 4, 2, 1)
 SIZES = {name for name in EXPERIMENTS if name.endswith("-size")}
 """Experiments on sample efficiency."""
 
-RIVALS = ("gru4rec", "mbcal-no-vr", "dqn", "ddqn", "ddpg", "mcpe", "dyna-q")
-_BOTH = (*(("mbcal", rival) for rival in RIVALS), ("gru4rec", "dqn"), ("gru4rec", "mcpe"), ("dqn", "ddpg"))
-CLAIMS = {"batch": _BOTH, "growing": (*_BOTH, ("gru4rec-eps", "gru4rec"))}
-"""By protocol: who should earn more, and less. Reversed for data whose column in the paper's Table 2 is the other way."""
-
-PAPER = Path(__file__).resolve().parent.parent / "docs" / "results" / "paper.csv"
+Row = dict[str, Any]
 
 
-def paper_numbers(table: str, data: str) -> dict[str, dict[str, float]]:
-    """The paper's numbers for the dataset that this data stands for: by row, then by column."""
-    numbers: dict[str, dict[str, float]] = {}
-    with PAPER.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+class ResultFiles:
+    """The files of docs/results, read.
+
+    Args:
+        folder: Where they are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows = cache(self._rows)
+        self.record = cache(self._record)
+
+    def _rows(self, name: str) -> list[Row]:
+        """Rows of NAME.csv, numbers parsed and None where a cell is empty; empty if there is no such file."""
+        path = self.folder / f"{name}.csv"
+        if not path.is_file():
+            return []
+        lines = csv.DictReader(path.read_text("utf-8").splitlines())
+        return [{column: parse_value(text) for column, text in line.items()} for line in lines]
+
+    def _record(self, experiment: str) -> dict[str, Any]:
+        """NAME.json; empty if there is no such file."""
+        path = self.folder / f"{experiment}.json"
+        return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+
+    def settings(self, experiment: str) -> dict[str, Any]:
+        """Settings that an experiment was run with; empty if it was not."""
+        return next((record["settings"] for record in self.record(experiment).values()), {})
+
+    def paper(self, table: str, data: str) -> dict[str, dict[str, float]]:
+        """The paper's numbers for the dataset that this data stands for: by row, then by column."""
+        numbers: dict[str, dict[str, float]] = {}
+        for row in self.rows("paper"):
             if (row["table"], row["dataset"]) == (table, DEFINITIONS["paper"].get(data)):
                 numbers.setdefault(row["name"], {})[row["column"]] = float(row["value"])
-    return numbers
+        return numbers
+
+
+def parse_value(text: str) -> Any:
+    """The value of a CSV cell: None, a number or text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text or None

@@ -1,133 +1,113 @@
-"""Tables and figures of docs/results.md that reports of single runs do not have."""
+"""Tables of docs/results that reports of single runs do not have."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
-from results_experiments import CLAIMS, paper_numbers
+import numpy as np
 
 from mbcal.config import to_dict
 from mbcal.environments.newsfeed import oracle
 from mbcal.evaluation.experiment.context import agent_config, split_agent_name
 from mbcal.evaluation.experiment.overrides import parse_override
-from mbcal.evaluation.significance import holm, paired_difference
-from mbcal.report.figures import image_files, line_figure
+from mbcal.evaluation.significance import paired_difference
 from mbcal.report.summary import RunSummary
-from mbcal.report.tables import Table, run_tables
+from mbcal.report.tables import Row, Table, run_tables
 
-DECIDED = 0.05
-"""Below this p-value a claim is decided."""
+REGRESSION = ("mse", "label_variance", "explained", "future_variance")
+VARIANCE_COLUMNS = ("agent", "seeds", "MSE", "lowest MSE", "highest MSE", "label variance", "R²", "variance over futures")
 
 
 def experiment_tables(name: str, summary: RunSummary) -> list[Table]:
-    """The report's tables and, by kind of experiment, the claims, the curves and the options."""
-    tables, (data, _, kind) = run_tables(summary), name.partition("-")
+    """The report's tables and, by kind of experiment, paired gaps, curves and options."""
+    kind = name.partition("-")[2]
+    tables = [table for table in run_tables(summary) if table.name != "variance"]
+    tables.append(Table("variance", "", VARIANCE_COLUMNS, variance_rows(summary)))
     if kind in ("batch", "growing"):
-        paper = {agent: numbers["reward per session"] for agent, numbers in paper_numbers("batch", data).items()}
-        tables.append(claims_table(summary, kind, paper))
+        tables.append(gaps_table(summary, kind))
     if kind == "growing":
         tables.append(curves_table(summary))
-    if kind == "ablation":
+    if kind in ("ablation", "labels"):
         tables.append(options_table(summary, next(table for table in tables if table.name == "batch")))
     return tables
 
 
-def claims_table(summary: RunSummary, protocol: str, paper: dict[str, float]) -> Table:
-    """Paired gaps of the claims, with Holm's correction over the claims under one judge."""
-    rows: list[list[Any]] = []
+def gaps_table(summary: RunSummary, protocol: str) -> Table:
+    """Paired gaps of every two methods, the better one first, with an interval over users."""
+    rows: list[Row] = []
     for judge in summary.judges:
-        rewards = summary.rewards(protocol, judge)
-        claims = [pair for pair in CLAIMS[protocol] if set(pair) <= set(rewards)]
-        claims = [(less, more) if (_paper_gap(more, less, paper) or 0) < 0 else (more, less) for more, less in claims]
-        tests = [paired_difference(rewards[more], rewards[less], summary.users) for more, less in claims]
-        for (more, less), (gap, _), p in zip(claims, tests, holm([p for _, p in tests]), strict=True):
-            holds = "undecided" if p >= DECIDED else "yes" if gap.mean > 0 else "no"
-            paper_gap = _paper_gap(more, less, paper) if protocol == "batch" else None
-            rows.append([f"{more} > {less}", judge, paper_gap, gap.mean, gap.low, gap.high, p, holds])
-    return Table("claims", "", ("claim", "judge", "paper's gap", "gap", "low", "high", "p", "holds"), rows)
-
-
-def _paper_gap(more: str, less: str, paper: dict[str, float]) -> float | None:
-    """The gap in the paper; None if it does not have both methods."""
-    return paper[more] - paper[less] if more in paper and less in paper else None
+        rewards = summary.compared(protocol, judge)
+        ranked = [agent for agent, _, _ in summary.ranked(protocol, judge) if agent in rewards]
+        for method, other in combinations(ranked, 2):
+            gap, _ = paired_difference(rewards[method], rewards[other], summary.users)
+            rows.append([judge, method, other, gap.mean, gap.low, gap.high])
+    return Table("gaps", "", ("judge", "method", "against", "gap", "low", "high"), rows)
 
 
 def curves_table(summary: RunSummary) -> Table:
-    """Reward by round."""
-    rows: list[list[Any]] = [
-        [agent, index + 1, *points]
-        for agent, curve in summary.curves().items()
-        for index, points in enumerate(zip(curve["mean"], curve["low"], curve["high"], strict=True))
-    ]
-    return Table("curves", "", ("agent", "round", "reward per session", "lowest seed", "highest seed"), rows)
+    """Reward by round, and how far the worst seed is below its best round before."""
+    rows: list[Row] = []
+    for agent, results in summary.by_agent("growing").items():
+        seeds = np.array([[entry["mean"] for entry in result.record["rounds"]] for result in results])
+        falls = (np.maximum.accumulate(seeds, 1) - seeds).max(0)
+        points = zip(seeds.mean(0), seeds.min(0), seeds.max(0), falls, strict=True)
+        rows += [[agent, len(seeds), index + 1, *map(float, point)] for index, point in enumerate(points)]
+    columns = ("agent", "seeds", "round", "reward per session", "lowest seed", "highest seed", "fall")
+    return Table("curves", "", columns, rows)
 
 
 def options_table(summary: RunSummary, rewards: Table) -> Table:
-    """Each setting of MBCAL by its values; MBCAL without overrides stands for the default value."""
+    """Each setting by its values; the method without overrides stands for the default value."""
     settings = summary.run.settings
-    kind, config = agent_config("mbcal", settings, (), 0)
-    variants: set[tuple[str, Any, str]] = set()
+    variants: set[tuple[str, str, Any, str]] = set()
     for agent in summary.by_agent("batch"):
-        for override in split_agent_name(agent)[1]:
+        method, overrides = split_agent_name(agent)
+        kind, config = agent_config(method, settings, (), 0)
+        for override in overrides:
             path, value = parse_override(override, kind.Config)
             default = functools.reduce(getattr, path, config)
-            variants |= {(".".join(path), value, agent), (".".join(path), default, "mbcal")}
-    columns = ("reward per session", "spread over seeds", "low", "high", "gap to mbcal", "p to mbcal")
+            variants |= {(method, ".".join(path), value, agent), (method, ".".join(path), default, method)}
+    columns = ("reward per session", "spread over seeds", "seeds", "low", "high", "gap to mbcal", "p to mbcal")
     numbers = {(row[0], row[1]): [row[rewards.columns.index(column)] for column in columns] for row in rewards.rows}
-    rows: list[list[Any]] = [
-        [judge, option, value, *numbers[judge, agent]]
+    order = sorted(variants, key=lambda entry: (*entry[:2], isinstance(entry[2], str), entry[2]))
+    rows: list[Row] = [
+        [judge, method, option, value, *numbers[judge, agent]]
         for judge in summary.judges
-        for option, value, agent in sorted(variants, key=lambda entry: (entry[0], isinstance(entry[1], str), entry[1]))
+        for method, option, value, agent in order
         if (judge, agent) in numbers
     ]
-    return Table("options", "", ("judge", "option", "value", *columns), rows)
+    return Table("options", "", ("judge", "agent", "option", "value", *columns), rows)
 
 
-def size_table(summaries: Sequence[RunSummary]) -> Table:
-    """Reward by the size of the log."""
-    rows: list[list[Any]] = [
-        [summary.run.settings.log_sessions, judge, agent, mean.mean, spread, mean.low, mean.high]
+def variance_rows(summary: RunSummary) -> list[Row]:
+    """The variance analysis of every method with a value network (the paper's Table 3), smallest error first."""
+    rows: list[Row] = []
+    for agent, results in summary.by_agent("batch").items():
+        found = [result.record["regression"] for result in results if result.record["regression"]]
+        if found:
+            error, *others = (np.array([entry[name] for entry in found]) for name in REGRESSION)
+            numbers = [error.mean(), error.min(), error.max(), *(values.mean() for values in others)]
+            rows.append([agent, len(found), *map(float, numbers)])
+    return sorted(rows, key=lambda row: row[2])
+
+
+def size_tables(summaries: Sequence[RunSummary]) -> list[Table]:
+    """Reward by the size of the log, and variance of the labels by the size of the log."""
+    rows: list[Row] = [
+        [summary.run.settings.log_sessions, judge, agent, mean.mean, spread, seeds, mean.low, mean.high]
         for summary in summaries
         for judge in summary.judges
         for agent, mean, spread in sorted(summary.ranked("batch", judge), key=lambda entry: entry[0])
         if agent != oracle.NAME
+        for seeds in [len(summary.rewards("batch", judge)[agent])]
     ]
-    columns = ("log sessions", "judge", "agent", "reward per session", "spread over seeds", "low", "high")
-    return Table("size", "", columns, rows)
-
-
-def size_variance_table(summaries: Sequence[RunSummary]) -> Table:
-    """Variance of the labels, and how much of it is predicted, by the size of the log."""
-    tables = {
-        summary.run.settings.log_sessions: table
-        for summary in summaries
-        for table in run_tables(summary)
-        if table.name == "variance"
-    }
-    columns = next((table.columns for table in tables.values()), ())
-    rows = [[sessions, *row] for sessions, table in tables.items() for row in sorted(table.rows, key=lambda row: row[0])]
-    return Table("variance", "", ("log sessions", *columns), rows)
-
-
-def size_figures(table: Table) -> dict[str, bytes]:
-    """Reward against the size of the log, under the first judge."""
-    first_judge = table.rows[0][1]
-    lines: dict[str, dict[str, list[float]]] = {}
-    for sessions, judge, agent, mean, _, low, high in table.rows:
-        if judge == first_judge:
-            line = lines.setdefault(agent, {"at": [], "mean": [], "low": [], "high": []})
-            for part, value in zip(line, (sessions, mean, low, high), strict=True):
-                line[part].append(value)
-    figure, axes = line_figure(lines)
-    sizes = sorted({row[0] for row in table.rows})
-    axes.set(xscale="log", xlabel="sessions of the log learned from", ylabel="reward per session, 95% interval")
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.set_title(f"Batch-RL, judged by {first_judge}")
-    return image_files("size", figure)
+    columns = ("log sessions", "judge", "agent", "reward per session", "spread over seeds", "seeds", "low", "high")
+    varied = [[summary.run.settings.log_sessions, *row] for summary in summaries for row in sorted(variance_rows(summary))]
+    return [Table("size", "", columns, rows), Table("variance", "", ("log sessions", *VARIANCE_COLUMNS), varied)]
 
 
 def run_record(summary: RunSummary) -> dict[str, Any]:

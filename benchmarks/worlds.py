@@ -2,7 +2,7 @@
 
     python benchmarks/worlds.py run OUT.jsonl --processes 8        everything; a run that is stopped resumes
     python benchmarks/worlds.py run OUT.jsonl --kinds batch        some of: yardstick, batch, privileged, peer
-    python benchmarks/worlds.py table OUT.jsonl                    clicks per session, as CSV
+    python benchmarks/worlds.py table OUT.jsonl                    clicks per session, as CSV; --output: also to a file
 
 yardstick   chance, greedy with the truth known, and a rule that knows the truth and avoids boredom
 batch       learn from a log of a random policy, 7,200 or 40,000 sessions of 100 steps
@@ -10,8 +10,8 @@ privileged  learn from a log of a policy that knew the hidden state of users, ha
 peer        PPO of stable-baselines3 (`pip install stable-baselines3`), with as many steps in the world as a log has
 
 Every policy ranks the whole catalogue and shows an item once per episode, but where "repeats" says otherwise. Test episodes
-are the same for all. Logs lie beside OUT.jsonl and are made once. Growing Batch-RL in the same world is an
-experiment: `mbcal experiment gym:sardine/SingleItem-BoredInf-v0 --protocols growing …` (docs/results.md).
+are the same for all. Logs lie beside OUT.jsonl and are made once. docs/results/sardine-worlds.csv is the output that
+docs/results/sardine.md shows. Growing Batch-RL in the same world is an experiment: `results.py run sardine-growing`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from measurements import Measurements
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -52,7 +53,7 @@ LOG_PART = 2_500
 """Sessions of a log that one process plays."""
 SIZES = (7_200, 40_000)
 SEEDS = 3
-METHODS = ("gru4rec", "mbcal", "mbcal-no-vr", "mcpe", "dqn", "dyna-q")
+METHODS = ("gru4rec", "gru4rec-regression", "mbcal-plan", "mbcal", "mbcal-no-vr", "mcpe", "dqn", "dyna-q")
 YARDSTICKS = ("chance", "greedy with the truth", "rule with the truth")
 USES = ("false", "true")
 """Whether logged propensities weight the steps of a fit."""
@@ -189,7 +190,7 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
         settings: dict[str, Any] = {"propensity_weights": use == "true"} if use else {}
         agent = agent_class(method)(seed=cell.seed, features=("topic",), **settings)
         agent.fit(log[first : first + cell.sessions])
-        record = {"warnings": agent.warnings, "gamma": getattr(agent.config, "gamma", None)}
+        record = {"device": str(agent.device), "warnings": agent.warnings, "gamma": getattr(agent.config, "gamma", None)}
         record |= {"training": {name: str(net) for name, net in agent.records.items()}}
         returns = world.play_episodes(agent, TEST_EPISODES, seed=TEST_SEED).returns
     reward = mean_interval(returns, np.arange(len(returns)))
@@ -245,14 +246,19 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Print clicks per session by policy and data: mean and spread over seeds."""
-    clicks: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
+    """Print and write clicks per session by policy and data: mean and spread over seeds."""
+    clicks: dict[tuple[str, str, str, int], list[tuple[float, float]]] = defaultdict(list)
     for row in read(options.out):
-        clicks[row["kind"], row["world"], row["policy"], row["sessions"]].append(row["clicks"])
-    print("kind,world,policy,sessions,clicks,spread over seeds,seeds")
-    for name, values in sorted(clicks.items()):
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(",".join([*map(str, name), f"{statistics.mean(values):.2f}", f"{spread:.2f}", str(len(values))]))
+        clicks[row["kind"], row["world"], row["policy"], row["sessions"]].append((row["clicks"], row["stderr"]))
+    names = ("kind", "world", "policy", "sessions")
+    written = Measurements(options.output, names, ("clicks", "stderr", "spread over seeds", "seeds"))
+    for name, found in sorted(clicks.items()):
+        values = [mean for mean, _ in found]
+        row = {"clicks": statistics.mean(values), "stderr": statistics.mean(error for _, error in found)}
+        row |= {"spread over seeds": statistics.stdev(values) if len(values) > 1 else None, "seeds": len(values)}
+        written.add(**dict(zip(names, name, strict=True)), **row)
+    devices = sorted({row.get("device", "cpu") for row in read(options.out)})
+    written.record("sardine", " and ".join(devices), WORLDS["BoredInf"][0], {"test_episodes": TEST_EPISODES})
 
 
 def main() -> None:
@@ -265,6 +271,7 @@ def main() -> None:
     running.set_defaults(function=run)
     tabling = commands.add_parser("table")
     tabling.add_argument("out", type=Path)
+    tabling.add_argument("--output", type=Path, help="CSV file to write; a JSON file beside it says how it was made")
     tabling.set_defaults(function=table)
     options = parser.parse_args()
     options.function(options)

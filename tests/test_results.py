@@ -1,4 +1,4 @@
-"""What stands behind docs/results.md: the experiments exist, miniatures run, and the page is what its files say."""
+"""What stands behind docs/results.md: the experiments exist, miniatures run, and the pages are what their files say."""
 
 from __future__ import annotations
 
@@ -23,19 +23,36 @@ from tests.support.logs import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 
 import results
-from results_experiments import EXPERIMENTS
+from results_experiments import EXPERIMENTS, PAGES, ResultFiles
 from results_page import BLOCK, page_table, page_text
+from results_pages import data_page, pages_with_blocks
 
-SMALL = ("netflix-batch", "newsfeed-growing", "netflix-ablation", "netflix-size")
+SMALL: dict[str, tuple[str, ...]] = {
+    "netflix-batch": (),
+    "newsfeed-growing": ("mbcal", "mbcal-no-vr", "gru4rec", "gru4rec-eps", "dqn", "dyna-q", "random"),
+    "netflix-ablation": ("gru4rec", "mbcal", "mbcal+mask_rate=0.4", "mbcal+gamma=0", "mbcal+gamma=1", "mbcal+net.hidden=32"),
+    "netflix-size": ("mbcal", "gru4rec", "dqn"),
+}
+"""Experiments that are run as miniatures, and which of their agents (all if none is named)."""
+DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "methods").glob("*.md"))], ids=lambda page: page.stem
-)
-def test_the_pages_say_what_their_files_say(page: Path) -> None:
-    remedy = f"run python benchmarks/results.py page --page {page.relative_to(ROOT)}"
-    assert BLOCK.search(page.read_text())
-    assert page_text(ROOT / "docs" / "results", page) == page.read_text(), remedy
+@pytest.mark.parametrize("page", pages_with_blocks(DOCS), ids=lambda page: page.stem)
+def test_pages_say_what_their_files_say(page: Path) -> None:
+    remedy = "run python benchmarks/results.py page"
+    assert page_text(ResultFiles(DOCS / "results"), page) == page.read_text(), remedy
+
+
+@pytest.mark.parametrize("data", PAGES["data"])
+def test_pages_of_data_say_what_their_files_say(data: str) -> None:
+    remedy = "run python benchmarks/results.py page"
+    assert data_page(data, ResultFiles(DOCS / "results")) == (DOCS / "results" / f"{data}.md").read_text(), remedy
+
+
+def test_the_main_page_can_be_read_in_five_minutes() -> None:
+    assert len((DOCS / "results.md").read_text().splitlines()) <= 150
+    methods = {page.stem for page in (DOCS / "methods").glob("*.md")}
+    assert methods | {"results", "leaving"} == {page.stem for page in pages_with_blocks(DOCS)}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -64,9 +81,18 @@ def test_the_sizes_are_those_announced() -> None:
     assert batch.net == NetConfig()
     assert (batch.seeds, batch.log_sessions, batch.gamma, batch.mask_rate) == (3, 0, None, None)
     assert (batch.protocols, batch.judges) == (("batch",), ("lstm", "transformer"))
-    assert (growing.rounds, growing.round_sessions, growing.seeds, growing.agents) == (10, 25_600, 3, ("all",))
-    assert (feed.rounds, feed.round_sessions, feed.judges) == (10, 25_600, ("truth", "lstm", "transformer"))
-    assert len(EXPERIMENTS) == 21
+    assert (growing.rounds, growing.round_sessions, growing.seeds, growing.agents) == (40, 256_000, 3, ("all",))
+    assert (feed.rounds, feed.round_sessions, feed.judges) == (20, 25_600, ("truth", "lstm", "transformer"))
+    world = results.settings_of("sardine-growing", Path("build"))
+    assert (world.data, world.judges, world.test_sessions) == ("gym:sardine/SingleItem-BoredInf-v0", (), 300)
+    assert (world.rounds, world.round_sessions) == (20, 2_000)
+    assert len(EXPERIMENTS) == 26
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_the_new_methods(name: str) -> None:
+    agents = EXPERIMENTS[name]["agents"]
+    assert agents == ["all"] or {"mbcal-plan", "gru4rec-regression"} <= set(agents)
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +102,21 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:  # a small choice of little evidence
         patch.setattr("mbcal.agents.plan.MIN_BRANCHES", 64)
         patch.setattr("mbcal.agents.advantage_choice.JUDGES", 1)
-        for name in SMALL:
-            results.main(["run", name, "--small", "--device", "cpu", "--workers", "1", "--build", str(folder)])
+        for name, agents in SMALL.items():
+            chosen = ["--agents", *agents] if agents else []
+            results.main([*command(name), "--build", str(folder), *chosen])
     return folder / "small"
+
+
+def command(name: str) -> list[str]:
+    return ["run", name, "--small", "--device", "cpu", "--workers", "1"]
 
 
 @pytest.fixture(scope="module")
 def kept(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs") / "results"
     results.main(["collect", "--build", str(build), "--out", str(folder)])
+    shutil.copy(DOCS / "results" / "paper.csv", folder)
     return folder
 
 
@@ -111,32 +143,37 @@ def test_kept_tables_are_the_runs_own(build: Path, kept: Path) -> None:
     assert set(said["simulators"]) == {"lstm", "transformer"}
 
 
-def test_claims_are_paired_and_go_the_papers_way(kept: Path) -> None:
-    claims = {(row["claim"], row["judge"]): row for row in rows(kept / "netflix-batch-claims.csv")}
-    claim = claims["mbcal > gru4rec", "lstm"]
-    mbcal, gru4rec = (earned(kept / "netflix-batch-batch.csv", "lstm", agent) for agent in ("mbcal", "gru4rec"))
-    assert float(claim["gap"]) == pytest.approx(mbcal - gru4rec, abs=2e-3)
-    assert float(claim["paper's gap"]) == pytest.approx(79.71 - 79.63)
-    assert ("gru4rec > dqn", "transformer") in claims
-    for row in claims.values():
-        decided = "yes" if float(row["gap"]) > 0 else "no"
-        assert row["holds"] == (decided if float(row["p"]) < 0.05 else "undecided")
-    growing = {row["claim"] for row in rows(kept / "newsfeed-growing-claims.csv")}
-    assert {"dqn > gru4rec", "gru4rec-eps > gru4rec"} <= growing  # on its NewsFeed the paper has DQN ahead
+def test_gaps_are_those_of_every_two_methods(kept: Path) -> None:
+    gaps = rows(kept / "netflix-batch-gaps.csv")
+    assert len(gaps) == 2 * 14 * 13 / 2
+    rewards = kept / "netflix-batch-batch.csv"
+    for row in gaps:
+        first, second = (earned(rewards, row["judge"], row[name]) for name in ("method", "against"))
+        assert float(row["gap"]) == pytest.approx(first - second, abs=2e-3)
+        assert float(row["low"]) <= float(row["gap"]) <= float(row["high"])
+    assert not any("oracle" in (row["method"], row["against"]) for row in rows(kept / "newsfeed-growing-gaps.csv"))
+
+
+def test_curves_have_the_fall_of_the_worst_seed(build: Path, kept: Path) -> None:
+    found = [row for row in rows(kept / "newsfeed-growing-curves.csv") if row["agent"] == "mbcal"]
+    cell = build / "results" / "newsfeed-growing" / "cells" / "growing" / "mbcal" / "seed-0" / "manifest.json"
+    means = [entry["mean"] for entry in json.loads(cell.read_text())["record"]["rounds"]]
+    assert [float(row["reward per session"]) for row in found] == pytest.approx(means, rel=1e-5)
+    assert [float(row["fall"]) for row in found] == pytest.approx([0, max(means[0] - means[1], 0)], abs=1e-4)
 
 
 def test_an_ablation_has_a_row_for_every_value(kept: Path) -> None:
     found = [row for row in rows(kept / "netflix-ablation-options.csv") if row["judge"] == "lstm"]
+    assert {row["agent"] for row in found} == {"mbcal"}  # variants of mbcal-plan were not run
     values = {option: [row["value"] for row in found if row["option"] == option] for option in {r["option"] for r in found}}
     assert values == {
-        "gamma": ["0", "0.8", "0.95", "1", "auto"],
-        "mask_rate": ["0.05", "0.2", "0.4"],
-        "net.hidden": ["8", "32", "128"],  # 8 is what --small makes of the default
-        "net.user": ["history", "id", "none"],
+        "gamma": ["0", "1", "auto"],
+        "mask_rate": ["0.05", "0.4"],
+        "net.hidden": ["8", "32"],  # 8 is what --small makes of the default
     }
     usual = earned(kept / "netflix-ablation-batch.csv", "lstm", "mbcal")
     assert all(float(row["reward per session"]) == usual for row in found if row["gap to mbcal"] == "")
-    assert sum(row["gap to mbcal"] == "" for row in found) == 4
+    assert sum(row["gap to mbcal"] == "" for row in found) == 3
 
 
 def test_sizes_are_shares_of_the_log(build: Path, kept: Path) -> None:
@@ -146,7 +183,7 @@ def test_sizes_are_shares_of_the_log(build: Path, kept: Path) -> None:
     assert sorted({int(row["log sessions"]) for row in found}) == [train // share for share in (16, 8, 4, 2, 1)]
     whole = [row for row in found if row["log sessions"] == str(train)]
     own = build / "results" / "netflix-size" / "1-1" / "tables" / "batch.csv"
-    assert len(whole) == 10
+    assert len(whole) == 6
     assert all(
         float(row["reward per session"]) == pytest.approx(earned(own, row["judge"], row["agent"]), rel=1e-5) for row in whole
     )
@@ -163,10 +200,10 @@ def test_sizes_are_shares_of_the_log(build: Path, kept: Path) -> None:
 
 def test_equal_runs_equal_bytes(build: Path, kept: Path, tmp_path: Path) -> None:
     results.main(["collect", "netflix-size", "newsfeed-growing", "--build", str(build), "--out", str(tmp_path)])
-    for path in tmp_path.iterdir():
+    collected = list(tmp_path.iterdir())
+    assert collected
+    for path in collected:
         assert path.read_bytes() == (kept / path.name).read_bytes()
-    assert {path.name for path in tmp_path.glob("*.svg")} >= {"netflix-size-size.svg", "newsfeed-growing-curves.svg"}
-    assert "<dc:date>" not in (tmp_path / "netflix-size-size.svg").read_text()
 
 
 def test_a_run_under_way_is_collected(build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,33 +218,70 @@ def test_a_run_under_way_is_collected(build: Path, tmp_path: Path, capsys: pytes
     assert "netflix-ablation: nothing is done yet\n" in said
     kept = json.loads((tmp_path / "docs" / "netflix-batch.json").read_text())["netflix-batch"]
     assert kept["cells"]["missing"] == ["batch mbcal seed 0"]
-    assert not any(row["claim"].startswith("mbcal >") for row in rows(tmp_path / "docs" / "netflix-batch-claims.csv"))
+    assert not any("mbcal" in (row["method"], row["against"]) for row in rows(tmp_path / "docs" / "netflix-batch-gaps.csv"))
     assert len({row["log sessions"] for row in rows(tmp_path / "docs" / "netflix-size-size.csv")}) == 4
 
 
-def test_the_page_is_filled_from_the_files(kept: Path) -> None:
-    page = kept.parent / "results.md"
-    shutil.copy(ROOT / "docs" / "results.md", page)
-    results.main(["page", "--results", str(kept), "--page", str(page)])
-    text = page.read_text()
+def test_a_part_of_an_experiment_is_run_and_resumed(tmp_path: Path, build: Path) -> None:
+    (tmp_path / "small").mkdir()
+    for name in ("data", "simulators"):
+        shutil.copytree(build / name, tmp_path / "small" / name)
+    part = [*command("netflix-batch"), "--build", str(tmp_path), "--seeds", "0", "--agents"]
+    results.main([*part, "random"])
+    results.main([*part, "popular", "random"])
+    results.main(["collect", "netflix-batch", "--build", str(tmp_path / "small"), "--out", str(tmp_path / "docs")])
+    found = rows(tmp_path / "docs" / "netflix-batch-batch.csv")
+    assert {(row["agent"], row["seeds"]) for row in found} == {("random", "1"), ("popular", "1"), ("the log", "")}
+    assert json.loads((tmp_path / "docs" / "netflix-batch.json").read_text())["netflix-batch"]["cells"]["done"] == 2
+    with pytest.raises(SystemExit, match=r"agents: 'mbcl' is not in the experiment; .*Did you mean 'mbcal'\?"):
+        results.main([*part, "mbcl"])
+
+
+@pytest.fixture
+def docs(kept: Path, tmp_path: Path) -> Path:
+    """Documents made from the miniatures."""
+    shutil.copytree(kept, tmp_path / "docs" / "results")
+    (tmp_path / "docs" / "methods").mkdir()
+    for name in ("results.md", "methods/mbcal.md"):
+        shutil.copy(DOCS / name, tmp_path / "docs" / name)
+    results.main(["page", "--docs", str(tmp_path / "docs")])
+    return tmp_path / "docs"
+
+
+def test_pages_are_filled_from_the_files(kept: Path, docs: Path) -> None:
+    page = (docs / "results" / "netflix.md").read_text()
     reward = earned(kept / "netflix-batch-batch.csv", "lstm", "mbcal")
-    assert f"| lstm | mbcal | {reward:.2f} | 79.71 | – | [" in text
-    assert "| netflix | lstm | " in text  # simulators of all data in one table
-    assert "![newsfeed-growing-curves](results/newsfeed-growing-curves.svg)" in text
-    assert "Not run yet: `python benchmarks/results.py run ml1m-batch`." in text
-    before, after = (BLOCK.sub("", shown) for shown in ((ROOT / "docs" / "results.md").read_text(), text))
+    assert f"| lstm | mbcal | {reward:.2f} | 79.71 | 1 | [" in page
+    assert "![Sample efficiency, Netflix](netflix-size.svg)" in page
+    assert "Not run yet: `python benchmarks/results.py run netflix-growing --device cuda`" in page
+    assert "run netflix-batch --device cpu --small`: 1 seeds, 40 test sessions" in page
+    assert "## Ablations\n\nEvery setting" in page
+    assert "Not run yet: `python benchmarks/advantages.py" in (docs / "results" / "newsfeed.md").read_text()
+    assert f"| netflix | lstm | {reward:.2f} | 79.71 |" in (docs / "methods" / "mbcal.md").read_text()
+    main = (docs / "results.md").read_text()
+    assert "(mcpe, one training)" in main or "(dqn, one training)" in main  # nothing can be told from one
+    assert "`ml1m-batch`" in main[main.index("Not run yet:") :]
+    before, after = (BLOCK.sub("", text) for text in ((DOCS / "results.md").read_text(), main))
     assert before == after
-    results.main(["page", "--results", str(kept), "--page", str(page)])
-    assert page.read_text() == text
+    assert "![Reward by round of Growing Batch-RL](results/overview-growing.svg)" in main
+    assert "<dc:date>" not in (docs / "results" / "overview-growing.svg").read_text()
+
+
+def test_pages_are_the_same_when_written_again(docs: Path) -> None:
+    before = {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()}
+    assert sum(path.suffix == ".svg" for path in before) >= 5
+    results.main(["page", "--docs", str(docs)])
+    assert {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()} == before
 
 
 def test_a_block_takes_columns_and_rows(kept: Path) -> None:
-    file = kept / "netflix-batch-batch.csv"
-    table = page_table([file], ["columns: agent, reward per session as reward", "where: judge=lstm, agent=mbcal"])
+    files, name = ResultFiles(kept), "netflix-batch-batch"
+    options = ["columns: agent, absent?, regret, reward per session as reward", "where: judge=lstm, agent=mbcal"]
+    table = page_table(files, [name], options)
     assert table.columns == ("agent", "reward")
-    assert table.rows == [["mbcal", earned(file, "lstm", "mbcal")]]
+    assert table.rows == [["mbcal", earned(kept / f"{name}.csv", "lstm", "mbcal")]]
     with pytest.raises(InputError, match=r"netflix-batch-batch\.csv: there is no column 'agnt'\. Did you mean 'agent'\?"):
-        page_table([file], ["columns: agnt"])
+        page_table(files, [name], ["columns: agnt"])
 
 
 def test_a_log_that_is_not_there_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,7 @@ def test_the_tables_say_what_the_cells_hold(finished: Path) -> None:
     assert rows["truth", "mbcal"][10] == pytest.approx(oracle - rewards["mbcal"].mean(), rel=1e-5)
     logged = Run.open(finished, "cpu").test_sessions(summary.run.store()).rewards.sum(1).mean()
     assert rows["truth", "the log"][2] == rows["lstm", "the log"][2] == pytest.approx(float(logged), rel=1e-6)
+    assert [rows["truth", agent][-1] for agent in ("mbcal", "oracle", "the log")] == [2, 1, None]  # seeds
     assert rows["truth", "oracle"][2] == max(row[2] for row in rewards_table(summary, "batch").rows if row[0] == "truth")
 
 

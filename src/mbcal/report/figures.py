@@ -39,21 +39,21 @@ def image_files(name: str, figure: Any) -> dict[str, bytes]:
     return files
 
 
-def line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Any, Any]:
+def _line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Any, Any]:
     """Draw lines with bands.
 
     Args:
-        lines: By agent: `mean`, the band's `low` and `high`, and optionally `at`, the x values (by default 1, 2, 3, …).
+        lines: By agent: `mean`, and the band's `low` and `high`, at 1, 2, 3, ….
 
     Returns:
         The figure and its axes.
     """
-    figure = _figure(8, 4.8)
+    figure = new_figure(8, 4.8)
     axes = figure.subplots()
     ends: list[tuple[float, str, str]] = []
     for agent, (own, dash) in styles(list(lines)).items():
         line = lines[agent]
-        at = list(line.get("at", range(1, len(line["mean"]) + 1)))
+        at = range(1, len(line["mean"]) + 1)
         style = (0, tuple(float(part) / 2 for part in dash.split())) if dash else "-"
         axes.plot(at, line["mean"], color=COLOURS[own], linestyle=style, linewidth=2.4 if own == "mbcal" else 1.6)
         axes.fill_between(at, line["low"], line["high"], color=COLOURS[own], alpha=0.13, linewidth=0)
@@ -73,11 +73,12 @@ def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
         axes.annotate(name, at, xycoords="axes fraction", va="center", fontsize=8, color=colour, annotation_clip=False)
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure, sizes in inches; equal figures give equal bytes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams["svg.hashsalt"] = "mbcal"  # equal figures, equal bytes
+    mpl.rcParams["svg.hashsalt"] = "mbcal"
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
@@ -85,7 +86,7 @@ def _reward_figure(summary: RunSummary, protocol: str) -> Any:
     """Reward and interval of every method and of the log, one panel per judge."""
     judges = [judge for judge in summary.judges if summary.rewards(protocol, judge)]
     order = [agent for agent, _, _ in summary.ranked_with_log(protocol, judges[0])][::-1]
-    figure = _figure(4.5 * len(judges) + 1.5, 0.32 * len(order) + 1.2)
+    figure = new_figure(4.5 * len(judges) + 1.5, 0.32 * len(order) + 1.2)
     for axes, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
         for agent, mean, _ in summary.ranked_with_log(protocol, judge):
             _draw_interval(axes, order.index(agent), agent, mean)
@@ -98,7 +99,7 @@ def _gap_figure(summary: RunSummary, protocol: str, base: str) -> Any:
     """Paired gap of every method to the baseline, one panel per judge; a zone where the judge cannot be trusted."""
     judges = [judge for judge in summary.judges if base in summary.rewards(protocol, judge)]
     order = [agent for agent, _, _ in summary.ranked(protocol, judges[0]) if agent != base][::-1]
-    figure = _figure(4.5 * len(judges) + 1.5, 0.32 * max(len(order), 1) + 1.2)
+    figure = new_figure(4.5 * len(judges) + 1.5, 0.32 * max(len(order), 1) + 1.2)
     for axes, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
         rewards, trust = summary.rewards(protocol, judge), summary.trust.get(judge)
         for agent in (name for name in order if name in rewards):
@@ -125,7 +126,7 @@ def _draw_interval(axes: Any, y: int, agent: str, mean: Mean) -> None:
 
 def _curve_figure(summary: RunSummary) -> Any:
     """Reward by round of Growing Batch-RL."""
-    figure, axes = line_figure(summary.curves())
+    figure, axes = _line_figure(summary.curves())
     axes.set(xlabel="round", ylabel="reward per session", title=f"Growing Batch-RL, judged by {summary.judges[0]}")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return figure

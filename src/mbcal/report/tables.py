@@ -102,8 +102,9 @@ def _finite(value: float) -> float | None:
 
 
 def rewards_table(summary: RunSummary, protocol: str) -> Table:
-    """Reward per session of every method under every judge, with tests against the `BASES`."""
+    """Reward per session of every method under every judge, the number of its seeds, and tests against the `BASES`."""
     tests: dict[tuple[str, str], dict[str, Comparison]] = {}
+    tested = {judge: summary.rewards(protocol, judge) for judge in summary.judges}
     for judge in summary.judges:
         rewards = summary.compared(protocol, judge)
         tests |= {(judge, base): compare_to(base, rewards, summary.users) for base in BASES if base in rewards}
@@ -118,7 +119,7 @@ def rewards_table(summary: RunSummary, protocol: str) -> Table:
             row.append(oracle_reward - mean.mean if oracle_reward is not None and judge == "truth" else None)
             is_growing = protocol == "growing" and judge == summary.judges[0]
             row.append(_mean_rounds(summary, agent) if is_growing else None)
-            rows.append(row)
+            rows.append([*row, len(tested[judge][agent]) if agent in tested[judge] else None])
     columns = ["judge", "agent", "reward per session", "spread over seeds", "low", "high"]
     columns += [name for base in BASES for name in (f"gap to {base}", f"p to {base}")]
     note = (
@@ -128,7 +129,7 @@ def rewards_table(summary: RunSummary, protocol: str) -> Table:
         "in the same test sessions, from real users."
     )
     title = {"batch": "Batch-RL", "growing": "Growing Batch-RL, after the last round"}[protocol]
-    return Table(protocol, title, (*columns, "regret", "rounds to 99%"), rows, note)
+    return Table(protocol, title, (*columns, "regret", "rounds to 99%", "seeds"), rows, note)
 
 
 def _mean_rounds(summary: RunSummary, agent: str) -> float | None:

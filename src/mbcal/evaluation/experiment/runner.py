@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
@@ -19,6 +20,7 @@ def run_experiment(
     out: str | Path,
     *,
     resume: bool = False,
+    only: Callable[[Cell], bool] | None = None,
     workers: int | None = 1,
     device: str = "auto",
     engine: Engine | None = None,
@@ -35,6 +37,7 @@ def run_experiment(
         config: All settings (see `load_experiment_config`); may be None if a run is resumed, which knows its own.
         out: Folder of the run.
         resume: Go on with the run in `out` instead of creating one.
+        only: Which of the missing cells to run; by default all. The others stay missing.
         workers: Cells at a time on this machine: processes on a CPU, threads with a CUDA stream each on a GPU. None is one
             per core on a CPU, and 1 on a GPU. Processes import the calling script again, so call with more than 1 only under
             `if __name__ == "__main__":`. With an engine it has no effect.
@@ -46,7 +49,8 @@ def run_experiment(
         progress: Notified of the preparation: the generated log, the simulators.
 
     Returns:
-        The finished run, with metrics.jsonl and TensorBoard files written. `mbcal.report` makes tables and pages of it.
+        The run, finished unless `only` left something out, with metrics.jsonl and TensorBoard files written. `mbcal.report`
+        makes tables and pages of it.
 
     Raises:
         OptionError: If a setting is wrong, or a resumed run has other settings than `config`.
@@ -59,7 +63,7 @@ def run_experiment(
         run.prepare(progress)
     else:
         prepare_on(engine, run, resources, progress)
-    missing = run.missing
+    missing = [cell for cell in run.missing if only is None or only(cell)]
     observer.begin(missing)
     if engine is None:
         execute_all(run, missing, min(workers or _default_workers(run.device), max(len(missing), 1)), observer)
