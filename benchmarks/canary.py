@@ -4,7 +4,7 @@
     python benchmarks/canary.py --replications 100   a quicker one
     python benchmarks/canary.py --drift              a share that is raised while rewards rise
 
-Sessions of users with different tastes arrive one after the other; a share of them gets the canary. After every 1% more
+Sessions of users with different tastes arrive one after the other; a share of users gets the canary. After every 1% more
 sessions the canary is looked at, with the default limits: promoted, withdrawn, or neither. "lost" is
 what worse canaries cost until they were withdrawn, and what better ones would have earned in the sessions that the live
 version served until they were promoted; both in sessions' worth of the live reward.
@@ -47,7 +47,7 @@ class Trials:
     effect: float = 0.0
     """True difference of the canary, as a share of the reward."""
     share: float = 0.1
-    """Share of sessions that the canary gets."""
+    """Share of users that the canary gets."""
     users: int = 1000
     sessions: int = 20_000
     """Sessions of both versions at which a trial ends."""
@@ -87,6 +87,7 @@ def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int
     activity = np.arange(1, trials.users + 1) ** -trials.activity
     activity /= activity.sum()
     taste = np.exp(rng.normal(0, trials.spread, shape) - trials.spread**2 / 2)
+    assigned = rng.random(shape) < trials.share
     gain = trials.effect + trials.disagreement * rng.normal(size=shape)
     base = float(REWARDS[trials.rewards](rng, (2_000_000,)).mean())
     rate, worth = trials.purchases[0], trials.purchases[1] * base
@@ -97,7 +98,8 @@ def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int
     for count in looks(trials.sessions, growth):
         size = (replications, count - before)
         before = count
-        user, is_canary = rng.choice(trials.users, size, p=activity), rng.random(size) < trials.share
+        user = rng.choice(trials.users, size, p=activity)
+        is_canary = assigned[rows, user]
         reward = REWARDS[trials.rewards](rng, size) * taste[rows, user] * (1 + is_canary * gain[rows, user])
         reward = reward + worth * (~is_canary & (rng.random(size) < rate))
         _add(sums, (rows * trials.users + user).ravel(), is_canary, reward)
@@ -160,10 +162,10 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
         effect: True difference of the canary, as a share of the reward.
         look: Sessions from one look to the next.
     """
-    rng, sessions, users = np.random.default_rng(seed), 6000, 300
+    rng, sessions, users = np.random.default_rng(seed), 6000, 3000
     late = np.arange(sessions) >= 2000
-    version = (rng.random(sessions) >= np.where(late, shares[1], shares[0])).astype(np.int32)
     user = rng.integers(users, size=sessions).astype(np.int32)
+    version = (rng.random(users)[user] >= np.where(late, shares[1], shares[0])).astype(np.int32)
     reward = (1 + rise * late) * (1 + effect * (version == 0)) + rng.normal(0, 0.45, sessions)
     columns = (version, user, np.arange(sessions), reward, np.full(sessions, 5, np.int32))
     names = tuple(map(str, range(users)))
@@ -202,7 +204,8 @@ def main() -> None:
     rewards = [{"rewards": name} for name in REWARDS]
     cases: list[dict[str, Any]] = [{**one, "share": share} for one in rewards for share in (0.1, 0.5)]
     cases += [{"users": 30}, {"disagreement": 0.3, "users": 200}, {"rewards": "skewed", "activity": 1.0, "users": 200}]
-    cases += [{"effect": effect, "share": share} for effect in (-0.2, -0.1, -0.05, 0.05, 0.1, 0.2) for share in (0.1, 0.5)]
+    effects = [(effect, share) for effect in (-0.2, -0.1, -0.05, 0.05, 0.1, 0.2) for share in (0.1, 0.5)]
+    cases += [{"effect": effect, "share": share, "users": users} for users in (3000, 300) for effect, share in effects]
     cases += [
         {"effect": 0.2, "share": share, "purchases": lost, "users": 3000}
         for lost in ((0.005, 100.0), (0.001, 500.0))

@@ -77,6 +77,8 @@ def test_a_session_by_hand() -> None:
         "unknown_behaviours": {},
         "unknown_history": 0,
         "headless": 0,
+        "nameless": 0,
+        "unlinked": 0,
         "lost": [],
         "new_items": 0,
     }

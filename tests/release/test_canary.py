@@ -178,7 +178,14 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
     assert again.comparison == look.comparison
     assert again.ignored.repeated == 1200
     written = json.loads((registry.path / "canaries" / f"{CANARY}.json").read_text())
-    assert written["ignored"] == {"repeated": 1200, "not_shown": 0, "dropped": 0, "nameless": 0}
+    assert written["ignored"] == {
+        "repeated": 1200,
+        "not_shown": 0,
+        "dropped": 0,
+        "nameless": 0,
+        "headless": 0,
+        "unlinked": 0,
+    }
 
 
 def test_a_trial_ends_though_the_clock_was_set_back(registry: Registry, tmp_path: Path) -> None:
@@ -207,6 +214,8 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
         str(tmp_path / "0"),
         "--log",
         str(tmp_path / "1"),
+        "--idle",
+        "10",
     ]
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output

@@ -27,7 +27,7 @@ def outcomes_of(sessions: int, likes: tuple[float, float], seed: int = 0) -> Out
 
 
 def test_decisions_follow_the_limits() -> None:
-    better, worse = compare_versions(outcomes_of(900, BETTER), "a", "b"), compare_versions(outcomes_of(900, WORSE), "a", "b")
+    better, worse = (compare_versions(outcomes_of(1500, likes), "a", "b") for likes in (BETTER, WORSE))
     assert judge_canary(better, CONFIG, 0)[0] == "promote"
     assert judge_canary(better, replace(CONFIG, promote_after=500), 0)[0] == "wait"
     assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"

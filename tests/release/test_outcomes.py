@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ def rows(outcomes: Outcomes) -> list[tuple[str, str, float, int]]:
 def test_rewards_and_lengths_of_sessions() -> None:
     records = [
         *session_records("s1", "v1", ["like", "skip"], user="ann"),
-        *session_records("s2", "v2", ["click", "click", "like", "like", "like"], user="ann", began=2 * SECOND),
+        *session_records("s2", "v2", ["click", "click", "like", "like", "like"], user="amy", began=2 * SECOND),
         *session_records("s3", "v2", ["unknown"], began=3 * SECOND),
         decision(9, session="", id="alone", user="bob", time=4 * SECOND, version="v1", step=0, items=["c", "a"]),
         Feedback("alone", "a", "click", 4 * SECOND, "f1"),
@@ -54,7 +54,7 @@ def test_rewards_and_lengths_of_sessions() -> None:
     ]
     expected = [
         ("ann", "v1", 3.0, 2),
-        ("ann", "v2", 5.0, 3),
+        ("amy", "v2", 11.0, 5),
         ("user of s3", "v2", 0.0, 1),
         ("bob", "v1", 4.0, 2),
     ]
@@ -88,9 +88,9 @@ def test_an_unfinished_session_holds_up_those_after_it() -> None:
     assert rows(outcomes_of(records, now=20 * SECOND)) == [("user of slow", "v1", 6.0, 2), ("user of quick", "v2", 9.0, 3)]
 
 
-def test_nothing_counts_after_the_longest_time() -> None:
+def test_a_session_is_finished_after_the_longest_time() -> None:
     endless = list(session_records("endless", "v1", ["click"] * 30, step_seconds=9))
-    reader = OutcomeReader(REWARDS, replace(RULE, horizon=100))
+    reader = OutcomeReader(REWARDS, RULE)
     for record in endless:
         reader.add(record)
     assert len(reader.outcomes(50 * SECOND)) == 0
@@ -104,8 +104,6 @@ def test_a_name_that_is_used_again_is_another_session() -> None:
 
 
 def replace_id(record: Record) -> Record:
-    import msgspec
-
     if isinstance(record, Feedback):
         return msgspec.structs.replace(record, decision=f"again-{record.decision}", id=f"again-{record.id}")
     return msgspec.structs.replace(record, id=f"again-{record.id}")
@@ -220,16 +218,56 @@ def test_a_decision_counts_once_however_often_it_is_read() -> None:
 def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbcal.release.outcomes.MOST_EARLY_BYTES", 100_000)
     reader = OutcomeReader(REWARDS, RULE)
-    for number in range(2000):  # one decision that never comes, and sessions without a beginning
+    for number in range(2000):  # of one decision that never comes, and of many
         reader.add(Feedback("never", f"item-{number}", "like", SECOND, f"f{number}"))
-        reader.add(decision(number, session=f"s{number}", step=1, time=SECOND))
         reader.add(Feedback(f"unknown-{number}", "c", "like", SECOND, f"g{number}"))
-        assert reader._orphan_bytes + reader._early_bytes <= 100_000
-    assert len(reader._orphans) < 120
+        assert reader._early_bytes <= 100_000
     assert sum(map(len, reader._early.values())) < 340
-    assert reader.ignored.dropped > 5500
+    assert reader.ignored.dropped > 3600
     reader.outcomes(10**12)
-    assert (reader._orphan_bytes, reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0, 0)
+    assert (reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0)
+
+
+def test_a_session_that_goes_on_since_before_the_trial_takes_bounded_memory() -> None:
+    reader, since = OutcomeReader(REWARDS, RULE, since=100 * SECOND), 100
+    for second in range(since - 60, 2000, 5):
+        reader.add(decision(second, session="kiosk", user="", step=0, time=second * SECOND))
+        assert len(reader.outcomes(second * SECOND)) == 0
+        assert len(reader._decisions) <= 60 / 5 + 2
+    reader.add(decision(3000, session="kiosk", user="", step=0, time=3000 * SECOND))  # after a pause
+    assert reader.outcomes(10**12).began.tolist() == [3000 * SECOND]
+
+
+def test_a_long_session_counts_in_parts() -> None:
+    endless = list(session_records("endless", "v1", ["click"] * 20, step_seconds=9))
+    assert rows(outcomes_of(endless)) == [("user of endless", "v1", 7.0, 7)] * 2 + [("user of endless", "v1", 6.0, 6)]
+
+
+def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
+    headless, begun = session_records("s1", "v1", ["like"] * 3), session_records("s2", "v1", ["like"] * 3)
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in [*list(headless)[2:], *begun]:
+        reader.add(record)
+    paused = decision(9, id="paused", session="s2", user="user of s2", step=3, time=100 * SECOND)
+    reader.add(paused)
+    reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
+    assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
+    assert reader.ignored == Ignored(headless=1)
+    assert str(reader.ignored).endswith("1 sessions without a beginning")
+    late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
+    for record in session_records("s1", "v1", ["like"] * 3):
+        late.add(record)
+    assert (len(late.outcomes(10**12)), not late.ignored) == (0, True)
+
+
+def test_clocks_of_servers_may_differ() -> None:
+    first, second = (list(session_records("s", "v1", ["like", "like"]))[n : n + 2] for n in (0, 2))
+    early = [msgspec.structs.replace(record, time=record.time - 2 * SECOND) for record in second]
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in [*early, *first]:
+        reader.add(record)
+    assert rows(reader.outcomes(10**12)) == [("user of s", "v1", 6.0, 2)]
+    assert not reader.ignored
 
 
 def test_a_large_log_is_counted_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

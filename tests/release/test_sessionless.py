@@ -46,7 +46,7 @@ def test_a_bait_is_not_published_where_requests_have_no_session(user: bool, show
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     if not user:
         assert verdict.checks[0].detail.endswith(UNJUDGED)
-        assert verdict.reason == f"the log cannot tell: {UNJUDGED}"
+        assert f"{600 * STEPS:,} decisions have neither session nor user, beside " in verdict.reason
 
 
 def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tm
     assert verdict.counts is not None
     assert verdict.counts.headless == 600 * (STEPS - 1)
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
-    assert verdict.reason == f"the log cannot tell: {UNJUDGED}"
+    assert f"; {600 * (STEPS - 1):,} sessions have no beginning, beside " in verdict.reason
 
 
 def test_what_chooses_alike_is_judged_where_requests_have_no_names(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: py
     look = CanaryWatcher(registry, [tmp_path / "log"], clock=lambda: began / 1e6 + 3e5).look()
     assert look is not None
     assert (look.action, look.comparison, look.ignored.nameless) == ("wait", None, 600 * STEPS)
-    words = "3,600 decisions have neither session nor user and do not count: send a session with requests"
-    assert look.reason == f"no finished sessions of both versions yet; {words}"
+    words = (
+        "not promoted, since 3,600 decisions have neither session nor user: send the same user, or the same session, with"
+    )
+    assert look.reason.startswith(f"no finished sessions of both versions yet; {words}")
     said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)
     assert said.endswith("no session can be counted, since requests had neither session nor user; send a session")

@@ -69,6 +69,26 @@ def test_a_share_of_sessions_gets_the_canary_and_keeps_it(registry: Registry, tm
     assert {(decision.version, decision.epsilon) for decision in decisions} == {(LIVE, 0.2), (CANARY, 0.4)}
 
 
+def test_a_visit_has_one_version_whichever_requests_carry_a_session(registry: Registry) -> None:
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.5)
+        await service.refresh_version()
+        found = Counter()
+        for number in range(60):
+            user = f"user {number}"
+            names = [None, f"s{number}", f"s{number}", f"t{number}"]  # a landing page without a session, then two sessions
+            (version,) = {await version_of(service, session, user) for session in names}
+            found[version] += 1
+        assert 15 <= found[CANARY] <= 45
+        for number in range(60):  # a user who logs in keeps the version of the session
+            before = await version_of(service, f"a{number}")
+            assert await version_of(service, f"a{number}", f"user {number}") == before
+
+    asyncio.run(story())
+
+
 def test_sessions_keep_the_version_they_began_with(registry: Registry) -> None:
     names = [f"s{number}" for number in range(40)]
 

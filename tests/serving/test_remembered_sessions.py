@@ -76,8 +76,8 @@ def test_of_two_first_requests_the_first_history_counts_for_both(registry: Regis
 
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         bodies = [
-            {"candidates": ITEMS, "session": "s", "user": user, "history": [[item, "click"]], "id": user}
-            for user, item in (("ann", "item 1"), ("bob", "item 2"))
+            {"candidates": ITEMS, "session": "s", "user": "ann", "history": [[item, "click"]], "id": item}
+            for item in ("item 1", "item 2")
         ]
         answers = await asyncio.gather(*(http.post("/v1/rank", json=body) for body in bodies))
         assert [answer.status_code for answer in answers] == [200, 200]
@@ -105,3 +105,26 @@ def test_a_long_history_is_not_logged_with_every_short_request(registry: Registr
     logged = [record.history for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
     assert logged[0] == logged[1] == logged[2]
     assert set(logged[0]) == {("item 1", "click")}
+
+
+def test_a_session_of_another_user_is_refused(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        async def rank(session: str, **fields: Any) -> httpx.Response:
+            return await http.post("/v1/rank", json={"candidates": ITEMS, "k": 1, "session": session, **fields})
+
+        begun = (await rank("1", user="ada", history=HISTORY)).json()
+        await http.post("/v1/feedback", json={"decision": begun["decision"], "behaviour": "click"})
+        refused = await rank("1", user="bob")
+        assert refused.status_code == 409
+        assert refused.json() == {
+            "error": "session: '1' is a session of another user; give every user sessions of their own"
+        }
+        assert (await rank("1")).status_code == (await rank("1", user="ada")).status_code == 200
+        both = await asyncio.gather(rank("2", user="ada"), rank("2", user="bob"))  # at the same moment
+        assert sorted(answer.status_code for answer in both) == [200, 409]
+        assert [(await rank("3", **user)).status_code for user in ({}, {"user": "ada"})] == [200, 200]  # logs in
+
+    run_app(registry, story, tmp_path / "log")
+    decisions = [record for record in read_log(tmp_path / "log") if isinstance(record, Decision)]
+    assert [decision.user for decision in decisions if decision.session == "1"] == ["ada"] * 3
+    assert len({decision.user for decision in decisions if decision.session == "2"}) == 1

@@ -151,3 +151,27 @@ def test_to_count_the_members_of_a_batch_is_work_of_its_client(registry: Registr
 
     asyncio.run(story())
     assert events[:2] == [("10.0.0.1", work_of(body)), "counted"]
+
+
+def test_every_answer_but_a_probe_waits_for_its_turn(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[str] = []
+    take = Turns.take
+
+    async def noted(self: Turns, client: str, work: float) -> None:
+        clients.append(client)
+        await take(self, client, work)
+
+    monkeypatch.setattr(Turns, "take", noted)
+
+    async def story() -> None:
+        service = Service(registry, MemoryStore(), None, 0.0)
+        await service.follower.look()
+        transport = httpx.ASGITransport(App(service), client=("10.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for path, turns in {"/metrics": 1, "/openapi.json": 1, "/": 1, "/healthz": 0, "/readyz": 0}.items():
+                clients.clear()
+                assert (await http.get(path)).status_code == 200
+                assert clients == ["10.0.0.1"] * turns, path
+        await service.close()
+
+    asyncio.run(story())

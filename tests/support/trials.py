@@ -45,17 +45,20 @@ def trial_records(
     began: int = SECOND,
     seed: int = 0,
 ) -> Iterator[Record]:
-    """Sessions of two steps, one after the other; a step is liked with a probability by version: canary, then live."""
+    """Sessions of two steps of 120 users in turn, a second apart; a share of users has the canary.
+
+    A step is liked with a probability by version: canary, then live.
+    """
     rng = np.random.default_rng(seed)
     for number in range(sessions):
-        is_canary = rng.random() < share
+        user = number % 120
+        is_canary = user % 10 >= 10 * (1 - share)
         liked = rng.random(2) < likes[0 if is_canary else 1]
-        user = f"u{rng.integers(60)}"
         yield from session_records(
             f"{seed}-{number}",
             canary if is_canary else live,
             ["like" if like else "skip" for like in liked],
-            user=user,
+            user=f"u{seed}-{user}",
             began=began + number * SECOND,
         )
 

@@ -90,7 +90,7 @@ def serve(  # long, since every option has its help here
     canary: Annotated[
         float,
         typer.Option(
-            min=0, max=0.99, help="Share of sessions for the registry's canary, if it has one ('mbcal registry canary')."
+            min=0, max=0.99, help="Share of users for the registry's canary, if it has one ('mbcal registry canary')."
         ),
     ] = 0.0,
     canary_epsilon: Annotated[

@@ -29,7 +29,7 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import IDLE, SessionlessDecision, join_visits, user_name
+from mbcal.decision_log.visits import IDLE, SessionlessDecision, anonymous, join_visits, user_name
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
@@ -145,6 +145,10 @@ def join_sessions(
             first = decisions[entries[0][2]]._replace(session=session)
             builder.add_session(first, builder.with_leaving(steps, newest, horizon), horizon)
     counts.sessions, counts.steps = len(builder.windows), sum(len(window.steps) for window in builder.windows)
+    counts.nameless = sum(decision.user == anonymous(decision_id) for decision_id, decision in decisions.items())
+    n_without_user = sum(user == anonymous(session) for user, session in sessions) - counts.nameless
+    n_visits = len({place.visit for place in visits.values()})
+    counts.unlinked = min(n_without_user, n_visits - counts.nameless)
     return builder.to_joined(horizon)
 
 

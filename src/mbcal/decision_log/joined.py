@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,11 @@ class JoinCounts:
     """Sessions whose first decision in the log says that something was shown before: their beginnings are not there, or
     have another name. Also those in which fewer steps were shown at a later time: the client, or a server that forgot the
     session, began anew, and what followed a choice is not in its order."""
+    nameless: int = 0
+    """Decisions with neither session nor user: any of them may belong to any session."""
+    unlinked: int = 0
+    """Sessions that name no user, or visits that name no session, whichever are fewer: a visit may be known by its user
+    alone at first, and by its session alone later."""
     lost: list[str] = field(default_factory=list)
     """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
     new_items: int = 0
@@ -82,6 +88,24 @@ class Joined:
         times = np.asarray([row[-1].time for row in self.origins], np.int64)
         is_recent = times > times.max(initial=0) - int(IDLE * 1e6)
         return np.asarray(is_recent & (sessions.length < sessions.horizon) & ~sessions.left)
+
+    def precedes_another(self) -> NDArray[np.bool_]:
+        """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it, (N,).
+
+        What was chosen in the first may change the second: a landing page without a session, then pages with one.
+        """
+        spans: dict[tuple[int, str], tuple[int, int]] = {}  # of sessions, by user and name
+        keys = list(zip(self.sessions.user.tolist(), self.session_names, strict=True))
+        for key, row in zip(keys, self.origins, strict=True):
+            times = [*spans.get(key, ()), *(origin.time for origin in row)]
+            spans[key] = min(times), max(times)
+        in_order = sorted(spans, key=lambda key: (key[0], spans[key]))
+        preceding = {
+            earlier
+            for earlier, later in pairwise(in_order)
+            if earlier[0] == later[0] and spans[later][0] - spans[earlier][1] <= IDLE * 1e6
+        }
+        return np.asarray([key in preceding for key in keys], np.bool_)
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
         """Return the indices of the rows that this version decided alone."""

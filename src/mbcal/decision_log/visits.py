@@ -19,7 +19,12 @@ IDLE = 1800.0
 
 def user_name(decision: Decision) -> str:
     """Return the user of a decision; without one, every session is a user of its own, or every decision without either."""
-    return decision.user or f"anonymous:{decision.session or decision.id}"
+    return decision.user or anonymous(decision.session or decision.id)
+
+
+def anonymous(name: str) -> str:
+    """Return the user of a session, or of a decision without one, that names no user."""
+    return f"anonymous:{name}"
 
 
 class SessionlessDecision(NamedTuple):

@@ -28,6 +28,8 @@ from mbcal.release.outcomes import Ignored, OutcomeReader, SessionRule
 from mbcal.storage.atomic import write_atomic
 
 Action = Literal["promote", "withdraw", "wait"]
+MAX_APART = 0.01
+"""Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Look:
 
 
 def judge_canary(
-    comparison: VersionComparison | None, config: CanaryConfig, elapsed: float, nameless: int = 0
+    comparison: VersionComparison | None, config: CanaryConfig, elapsed: float, ignored: Ignored | None = None
 ) -> tuple[Action, str]:
     """Decide about a canary.
 
@@ -89,14 +91,15 @@ def judge_canary(
         comparison: The canary (a) against the live version (b); None while one has no finished session.
         config: The limits.
         elapsed: Seconds since the trial began.
-        nameless: Decisions of the trial with neither session nor user, which do not count.
+        ignored: What did not count in the trial; by default nothing.
 
     Returns:
         What to do, and why in words.
     """
+    ignored = ignored or Ignored()
+    n_sessions = 0 if comparison is None else comparison.a.sessions + comparison.b.sessions
+    is_whole = ignored.apart <= MAX_APART * n_sessions
     words = "no finished sessions of both versions yet"
-    if nameless:
-        words += f"; {nameless:,} decisions have neither session nor user and do not count: send a session with requests"
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
         lower, upper = (
@@ -110,15 +113,29 @@ def judge_canary(
         if comparison.together and upper < -config.withdraw_below * live:
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}"
         is_shorter = comparison.length.upper < 0
-        if comparison.together and safe > 0 and not is_shorter and comparison.a.sessions >= config.promote_after:
+        is_enough = comparison.together and comparison.a.sessions >= config.promote_after
+        if is_enough and is_whole and safe > 0 and not is_shorter:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if lower > 0 >= safe and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
         if safe > 0 and is_shorter:
             words += "; its sessions are shorter, so a person has to decide"
+    if not is_whole:
+        words += f"; {_not_whole(ignored)}"
     if elapsed > config.longest:
         return config.undecided, f"undecided after {elapsed / 86400:.1f} days: {words}"
     return "wait", words
+
+
+def _not_whole(ignored: Ignored) -> str:
+    """Say why sessions may be parts of visits only, and what to do."""
+    kinds = (
+        (ignored.headless, "sessions have no beginning in the log"),
+        (ignored.nameless, "decisions have neither session nor user"),
+        (ignored.unlinked, "visits may be known by user alone at first and by session alone later"),
+    )
+    found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)
+    return f"not promoted, since {found}: send the same user, or the same session, with every request of a visit"
 
 
 class CanaryWatcher:
@@ -167,9 +184,9 @@ class CanaryWatcher:
             self._begin(*trial)
         now = int(self._clock() * 1e6)
         comparison = self._compare(pointer.canary, pointer.current, now)
-        elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
-        action, reason = judge_canary(comparison, self._config, elapsed, self._outcomes.ignored.nameless)
         ignored = replace(self._outcomes.ignored)
+        elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
+        action, reason = judge_canary(comparison, self._config, elapsed, ignored)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
         look = self._act(look, pointer)
         if look.action == "wait" and self.registry.canary() != look.canary:

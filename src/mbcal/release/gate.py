@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
 from mbcal.data.user_split import stable_hash
-from mbcal.decision_log.joined import JoinCounts
+from mbcal.decision_log.joined import JoinCounts, Joined
+from mbcal.decision_log.visits import IDLE
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
@@ -43,10 +44,13 @@ ENOUGH_SEEN = 100
 
 UNJUDGED = (
     "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, "
-    "before a session went on beyond the horizon, in requests with neither session nor user, or in a log of which many "
-    "sessions have no beginning"
+    "before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that may be "
+    "parts of visits"
 )
 """Why the log cannot tell, whatever its numbers say."""
+SEND_ONE_SESSION = "send the same session with all requests of a visit"
+MAX_GOING_ON = 0.25
+"""Share of judging sessions that may still be going on when the log is read; above it the gate cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,34 @@ def compare_by_log(
     if unjudged and answer == "no worse":
         answer, detail = "cannot tell", f"{detail}; but {UNJUDGED}"
     return Check("log", answer, detail), difference
+
+
+def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> str:
+    """Say why judging sessions may be parts of visits, whose other parts show what a choice led to; empty if they are whole.
+
+    Args:
+        joined: The sessions.
+        judging: (N,) which of them judge.
+        tolerance: Share of them that may be parts. Sessions without a beginning, and decisions and sessions that may belong
+            to any other, count wherever they are: any choice of the judging sessions may be what they lack.
+    """
+    counts, size = joined.counts, len(judging)
+    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), joined.precedes_another()))
+    apart = {
+        "sessions have no beginning": counts.headless,
+        "decisions have neither session nor user": counts.nameless,
+        "visits may be known by user alone at first and by session alone later": counts.unlinked,
+    }
+    found = []
+    if n_going_on > MAX_GOING_ON * size:
+        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on; update later")
+    if n_preceding > tolerance * size:
+        follow = f"their users began another session within {IDLE / 60:.0f} minutes"
+        found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}; {SEND_ONE_SESSION}")
+    if sum(apart.values()) > tolerance * size:
+        named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
+        found.append(f"{named}, beside {size:,} judging sessions; {SEND_ONE_SESSION}")
+    return "; ".join(found)
 
 
 def other_estimates(

@@ -1,14 +1,14 @@
 """Sessions of a decision log with what they earned, gathered record by record while servers write it.
 
-A session counts for the version of its first decision. Its reward and its length are those of its first `horizon` steps with
-feedback, in at most `longest` seconds. It is finished when it has that many steps, when the user left with a terminal
-behaviour, when nothing came for `idle` seconds, or when `longest` seconds are over. Sessions that finish quickly may be
-better or worse than others, so they are not counted as they finish: sessions are counted in the order in which they began,
-and one that is not finished holds up all that began after it, of either version alike.
+A session counts for the version of its first decision, with all its steps that have feedback, in at most `longest` seconds.
+It is finished when the user left with a terminal behaviour, when nothing came for `idle` seconds, or when `longest` seconds
+are over. Sessions that finish quickly may be better or worse than others, so they are not counted as they finish: sessions
+are counted in the order in which they began, and one that is not finished holds up all that began after it, of either
+version alike.
 
 Records may come in any order, as from the logs of several workers: what is counted depends only on which records are there
-(`sessions.cut_sessions`), provided that at every look all records older than it are there. Records whose session, or whose
-decision, is not there yet are kept, up to a number of bytes. No torch.
+(`sessions.cut_sessions`), provided that at every look all records older than it are there. Feedback whose decision is not
+there yet is kept, up to a number of bytes. No torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mbcal.registry.version import Version
 
 MOST_EARLY_BYTES = 256 << 20
-"""Memory of records that came before their decision or their session's first one; of more, the oldest are dropped."""
+"""Memory of feedback that came before its decision; of more, the oldest is dropped."""
 MOST_BYTES = 1 << 30
 """Memory of all records that are not counted. With more, sessions that are long over are counted before the next look."""
 SETTLING = 10.0
@@ -42,7 +42,7 @@ class SessionRule:
     """What a session is and when it is finished."""
 
     horizon: int = 20
-    """Steps that count, as many as the model plans for."""
+    """Steps that a session may have, whether or not one that long was met: bounds what it may earn."""
     idle: float = 1800.0
     """Seconds without a decision or feedback after which a session is finished, as long as servers remember one."""
     longest: float = 7200.0
@@ -86,16 +86,27 @@ class Outcomes:
 
 @dataclass
 class Ignored:
-    """Records that were read and did not count."""
+    """What was read and did not count, and how much of it may hide what a version costs."""
 
     repeated: int = 0
     """Decisions that had been read before, as in a copied log."""
     not_shown: int = 0
     """Feedback on items that its decision did not return."""
     dropped: int = 0
-    """Records that waited for others to come when the memory for such records was full."""
+    """Feedback that waited for its decision when the memory for that was full."""
     nameless: int = 0
     """Decisions with neither session nor user, which belong to no session."""
+    headless: int = 0
+    """Sessions whose first decision says that something was shown before: their beginnings have other names, or are in a
+    log that was not read."""
+    unlinked: int = 0
+    """Sessions that name no user, or those of users that name no session, whichever are fewer. These do count; but one visit
+    may be both, and then had two versions."""
+
+    @property
+    def apart(self) -> int:
+        """What may be a part of some other session, which then shows only a part of what its version earned."""
+        return self.nameless + self.headless + self.unlinked
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -103,7 +114,8 @@ class Ignored:
     def __str__(self) -> str:
         return (
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
-            f"{self.dropped:,} records dropped for lack of memory, {self.nameless:,} decisions with neither session nor user"
+            f"{self.dropped:,} feedback dropped for lack of memory, {self.nameless:,} decisions with neither session nor "
+            f"user, {self.headless:,} sessions without a beginning"
         )
 
 
@@ -130,16 +142,12 @@ class _CountedIds:
 
 @dataclass(eq=False)
 class _Group:
-    """Decisions with one session name that are not counted yet."""
+    """Decisions with one name that are not counted yet."""
 
     name: str
     decisions: dict[str, LoggedDecision] = field(default_factory=dict)
     sessions: list[Session] | None = None
     """Cut from the decisions; None after a change."""
-    size: int = 0
-    """Memory in bytes, about."""
-    beginnings: int = 0
-    """Decisions that may begin a session."""
 
 
 class OutcomeReader:
@@ -155,14 +163,15 @@ class OutcomeReader:
     def __init__(
         self, rewards: Mapping[str, float], rule: SessionRule, since: int = 0, terminal: Collection[str] = ()
     ) -> None:
-        self._rule = CountingRule(rewards, terminal, rule.horizon, int(rule.idle * 1e6), int(rule.longest * 1e6))
-        self._since = since
+        self._rule = CountingRule(rewards, terminal, int(rule.idle * 1e6), int(rule.longest * 1e6), since)
+        self._horizon = rule.horizon
         self._groups: dict[str, _Group] = {}
         self._decisions: dict[str, LoggedDecision] = {}
-        self._orphans: OrderedDict[str, _Group] = OrderedDict()  # groups in which no decision begins a session
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
         self._counted = _CountedIds()  # of decisions
-        self._bytes = self._orphan_bytes = self._early_bytes = 0
+        self._names = _CountedIds()  # of counted sessions
+        self._without_session = self._without_user = 0  # counted sessions
+        self._bytes = self._early_bytes = 0
         self._look_at_bytes = MOST_BYTES
         self.ignored = Ignored()
         self._versions: dict[str, int] = {}
@@ -179,12 +188,12 @@ class OutcomeReader:
     def add(self, record: Record) -> None:
         """Take note of a record. Records may come in any order; repeated ones count once."""
         if isinstance(record, Decision):
-            if record.time >= self._since - self._rule.longest:  # it may show that a session was going on before
+            if record.time >= self._rule.since - self._rule.longest:  # it may show that a session was going on before
                 self._add_decision(record)
         else:
             self._add_feedback(record)
-        while self._orphan_bytes + self._early_bytes > MOST_EARLY_BYTES:
-            self._drop_oldest()
+        while self._early_bytes > MOST_EARLY_BYTES:
+            self.ignored.dropped += self._drop_oldest()
         if self._bytes > self._look_at_bytes:
             self._count(record.time - self._rule.longest)
             self._look_at_bytes = max(MOST_BYTES, self._bytes + self._bytes // 4)
@@ -192,7 +201,7 @@ class OutcomeReader:
     def _add_decision(self, record: Decision) -> None:
         decision = LoggedDecision.of(record)
         if decision is None:
-            self.ignored.nameless += record.id not in self._counted
+            self.ignored.nameless += record.id not in self._counted and record.time >= self._rule.since
             self._counted.add(record.id)
             self._early_bytes -= RESPONSE_BYTES * len(self._early.pop(record.id, {}))
             return
@@ -210,7 +219,7 @@ class OutcomeReader:
             decision.respond(item, response)
         group = self._groups.get(decision.name) or _Group(decision.name)
         self._decisions[decision.id] = group.decisions[decision.id] = decision
-        self._change(group, decision.size, int(decision.begins))
+        self._change(group, decision.size)
 
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
@@ -225,41 +234,29 @@ class OutcomeReader:
         else:
             before = decision.size
             decision.respond(feedback.item, response)
-            self._change(self._groups[decision.name], decision.size - before, 0)
+            self._change(self._groups[decision.name], decision.size - before)
 
-    def _change(self, group: _Group, size: int, beginnings: int) -> None:
-        """Put a group whose decisions changed where it belongs, and count the bytes that came or went."""
-        if group.name in self._orphans:
-            self._orphan_bytes -= group.size
-        group.sessions, group.size, group.beginnings = None, group.size + size, group.beginnings + beginnings
+    def _change(self, group: _Group, size: int) -> None:
+        """Take note that the decisions of a group changed, and of the bytes that came or went."""
+        group.sessions = None
         self._bytes += size
-        if not group.decisions:
-            self._groups.pop(group.name, None)
-            self._orphans.pop(group.name, None)
-            return
-        self._groups[group.name] = group
-        if group.beginnings:
-            self._orphans.pop(group.name, None)
+        if group.decisions:
+            self._groups[group.name] = group
         else:
-            self._orphans[group.name] = group
-            self._orphan_bytes += group.size
+            self._groups.pop(group.name, None)
 
     def _remove(self, decisions: Collection[LoggedDecision]) -> None:
         """Forget decisions of one group."""
         for decision in decisions:
             group = self._groups[decision.name]
             del self._decisions[decision.id], group.decisions[decision.id]
-            self._change(group, -decision.size, -int(decision.begins))
+            self._change(group, -decision.size)
 
-    def _drop_oldest(self) -> None:
-        if self._early_bytes >= self._orphan_bytes:
-            responses = self._early.popitem(last=False)[1]
-            self._early_bytes -= RESPONSE_BYTES * len(responses)
-            self.ignored.dropped += len(responses)
-        else:
-            decisions = list(next(iter(self._orphans.values())).decisions.values())
-            self.ignored.dropped += sum(1 + len(decision.responses) for decision in decisions)
-            self._remove(decisions)
+    def _drop_oldest(self) -> int:
+        """Drop the feedback on the decision that has been waited for longest; return how much there was."""
+        responses = self._early.popitem(last=False)[1]
+        self._early_bytes -= RESPONSE_BYTES * len(responses)
+        return len(responses)
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -269,8 +266,8 @@ class OutcomeReader:
         """
         self._count(now)
         columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
-        rewards, horizon = self._rule.rewards.values(), self._rule.horizon
-        least, most = (horizon * extreme((0.0, *rewards)) for extreme in (min, max))
+        longest = max(self._horizon, int(columns["length"].max(initial=0)))
+        least, most = (longest * extreme((0.0, *self._rule.rewards.values())) for extreme in (min, max))
         return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most)
 
     def _count(self, now: int) -> None:
@@ -279,31 +276,42 @@ class OutcomeReader:
             if group.sessions is None:
                 group.sessions = cut_sessions(group.decisions.values(), self._rule)
             waiting += group.sessions
-        last_counted: dict[str, int] = {}  # by name
         for session in sorted(waiting, key=lambda session: (session.began, session.first.id)):
-            if session.began >= self._since and not session.is_finished(now):
+            if session.is_finished(now):
+                self._count_session(session)
+            elif session.began >= self._rule.since:
                 break
-            if not session.is_finished(now):
-                continue
-            self._count_session(session)
-            last_counted[session.first.name] = session.began
-        for name, began in last_counted.items():
-            self._forget_decisions(name, began)
-        for name in list(self._orphans):
-            self._forget_decisions(name, now - self._rule.longest)
+            else:
+                self._shorten(session, now - self._rule.longest)
         while self._early and all(
             when < now - self._rule.longest for when, _, _ in next(iter(self._early.values())).values()
         ):
-            self._early_bytes -= RESPONSE_BYTES * len(self._early.popitem(last=False)[1])
+            self._drop_oldest()
+        self.ignored.unlinked = min(self._without_session, self._without_user)
 
     def _count_session(self, session: Session) -> None:
-        if session.began >= self._since:
-            self._append(session)
+        """Count a session and forget its decisions. A name that began may go on after a pause."""
+        has_beginning = session.has_beginning or session.first.name in self._names
+        if session.began >= self._rule.since:
+            self.ignored.headless += not has_beginning
+            if has_beginning:
+                self._append(session)
+        if has_beginning:
+            self._names.add(session.first.name)
         for decision in session.decisions:
             self._counted.add(decision.id)
         self._remove(session.decisions)
 
+    def _shorten(self, session: Session, before: int) -> None:
+        """Forget decisions of a session that does not count and is still going on, except when it began."""
+        n_old = sum(decision.time < before for decision in session.decisions)
+        if 0 < n_old < len(session.decisions):
+            session.decisions[n_old].began = session.began
+            self._remove(session.decisions[:n_old])
+
     def _append(self, session: Session) -> None:
+        self._without_session += not any(decision.has_session for decision in session.decisions)
+        self._without_user += session.first.name.startswith("session ")
         values = {
             "version": self._versions.setdefault(session.first.version, len(self._versions)),
             "user": self._users.setdefault(session.first.user, len(self._users)),
@@ -313,8 +321,3 @@ class OutcomeReader:
         }
         for name, value in values.items():
             self._columns[name].append(value)
-
-    def _forget_decisions(self, name: str, before: int) -> None:
-        """Forget a group's decisions that are older than this: the sessions they belong to are counted, or will not come."""
-        if (group := self._groups.get(name)) is not None:
-            self._remove([decision for decision in group.decisions.values() if decision.time < before])

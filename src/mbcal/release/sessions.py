@@ -1,10 +1,11 @@
-"""Sessions cut from the decisions that have one session name: a function of the records alone, in whatever order they came.
+"""Sessions cut from the decisions that have one name: a function of the records alone, in whatever order they came.
 
-Decisions without a session are grouped by user, as versions are then assigned. Those with neither belong to no session.
+The name is that of the user, or of the session where requests name no user: versions are assigned by the same name
+(`serving.canary`). So whatever one visit of a user consists of (a landing page without a session, then pages with one; a
+session for every page) had one version and is one session here. Decisions with neither belong to no session.
 
-Decisions are taken in order of time. One at step 0 begins a session, unless one is going on; one at a later step belongs to
-the session that is going on, or to none. A session ends with its last step that counts (the horizon, or a terminal
-behaviour), `idle` seconds after its last record, or `longest` seconds after its beginning. No torch.
+Decisions are taken in order of time. A session ends with a terminal behaviour, `idle` seconds after its last record, or
+`longest` seconds after its beginning; the next decision begins another one. No torch.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ class CountingRule:
     """Reward of every behaviour by name; others have none."""
     terminal: Collection[str]
     """Behaviours with which a user leaves."""
-    horizon: int
     idle: int
     longest: int
+    since: int = 0
+    """Sessions that began before do not count; they last as long as they go on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,13 +47,15 @@ class LoggedDecision:
     id: str
     time: int
     name: str
-    """Its session, or its user's visits if it has none."""
+    """Its user, or its session if it names no user."""
     user: str
     step: int
     version: str
     items: frozenset[str]
-    begins: bool
-    """Whether it may be the first of a session."""
+    has_session: bool
+    """Whether the request named a session."""
+    began: int
+    """When its session began, if it is the first that is kept of it."""
     responses: dict[str, Response] = field(default_factory=dict)
     """By item, the earliest."""
 
@@ -60,10 +64,17 @@ class LoggedDecision:
         """Keep what is needed of a decision; None if it has neither session nor user."""
         if not (decision.session or decision.user):
             return None
-        name = decision.session or f"visits of {decision.user}"
-        items = frozenset(decision.items)
-        begins = decision.step == 0
-        return cls(decision.id, decision.time, name, user_name(decision), decision.step, decision.version, items, begins)
+        return cls(
+            id=decision.id,
+            time=decision.time,
+            name=f"user {decision.user}" if decision.user else f"session {decision.session}",
+            user=user_name(decision),
+            step=decision.step,
+            version=decision.version,
+            items=frozenset(decision.items),
+            has_session=bool(decision.session),
+            began=decision.time,
+        )
 
     @property
     def order(self) -> tuple[int, int, str, str, str]:
@@ -90,10 +101,12 @@ class Session:
     """
 
     def __init__(self, first: LoggedDecision, rule: CountingRule) -> None:
-        self.first, self.began, self.last, self._rule = first, first.time, first.time, rule
+        self.first, self.began, self.last, self._rule = first, first.began, first.time, rule
         self.reward, self.length = 0.0, 0
         self.complete: int | None = None
-        """Time of the step after which nothing counts; None if there was none."""
+        """Time of the terminal behaviour; None if there was none."""
+        self.has_beginning = False
+        """Whether nothing was shown before it, by a decision up to `CLOCK_SLACK` seconds after the first: clocks differ."""
         self.decisions: list[LoggedDecision] = []
         self._responses: list[Response] = []
 
@@ -101,6 +114,7 @@ class Session:
         """Take in a decision with its responses."""
         self.decisions.append(decision)
         self.last = max(self.last, decision.time)
+        self.has_beginning |= decision.step == 0 and decision.time - self.began <= _SLACK
         for response in decision.responses.values():
             heapq.heappush(self._responses, response)
 
@@ -112,7 +126,7 @@ class Session:
                 continue
             self.last, self.length = max(self.last, when), self.length + 1
             self.reward += self._rule.rewards.get(behaviour, 0.0)
-            if self.length >= self._rule.horizon or behaviour in self._rule.terminal:
+            if behaviour in self._rule.terminal:
                 self.complete = when
 
     def is_over(self, time: int) -> bool:
@@ -124,34 +138,19 @@ class Session:
         return (self.complete is not None and self.complete <= now) or self._is_late(now)
 
     def _is_late(self, time: int) -> bool:
-        return time - self.last > self._rule.idle or time - self.began > self._rule.longest
+        is_too_long = time - self.began > self._rule.longest and self.began >= self._rule.since
+        return is_too_long or time - self.last > self._rule.idle
 
 
 def cut_sessions(decisions: Iterable[LoggedDecision], rule: CountingRule) -> list[Session]:
-    """Cut the decisions of one session name into sessions, in order of time.
-
-    A decision that was logged up to `CLOCK_SLACK` seconds before the one that begins its session counts, too: their servers'
-    clocks may differ.
-    """
+    """Cut the decisions of one name into sessions, in order of time."""
     sessions: list[Session] = []
-    current: Session | None = None
-    early: list[LoggedDecision] = []
     for decision in sorted(decisions, key=attrgetter("order")):
-        if current is not None:
-            current.respond_until(decision.time)
-            if current.is_over(decision.time):
-                current = None
-        if current is None:
-            if not decision.begins:
-                early.append(decision)
-                continue
-            current = Session(decision, rule)
-            sessions.append(current)
-            for other in early:
-                if decision.time - other.time <= _SLACK:
-                    current.add(other)
-            early = []
-        current.add(decision)
+        if sessions:
+            sessions[-1].respond_until(decision.time)
+        if not sessions or sessions[-1].is_over(decision.time):
+            sessions.append(Session(decision, rule))
+        sessions[-1].add(decision)
     for session in sessions:
         session.respond_until(float("inf"))
     return sessions

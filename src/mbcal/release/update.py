@@ -50,6 +50,7 @@ from mbcal.release.gate import (
     compare_by_simulator,
     other_estimates,
     split_judges,
+    why_in_parts,
     why_undecided,
 )
 from mbcal.release.served_choices import served_choices
@@ -60,8 +61,6 @@ from mbcal.types import Catalog, Sessions
 
 LogFolders = str | Path | Sequence[str | Path]
 """One decision log, or those of several servers."""
-MAX_GOING_ON = 0.25
-"""Share of judging sessions that may still be going on when the log is read; above it the gate cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,8 @@ def update(
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         (new, old), unjudged = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
-    is_cut_short = joined.may_go_on()[judging].mean() > MAX_GOING_ON  # what choices cost later is not in the log yet
-    if is_cut_short or joined.counts.headless > gate.tolerance * len(judging):  # any choice may be the beginning they lack
+    in_parts = why_in_parts(joined, judging, gate.tolerance)
+    if in_parts:
         unjudged += int(np.sum((new.best != old.best) & judged.mask))
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
@@ -166,7 +165,8 @@ def update(
     verdict.answer = combined_answer(verdict.checks)
     _act(registry, pointer, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
-        verdict.reason = f"the log cannot tell: {UNJUDGED}" if unjudged else why_undecided(difference)
+        why = in_parts or UNJUDGED
+        verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference)
     return verdict
 
 

@@ -1,8 +1,9 @@
 """The canary of a server process: which sessions get it, and what happens if it cannot be opened or fails.
 
-A session gets the canary if a hash of its name and the canary's name falls below the share. So all servers and workers
-agree, also after a restart, and the sessions of one trial are not those of the next. Requests without a session go by their
-user. Those with neither get the live version: nothing would keep a visit with one version, nor say what it earned.
+A user gets the canary if a hash of the user's name and the canary's name falls below the share. So all servers and workers
+agree, also after a restart, the users of one trial are not those of the next, and a visit has one version, whichever of its
+requests carry a session. Requests without a user go by their session. Those with neither get the live version: nothing would
+keep a visit with one version, nor say what it earned. `release.sessions` counts by the same names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class CanarySettings:
     """How canaries are served."""
 
     share: float = 0.0
-    """Share of sessions that the registry's canary gets; 0 gives it none."""
+    """Share of users, or of sessions without a user, that the registry's canary gets; 0 gives it none."""
     epsilon: float | None = None
     """Its probability of a random item at each rank, if that is above the live version's; None for that of the live version.
     With less exploration than the live version it would earn more without being better."""
@@ -48,7 +49,7 @@ class Canary:
         return None if self.ranker is None else self.ranker.version.name
 
     def version_for(self, key: str) -> str:
-        """Return the canary's name if it gets the session, or the user, of this name, else an empty text.
+        """Return the canary's name if it gets the user, or the session, of this name, else an empty text.
 
         An empty name never gets it.
         """

@@ -13,7 +13,7 @@ from mbcal.serving.repeats import IdConflictError
 from mbcal.serving.routes import Response
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.service import NotReadyError
-from mbcal.serving.state import StateAwayError
+from mbcal.serving.state import OtherUserError, StateAwayError
 
 Header = tuple[bytes, bytes]
 
@@ -41,7 +41,7 @@ def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
         status = error.status
     elif isinstance(error, InputError | OptionError | msgspec.ValidationError):
         status = 422
-    elif isinstance(error, IdConflictError):
+    elif isinstance(error, IdConflictError | OtherUserError):
         status = 409
     elif isinstance(error, LogUnavailableError):
         status, sentence = 503, f"the decision log cannot be written ({error.reason}); try again in a second"

@@ -57,12 +57,17 @@ class Route:
         return self.path.startswith("/v1/")
 
     @property
+    def waits(self) -> bool:
+        """Whether a request waits for its client's turn. Probes do not: a busy server is alive."""
+        return self.path not in ("/healthz", "/readyz")
+
+    @property
     def problems(self) -> tuple[int, ...]:
         """Statuses with which a request may be refused."""
         statuses = {400, 401, 421} | ({408, 413, 415} if self.method == "POST" else set())
         if self.request:
             statuses |= {422}
-        if self.path == "/v1/rank":  # another request had its id
+        if self.path == "/v1/rank":  # another request had its id, or another user its session
             statuses |= {409}
         if self.has_name:
             statuses |= {404}

@@ -123,9 +123,11 @@ class App:
         if method == "POST":
             self.access.require_json(headers)
         body = await self._body(receive) if method == "POST" else name.encode()
-        if not route.limited:
-            return await handler(body)
         client = (scope.get("client") or ("?",))[0]
+        if not route.limited:
+            if route.waits:
+                await self._turns.take(client, work_of(body))
+            return await handler(body)
         if method == "POST" and is_batch(body):
             await self._turns.take(client, work_of(body))  # to count its members is work, too
         members = members_of(body) if method == "POST" else 1

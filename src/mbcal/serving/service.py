@@ -154,6 +154,7 @@ class Service:
             LogFullError: If the log cannot keep up.
             LogUnavailableError: If the log cannot be written at the moment.
             IdConflictError: If another request has its id.
+            OtherUserError: If its session was begun by another user.
             IdBusyError: If another process is answering it and does not come to an end.
             StateAwayError: If sessions cannot be remembered at the moment and the request does not say what was shown.
         """
@@ -165,8 +166,7 @@ class Service:
 
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
-        version = self.canary.version_for(session_name or user)
-        given = given_fields(request)
+        version, given = self.canary.version_for(user or session_name or ""), given_fields(request)
         self.live.fields.require_declared(given)
         longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
         history = latest_steps(steps_as_text(request.history, "history"), longest)  # it is logged with every decision
@@ -205,13 +205,16 @@ class Service:
             if request.shown is None:  # only the memory knows what was shown
                 raise StateAwayError(f"{error}, or send history and shown with the request") from error
             return await self._rank_by_version(request, proposed, name, given), False
-        ranked = await self._rank_by_version(request, known or proposed, name, given)
+        session = known or proposed
+        session.require_user(proposed.user, name)
+        ranked = await self._rank_by_version(request, session, name, given)
         if known is not None:
             return ranked, True
         try:
             begun = await self.sessions.begin(name, proposed)
         except StateAwayError:
             return ranked, False
+        begun.require_user(proposed.user, name)
         if begun != proposed:  # another request began it in the meantime, and the first history counts
             ranked = await self._rank_by_version(request, begun, name, given)
         return ranked, True

@@ -44,6 +44,10 @@ class StateAwayError(MbcalError):
     """Sessions cannot be recalled or remembered at the moment."""
 
 
+class OtherUserError(MbcalError):
+    """The session of a request belongs to another user."""
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, order=True):
     """One item shown and its behaviour. Steps are ordered by the time of their decision, then by rank."""
 
@@ -79,6 +83,19 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         """The context of each step, as JSON; empty if none has any."""
         contexts = tuple(step.context for step in self.steps)
         return contexts if any(contexts) else ()
+
+    def require_user(self, user: str, name: str) -> None:
+        """Refuse a request of another user than the one who began the session. Either may be unknown: users log in and out.
+
+        Args:
+            user: The user of the request; empty if it names none.
+            name: The session's name.
+
+        Raises:
+            OtherUserError: If both are known and differ.
+        """
+        if self.user and user and self.user != user:
+            raise OtherUserError(f"session: {name!r} is a session of another user; give every user sessions of their own")
 
     def time_of_next(self, now: int) -> int:
         """Return the time of a decision made now in the session: later than that of every step, whatever the clock."""

@@ -1,0 +1,102 @@
+"""Visits whose requests are named in parts: a bait on the landing page must not be published or promoted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mbcal.decision_log import Record
+from mbcal.registry.registry import Registry
+from mbcal.release.canary import CanaryConfig, CanaryWatcher, Look
+from mbcal.release.update import update
+from tests.support.landing import (
+    CANARY,
+    LIVE,
+    PAGES,
+    Names,
+    agent_for,
+    anonymous_session_of_a_page,
+    halves,
+    landing,
+    named_first,
+    session_of_a_page,
+    visits,
+    whole,
+)
+from tests.support.trials import write_quickly
+
+
+def in_trial(registry: Registry, folder: Path, records: list[Record]) -> Look:
+    """Look at a trial, to whose beginning the times of the records are relative."""
+    registry.publish(agent_for("good"))
+    registry.start_canary(registry.publish(agent_for("bait"), activate=False))
+    began = registry.pointer().canary_began
+    write_quickly(folder / "log", (msgspec.structs.replace(record, time=record.time + began) for record in records))
+    config = CanaryConfig(promote_after=50, longest=1e9)
+    look = CanaryWatcher(registry, [folder / "log"], config, clock=lambda: began / 1e6 + 1e8).look()
+    assert look is not None
+    return look
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (landing, " judging sessions their users began another session within 30 minutes; send the same session"),
+        (session_of_a_page, " judging sessions their users began another session within 30 minutes; send the same session"),
+        (named_first, "5,000 decisions have neither session nor user, beside "),
+        (halves, "1,000 visits may be known by user alone at first and by session alone later, beside "),
+        (anonymous_session_of_a_page, "5,000 sessions have no beginning, beside "),
+    ],
+)
+def test_the_gate_cannot_tell_by_parts_of_visits(names: Names, why: str, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    write_quickly(tmp_path / "log", visits(1000, names))
+    verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
+    assert (verdict.answer, verdict.action) == ("cannot tell", "canary"), verdict.reason
+    assert why in verdict.reason
+
+
+def test_the_gate_sees_what_a_bait_costs_in_whole_visits(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    write_quickly(tmp_path / "log", visits(2500, whole))
+    verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
+    assert (verdict.answer, verdict.action) == ("worse", "refused")
+
+
+@pytest.mark.parametrize("names", [whole, landing, session_of_a_page])
+def test_a_visit_of_a_user_is_one_session_of_a_trial(names: Names, tmp_path: Path) -> None:
+    look = in_trial(Registry(tmp_path / "registry"), tmp_path, list(visits(400, names, canary=True)))
+    assert look.comparison is not None
+    assert look.comparison.a.sessions + look.comparison.b.sessions == pytest.approx(400, abs=5)
+    assert look.comparison.a.length.mean == pytest.approx(PAGES)
+    assert (look.action, look.reason[:12], look.ignored.apart) == ("withdraw", "earns less: ", 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (named_first, "not promoted, since 2,000 decisions have neither session nor user: send the same user, or"),
+        (halves, "not promoted, since 400 visits may be known by user alone at first and by session alone later: send"),
+        (anonymous_session_of_a_page, "not promoted, since 2,000 sessions have no beginning in the log: send"),
+    ],
+)
+def test_nothing_is_promoted_by_parts_of_visits(names: Names, why: str, tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry")
+    look = in_trial(registry, tmp_path, list(visits(400, names, canary=True)))
+    assert look.comparison is not None
+    assert look.action == "wait"
+    assert why in look.reason
+    assert (registry.current(), registry.canary()) == (LIVE, CANARY)
+
+
+def test_a_trial_counts_what_comes_after_the_horizon(tmp_path: Path) -> None:
+    records = list(visits(300, whole, pages=3 * PAGES, bait_page=PAGES - 1, canary=True))
+    look = in_trial(Registry(tmp_path / "registry"), tmp_path, records)
+    assert look.comparison is not None
+    assert look.comparison.a.length.mean == pytest.approx(3 * PAGES)
+    assert look.comparison.most == 3 * PAGES  # a session of that length may earn so much
+    assert (look.action, look.reason[:12]) == ("withdraw", "earns less: ")
