@@ -183,6 +183,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "not_shown": 0,
         "dropped": 0,
         "nameless": 0,
+        "late": 0,
         "headless": 0,
         "unlinked": 0,
     }

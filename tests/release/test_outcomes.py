@@ -260,6 +260,25 @@ def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
     assert (len(late.outcomes(10**12)), not late.ignored) == (0, True)
 
 
+def test_rewards_that_come_after_their_session_are_counted_as_late() -> None:
+    records = list(session_records("s", "v1", ["like", "skip"]))
+    late = [Feedback("s-0", "a", "like", 60 * SECOND, "f9"), Feedback("s-1", "a", "skip", 60 * SECOND, "f8")]
+    records = [record for record in records if not isinstance(record, Feedback)]
+    at_once, in_turn = (OutcomeReader(REWARDS, RULE) for _ in range(2))
+    for record in [*records, *late]:
+        at_once.add(record)
+    assert rows(at_once.outcomes(10**12)) == [("user of s", "v1", 0.0, 0)]
+    for record in records:
+        in_turn.add(record)
+    assert len(in_turn.outcomes(50 * SECOND)) == 1
+    for _ in range(2):  # a log that is read twice
+        for record in late:
+            in_turn.add(record)
+        in_turn.outcomes(10**12)
+    assert at_once.ignored == Ignored(late=1)
+    assert in_turn.ignored == Ignored(late=1)
+
+
 def test_clocks_of_servers_may_differ() -> None:
     first, second = (list(session_records("s", "v1", ["like", "like"]))[n : n + 2] for n in (0, 2))
     early = [msgspec.structs.replace(record, time=record.time - 2 * SECOND) for record in second]

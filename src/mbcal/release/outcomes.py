@@ -96,6 +96,8 @@ class Ignored:
     """Feedback that waited for its decision when the memory for that was full."""
     nameless: int = 0
     """Decisions with neither session nor user, which belong to no session."""
+    late: int = 0
+    """Feedback with a reward that came after the end of its session: `idle` seconds after the last record before it."""
     headless: int = 0
     """Sessions whose first decision says that something was shown before: their beginnings have other names, or are in a
     log that was not read."""
@@ -105,8 +107,8 @@ class Ignored:
 
     @property
     def apart(self) -> int:
-        """What may be a part of some other session, which then shows only a part of what its version earned."""
-        return self.nameless + self.headless + self.unlinked
+        """What may belong to a session that was counted without it, and so does not show all that its version earned."""
+        return self.nameless + self.late + self.headless + self.unlinked
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -115,7 +117,7 @@ class Ignored:
         return (
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
             f"{self.dropped:,} feedback dropped for lack of memory, {self.nameless:,} decisions with neither session nor "
-            f"user, {self.headless:,} sessions without a beginning"
+            f"user, {self.late:,} rewards that came after their session, {self.headless:,} sessions without a beginning"
         )
 
 
@@ -169,8 +171,10 @@ class OutcomeReader:
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
         self._counted = _CountedIds()  # of decisions
+        self._nameless = _CountedIds()  # of decisions that belong to no session
         self._names = _CountedIds()  # of counted sessions
         self._without_session = self._without_user = 0  # counted sessions
+        self._counted_until = since
         self._bytes = self._early_bytes = 0
         self._look_at_bytes = MOST_BYTES
         self.ignored = Ignored()
@@ -201,8 +205,8 @@ class OutcomeReader:
     def _add_decision(self, record: Decision) -> None:
         decision = LoggedDecision.of(record)
         if decision is None:
-            self.ignored.nameless += record.id not in self._counted and record.time >= self._rule.since
-            self._counted.add(record.id)
+            self.ignored.nameless += record.id not in self._nameless and record.time >= self._rule.since
+            self._nameless.add(record.id)
             self._early_bytes -= RESPONSE_BYTES * len(self._early.pop(record.id, {}))
             return
         known = self._decisions.get(decision.id)
@@ -223,7 +227,11 @@ class OutcomeReader:
 
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
+        if feedback.decision in self._nameless:
+            return
         if feedback.decision in self._counted:
+            is_new = feedback.time > self._counted_until  # else it was read before
+            self.ignored.late += is_new and self._rule.rewards.get(feedback.behaviour, 0.0) != 0
             return
         if decision is None:
             waiting = self._early.setdefault(feedback.decision, {})
@@ -288,12 +296,14 @@ class OutcomeReader:
         ):
             self._drop_oldest()
         self.ignored.unlinked = min(self._without_session, self._without_user)
+        self._counted_until = max(self._counted_until, now)
 
     def _count_session(self, session: Session) -> None:
         """Count a session and forget its decisions. A name that began may go on after a pause."""
         has_beginning = session.has_beginning or session.first.name in self._names
         if session.began >= self._rule.since:
             self.ignored.headless += not has_beginning
+            self.ignored.late += session.late
             if has_beginning:
                 self._append(session)
         if has_beginning:

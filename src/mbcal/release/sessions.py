@@ -103,6 +103,8 @@ class Session:
     def __init__(self, first: LoggedDecision, rule: CountingRule) -> None:
         self.first, self.began, self.last, self._rule = first, first.began, first.time, rule
         self.reward, self.length = 0.0, 0
+        self.late = 0
+        """Rewards that came after its end."""
         self.complete: int | None = None
         """Time of the terminal behaviour; None if there was none."""
         self.has_beginning = False
@@ -122,10 +124,12 @@ class Session:
         """Count responses up to a time, in their order."""
         while self._responses and self._responses[0][0] <= time:
             when, _, behaviour = heapq.heappop(self._responses)
+            reward = self._rule.rewards.get(behaviour, 0.0)
             if self.is_over(when):
+                self.late += self.complete is None and reward != 0
                 continue
             self.last, self.length = max(self.last, when), self.length + 1
-            self.reward += self._rule.rewards.get(behaviour, 0.0)
+            self.reward += reward
             if behaviour in self._rule.terminal:
                 self.complete = when
 
