@@ -25,14 +25,17 @@ else:
 
 SLOWEST_FILES = (
     "test_docs.py",
-    "test_data_page.py",
     "test_ray_train.py",
-    "test_models.py",
     "test_run.py",
+    "test_results.py",
     "test_contract.py",
     "test_blocks_ray.py",
-    "test_results.py",
-    "test_resume.py",
+    "test_models.py",
+    "test_plan.py",
+    "test_shared_fit.py",
+    "test_cli.py",
+    "test_data_page.py",
+    "test_gate.py",
 )
 """Run first, so that two processes that take whole files end at about the same time."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def make(name: str, user: str = "history", **more: Any) -> Agent:
     return kind(kind.Config(net=net, training=QUICK, **{**MORE.get(name, {}), **more}), "cpu")
 
 
+@cache
+def fit_alone(name: str) -> Agent:
+    """The fit of one worker; not to be changed."""
+    return make(name).fit(MANY)
+
+
 def worker_part(sessions: Sessions, group: Group) -> Sessions:
     """This worker's sessions; uneven on purpose: the first worker has most."""
     bounds = [0, *(len(sessions) - 40 * k for k in range(group.size - 1, 0, -1)), len(sessions)]
@@ -61,9 +68,8 @@ def require_equal(one: Agent, other: Agent, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("name", [*AGENTS])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_workers_fit_the_agent_of_one(name: str, workers: int) -> None:
-    alone = make(name).fit(MANY)
     for agent in together(workers, lambda group: make(name).fit(worker_part(MANY, group), group=group)):
-        require_equal(alone, agent)
+        require_equal(fit_alone(name), agent)
 
 
 def test_several_workers_use_propensities_as_one_does() -> None:

@@ -133,7 +133,7 @@ def test_an_experiment_in_a_world_learns_from_a_random_log_and_in_growing_rounds
     sizes = {"log_sessions": 600, "test_sessions": 20, "rounds": 2, "round_sessions": 300, "xray": 1}
     network = {"hidden": SMALL["hidden"], "embedding": SMALL["embedding"]}
     training = {name: SMALL[name] for name in ("batch", "epochs", "learning_rate")}
-    settings = {**sizes, "agents": ["mbcal", "random"], "seeds": 1, "net": network, "training": training}
+    settings = {**sizes, "agents": ["mbcal", "random"], "seeds": 1, "gamma": 0.95, "net": network, "training": training}
     config = mbcal.load_experiment_config(f"gym:{KEYS}", **settings)
     run = mbcal.run_experiment(config, tmp_path / "run", workers=1, device="cpu")
     assert (run.judge_names, run.missing) == (("world",), [])
