@@ -153,7 +153,7 @@ def share_simulators(prepared: Run, shared: Path) -> None:
     key = [prepared.store().manifest["content_hash"], to_dict(settings.simulator), settings.test_sessions]
     shared = shared / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     own = prepared.folder / "simulators"
-    judges = [judge for judge in prepared.judge_names if judge != "truth"]
+    judges = [judge for judge in prepared.judge_names if judge not in ("truth", "world")]
     for judge in judges:
         if (shared / judge).is_dir() and not (own / judge).is_dir():
             copy_folder(shared / judge, own / judge)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from results_claims import Evidence, deciding_judges, mean_of_seeds, paired_gap
-from results_experiments import ResultFiles
+from results_experiments import ResultFiles, Row
 
 from mbcal.report.figures import GRID, INK, SOFT, image_files, new_figure
 from mbcal.storage.atomic import write_atomic
@@ -157,7 +157,7 @@ def _levels(files: ResultFiles, data: str) -> dict[str, float]:
 
 
 def size_figure(files: ResultFiles, data: str) -> Any:
-    """Reward against the size of the log, under the judge that decides; None without results."""
+    """Reward against the size of the log, under the judge that decides, with the spread over trainings; None if unknown."""
     judge = deciding_judges(data)[0]
     rows = [row for row in files.rows(f"{data}-size-size") if row["judge"] == judge]
     if not rows:
@@ -167,14 +167,22 @@ def size_figure(files: ResultFiles, data: str) -> Any:
     for agent in LINES:
         own = sorted((row for row in rows if row["agent"] == agent), key=lambda row: row["log sessions"])
         if own:
-            _draw_line(axes, agent, [row["log sessions"] for row in own], own, ("low", "high"))
+            _draw_line(
+                axes, agent, [row["log sessions"] for row in own], [_with_spread(row) for row in own], ("below", "above")
+            )
     sizes = sorted({row["log sessions"] for row in rows})
-    axes.set(xscale="log", xlabel="sessions of the log learned from", ylabel="reward per session, 95% interval over users")
+    axes.set(xscale="log", xlabel="sessions of the log learned from", ylabel="reward per session")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
     axes.set_title(f"{TITLES[data]}, judged by {judge}", fontsize=10)
     _legend(figure)
     return figure
+
+
+def _with_spread(row: Row) -> Row:
+    """A row with a band: the reward, and a standard deviation over trainings below and above it."""
+    reward, spread = row["reward per session"], row["spread over seeds"] or 0.0
+    return {**row, "below": reward - spread, "above": reward + spread}
 
 
 def error_figure(files: ResultFiles, datasets: Sequence[str]) -> Any:
@@ -216,7 +224,9 @@ def regret_figure(files: ResultFiles, datasets: Sequence[str]) -> Any:
     for y, (_, (true, in_truth, best, imagined)) in enumerate(reversed(bars)):
         model_error, rest = in_truth - true, best - in_truth
         axes.barh(y, model_error, color="#d55e00", height=0.55, label="errors of the model in the continuation")
-        axes.barh(y, rest, left=model_error, color="#56b4e9", height=0.55, label="instant reward and policy")
+        axes.barh(
+            y, rest, left=model_error, color="#56b4e9", height=0.55, label="errors of the instant reward and of the policy"
+        )
         axes.plot(imagined - true, y, "k|", markersize=16, markeredgewidth=2, label="imagined in its own model")
     axes.set_yticks(range(len(bars)), [name for name, _ in reversed(bars)])
     axes.set(xlabel="reward per session above what planning earns; bars end at the oracle")

@@ -82,16 +82,20 @@ def page_table(files: ResultFiles, names: Sequence[str], options: Sequence[str])
     if there are several files.
     """
     values = {name.strip(): value.strip() for name, _, value in (option.partition(":") for option in options)}
-    all_rows = [row for name in names for row in _with_paper(files, name, "paper" in values)]
-    rows = _matching_rows(all_rows, values.get("where", ""))
-    known = {column for row in all_rows for column in row}
+    rows = [row for name in names for row in _with_paper(files, name, "paper" in values)]
     columns = split_list(values["columns"]) if "columns" in values else _used_columns(rows, with_data=len(names) > 1)
-    selected = []
+    return table_of(rows, columns, f"{names[0]}.csv", values.get("where", ""))
+
+
+def table_of(rows: list[dict[str, Any]], columns: Sequence[str], source: str, where: str = "") -> Table:
+    """Some rows and columns as a table; the arguments are those of `page_table`."""
+    known, selected = {column for row in rows for column in row}, []
     for column, _, title in (column.partition(" as ") for column in columns):
         if column.removesuffix("?") in known:
             selected.append((column.removesuffix("?"), title or column.removesuffix("?")))
         elif not column.endswith("?"):
-            raise InputError(f"{names[0]}.csv: there is no column {column!r}.{nearest(column, known)}")
+            raise InputError(f"{source}: there is no column {column!r}.{nearest(column, known)}")
+    rows = _matching_rows(rows, where)
     selected = [entry for entry in selected if any(row.get(entry[0]) is not None for row in rows)]
     titles = tuple(title for _, title in selected)
     return Table("", "", titles, [[row.get(column) for column, _ in selected] for row in rows])

@@ -14,7 +14,7 @@ from typing import Any
 from results_claims import CLAIMS, evidence
 from results_experiments import EXPERIMENTS, PAGES, ResultFiles, Row
 from results_figures import write_figures
-from results_page import BLOCK, cell_text, not_run, page_table, page_text, shortcomings
+from results_page import BLOCK, cell_text, not_run, page_table, page_text, shortcomings, table_of
 
 from mbcal.report.tables import Table
 from mbcal.storage.atomic import write_atomic
@@ -109,8 +109,8 @@ def _script_parts(script: Mapping[str, Any], data: str, files: ResultFiles) -> I
     yield f"`{command}`"
     if "mean_over_seeds" in script:
         rows = _mean_over_seeds(rows, script["mean_over_seeds"])
-    columns = [column for column in rows[0] if column != "data" and any(row[column] is not None for row in rows)]
-    yield Table("", "", tuple(columns), [[row[column] for column in columns] for row in rows]).grid()
+    columns = script.get("columns") or [column for column in rows[0] if column != "data"]
+    yield table_of(rows, columns, f"{script['file']}.csv").grid()
 
 
 def _mean_over_seeds(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:

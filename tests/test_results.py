@@ -19,6 +19,7 @@ from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.context import agent_config, split_agent_name
 from mbcal.evaluation.experiment.overrides import parse_override
 from tests.support.logs import ROOT
+from tests.support.worlds import KEYS
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -237,10 +238,28 @@ def test_a_part_of_an_experiment_is_run_and_resumed(tmp_path: Path, build: Path)
         results.main([*part, "mbcl"])
 
 
+def test_a_world_is_played_and_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"data": f"gym:{KEYS}", "test_sessions": 20, "rounds": 2, "round_sessions": 40, "agents": ["random", "popular"]}
+    monkeypatch.setitem(EXPERIMENTS, "sardine-growing", {**EXPERIMENTS["sardine-growing"], **sizes, "seeds": 2})
+    results.main(["run", "sardine-growing", "--device", "cpu", "--workers", "1", "--build", str(tmp_path)])
+    results.main(["collect", "sardine-growing", "--build", str(tmp_path), "--out", str(tmp_path / "docs" / "results")])
+    found = rows(tmp_path / "docs" / "results" / "sardine-growing-growing.csv")
+    assert {(row["judge"], row["agent"], row["seeds"]) for row in found} == {
+        ("world", "random", "2"),
+        ("world", "popular", "2"),
+    }
+    results.main(["page", "--docs", str(tmp_path / "docs")])
+    page = (tmp_path / "docs" / "results" / "sardine.md").read_text()
+    assert "`python benchmarks/results.py run sardine-growing --device cpu`: 2 rounds of 40 sessions, 2 seeds" in page
+
+
 @pytest.fixture
 def docs(kept: Path, tmp_path: Path) -> Path:
-    """Documents made from the miniatures."""
+    """Documents made from the miniatures, and from two seeds of planning."""
     shutil.copytree(kept, tmp_path / "docs" / "results")
+    columns = "data,seed,models,imagined,true,planned in the true world,oracle\n"
+    lines = "".join(f"newsfeed,{seed},2,{109 + seed},105,107,109.5\n" for seed in range(2))
+    (tmp_path / "docs" / "results" / "planning-error.csv").write_text(columns + lines)
     (tmp_path / "docs" / "methods").mkdir()
     for name in ("results.md", "methods/mbcal.md"):
         shutil.copy(DOCS / name, tmp_path / "docs" / name)
@@ -256,7 +275,11 @@ def test_pages_are_filled_from_the_files(kept: Path, docs: Path) -> None:
     assert "Not run yet: `python benchmarks/results.py run netflix-growing --device cuda`" in page
     assert "run netflix-batch --device cpu --small`: 1 seeds, 40 test sessions" in page
     assert "## Ablations\n\nEvery setting" in page
-    assert "Not run yet: `python benchmarks/advantages.py" in (docs / "results" / "newsfeed.md").read_text()
+    newsfeed = (docs / "results" / "newsfeed.md").read_text()
+    assert "Not run yet: `python benchmarks/advantages.py" in newsfeed
+    assert "| models | trainings | imagined | earned | planned in the true world | oracle |\n" in newsfeed
+    assert "| 2 | 2 | 109.50 | 105.00 | 107.00 | 109.50 |\n" in newsfeed
+    assert (docs / "results" / "overview-regret.svg").is_file()
     assert f"| netflix | lstm | {reward:.2f} | 79.71 |" in (docs / "methods" / "mbcal.md").read_text()
     main = (docs / "results.md").read_text()
     assert "(mcpe, one training)" in main or "(dqn, one training)" in main  # nothing can be told from one
