@@ -27,6 +27,7 @@ HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 UNKNOWN: Verdict = "cannot be told"
 NORMAL = 1.959964
+RATINGS = ("netflix", "ml1m")
 YARDSTICKS = ("yardstick", "BoredInf")
 """Rows of worlds.py whose policies play the world of the growing experiment."""
 
@@ -62,6 +63,8 @@ class Evidence:
     """Smallest gap that the judge's own error does not explain, if it is a simulator that knows."""
     factor: bool = False
     """Whether the value is a factor, not a difference."""
+    paper: float | None = None
+    """The paper's number, where its data has the same scale."""
     partial: bool = False
     """Whether something that the claim compares was not measured yet, so that it can be refuted only."""
 
@@ -86,6 +89,13 @@ class Evidence:
             return f"{self.value:+.3g}"
         mean = Mean(self.value, self.low, self.high, 0, 0.0)
         return f"{format_mean(mean, sign=True)} {format_interval(mean)}"
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's number as text; empty if there is none."""
+        if self.paper is None:
+            return ""
+        return f"{_factor(self.paper)}×" if self.factor else f"{self.paper:+.2f}"
 
 
 def _factor(value: float) -> str:
@@ -193,9 +203,18 @@ def compare_rewards(claim: Claim, data: str, files: ResultFiles) -> list[list[Ev
                 gap = paired_gap(files, experiment, judge, more, less)
                 if gap is not None:
                     against = less if len(claim.less) > 1 else more if len(claim.more) > 1 else ""
-                    by_judge.append(replace(gap, bound=-claim.margin * rewards[judge, less], against=against))
+                    bound, known = -claim.margin * rewards[judge, less], paper_gap(files, data, claim, more, less)
+                    by_judge.append(replace(gap, bound=bound, against=against, paper=known))
             found.append(by_judge)
     return found
+
+
+def paper_gap(files: ResultFiles, data: str, claim: Claim, more: str, less: str) -> float | None:
+    """The gap in the paper's Table 2, for its own claims on ratings; other feeds have other scales of reward."""
+    numbers = files.paper("batch", data) if claim.table == "batch" and claim.by == "paper" and data in RATINGS else {}
+    if more not in numbers or less not in numbers:
+        return None
+    return numbers[more]["reward per session"] - numbers[less]["reward per session"]
 
 
 def compare_size(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
@@ -223,6 +242,7 @@ def _difference(first: Row, second: Row, judge: str, against: str) -> Evidence:
 def compare_variance(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
     """Factors between mean squared errors, from lowest to highest training."""
     rows = {row["agent"]: row for row in files.rows(f"{data}-batch-variance")}
+    paper = files.paper("variance", data) if claim.by == "paper" else {}
     ends = {
         agent: [row.get(f"{end}MSE") or row["MSE"] for end in ("", "lowest ", "highest ")] for agent, row in rows.items()
     }
@@ -234,7 +254,8 @@ def compare_variance(claim: Claim, data: str, files: ResultFiles) -> list[list[E
                 continue
             (own, own_low, own_high), (other, lowest, highest) = ends[more], ends[less]
             entry = Evidence(other / own, lowest / own_high, highest / own_low, bound=1.0, against=less, factor=True)
-            found.append([replace(entry, trainings=min(rows[more]["seeds"], rows[less]["seeds"]))])
+            known = paper[less]["MSE"] / paper[more]["MSE"] if more in paper and less in paper else None
+            found.append([replace(entry, trainings=min(rows[more]["seeds"], rows[less]["seeds"]), paper=known)])
     return found
 
 

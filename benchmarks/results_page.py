@@ -174,6 +174,7 @@ def cell_text(entry: Evidence | None) -> str:
     number, _, interval = str(entry).partition(" ")
     mark = MARKS[entry.verdict] + "°" * entry.is_small
     lines = [f"{mark}{NBSP}{number}", interval.replace(" ", NBSP), f"({', '.join(notes)})" if notes else ""]
+    lines += [f"paper:{NBSP}{entry.paper_text}"] if entry.paper_text else []
     return "<br>".join(line for line in lines if line)
 
 

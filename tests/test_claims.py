@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,24 @@ def test_a_fall_in_growing_rounds_is_the_largest_of_any_training(tmp_path: Path)
     found = evidence(claim("steady", margin=3), "newsfeed", ResultFiles(tmp_path))
     assert found is not None
     assert (found.value, found.verdict, str(found)) == (-3.5, FAILS, "-3.5")
+
+
+def test_the_papers_number_stands_beside_ours(tmp_path: Path) -> None:
+    write(tmp_path, "paper", *(ROOT / "docs" / "results" / "paper.csv").read_text().splitlines())
+    for data, judge in (("netflix", "lstm"), ("newsfeed", "truth")):
+        write(tmp_path, f"{data}-batch-batch", BATCH, f"{judge},mbcal,12,0.3,3", f"{judge},gru4rec,10,0.3,3")
+        write(tmp_path, f"{data}-batch-gaps", GAPS, f"{judge},mbcal,gru4rec,2,1.9,2.1")
+        write(tmp_path, f"{data}-batch-variance", "agent,seeds,MSE", "mbcal,3,1", "dqn,3,10")
+    files, own = ResultFiles(tmp_path), claim()
+    papers = replace(own, by="paper")
+    texts = [found.paper_text for data in own.data for found in [evidence(papers, data, files)] if found is not None]
+    assert texts == ["", "+0.08"]  # newsfeed, whose scale is another, and netflix
+    errors = evidence(replace(papers, table="variance", less=("dqn",)), "newsfeed", files)
+    assert errors is not None
+    assert errors.paper_text == f"{4.29 / 0.07:.0f}×"
+    ours = evidence(own, "netflix", files)
+    assert ours is not None
+    assert ours.paper is None
 
 
 def test_a_gap_below_the_error_of_its_judge_is_marked() -> None:
