@@ -1,11 +1,13 @@
 """MBCAL with planning: what is chosen and whether that was right, and where the rest of the regret comes from.
 
-    python benchmarks/planning.py choice STORE [--device cuda] [--seeds 3] [--output docs/results/planning-choice.csv]
-    python benchmarks/planning.py error STORE [--device cuda] [--seeds 3] [--output docs/results/planning-error.csv]
+    python benchmarks/planning.py choice STORE [--device cuda] [--seeds 0 1 2] [--output docs/results/planning-choice.csv]
+        [--simulators build/lstm build/transformer]
+    python benchmarks/planning.py error STORE [--device cuda] [--seeds 0 1 2] [--output docs/results/planning-error.csv]
 
 choice   fits gru4rec, mbcal and mbcal-plan, which chooses its advantage, and mbcal-plan with every advantage it could have
          chosen. All serve the same test sessions under the same noise: in the truth of a generated newsfeed, else in an LSTM
-         and a transformer simulator. Gains are over gru4rec; regret is that of the chosen advantage to the best one.
+         and a transformer simulator, which are fitted first unless folders of `mbcal simulator` are given. Gains are
+         over gru4rec; regret is that of the chosen advantage to the best one.
 error    generated newsfeeds: rewards that planning imagines in its own environment model, true ones, and those of the same
          planner in the true world (behaviours of the truth, instant rewards of the model): what model error costs, and what
          is left to the oracle.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,10 @@ from mbcal.types import SessionTensors
 
 NOISE_SEED = 5
 ADVANTAGES: dict[str, dict[str, Any]] = {
-    "counterfactual": {"advantage": "counterfactual", "gamma": 0.95},
+    "planned": {"advantage": "planned"},
     "counterfactual, gamma 1": {"advantage": "counterfactual", "gamma": 1.0},
     "none": {"advantage": "none"},
-    "planned": {"advantage": "planned"},
+    "counterfactual": {"advantage": "counterfactual", "gamma": 0.95},
 }
 """What can be chosen."""
 
@@ -64,12 +66,14 @@ def test_sessions(store: mbcal.Store, count: int, device: str) -> SessionTensors
     return sessions[np.sort(rows)].tensors(device)
 
 
-def judges_of(store: mbcal.Store, device: str) -> dict[str, Environment]:
-    """The truth, or a simulator of each family."""
+def judges_of(store: mbcal.Store, device: str, folders: Sequence[str]) -> dict[str, Environment]:
+    """The truth, or a simulator of each family: from folders, or fitted."""
     if store.manifest["source"] == "newsfeed":
         return {TRUTH: true_environment(store, device)}
-    families = ("lstm", "transformer")
-    return {family: mbcal.Simulator(family=family, device=device).fit(store) for family in families}
+    simulators = [mbcal.Simulator.load(folder, device) for folder in folders]
+    if not simulators:
+        simulators = [mbcal.Simulator(family=family, device=device).fit(store) for family in ("lstm", "transformer")]
+    return {simulator.config.family: simulator for simulator in simulators}
 
 
 def serve(policy: Any, environment: Environment, sessions: SessionTensors) -> NDArray[np.float32]:
@@ -97,20 +101,20 @@ def measurements(
 def compare(options: argparse.Namespace) -> None:
     """Rewards of the chosen advantage and of all others, and the regret of the choice."""
     store = mbcal.Store.open(options.store)
-    sessions, judges = test_sessions(store, options.sessions, options.device), judges_of(store, options.device)
-    users = sessions.user.cpu().numpy()
+    sessions = test_sessions(store, options.sessions, options.device)
+    users, judges = sessions.user.cpu().numpy(), judges_of(store, options.device, options.simulators)
+    fixed = {f"mbcal-plan, {name}": ("mbcal-plan", settings) for name, settings in ADVANTAGES.items()}
     methods: Mapping[str, tuple[str, dict[str, Any]]] = {
-        "gru4rec": ("gru4rec", {}),
-        "mbcal": ("mbcal", {}),
-        **{f"mbcal-plan, {name}": ("mbcal-plan", settings) for name, settings in ADVANTAGES.items()},
-        "mbcal-plan": ("mbcal-plan", {}),
+        **{name: (name, {}) for name in ("gru4rec", "mbcal", "mbcal-plan")},
+        **fixed,
     }
     columns = ("reward", "gain over gru4rec", "low", "high", "regret", "regret low", "regret high", "seconds", "chosen")
     table, data = measurements(options, store, ("policy", "judge"), columns), options.store.name
-    for seed in range(options.seeds):
-        if all(table.has(data=data, seed=seed, policy="mbcal-plan", judge=judge) for judge in judges):
+    for seed in options.seeds:
+        if all(table.has(data=data, seed=seed, policy=policy, judge=judge) for policy in methods for judge in judges):
             continue
         earned: dict[tuple[str, str], NDArray[np.float32]] = {}
+        chosen_rows: dict[str, dict[str, Any]] = {}
         for title, (method, settings) in methods.items():
             agent, seconds = fitted(method, store, options, seed, **settings)
             choice = agent.choices.get("advantage", {})
@@ -120,11 +124,13 @@ def compare(options: argparse.Namespace) -> None:
                 gain = mean_interval(rewards - earned["gru4rec", judge], users)
                 row: dict[str, Any] = {"data": data, "seed": seed, "policy": title, "judge": judge, "seconds": seconds}
                 row |= {"reward": float(rewards.mean()), "gain over gru4rec": gain.mean, "low": gain.low, "high": gain.high}
-                if title == "mbcal-plan":
-                    best = max((earned[f"mbcal-plan, {name}", judge] for name in ADVANTAGES), key=lambda found: found.mean())
-                    regret = mean_interval(best - rewards, users)
-                    row |= {"regret": regret.mean, "regret low": regret.low, "regret high": regret.high}
                 table.add(**row, chosen=chosen)
+                if title == "mbcal-plan":
+                    chosen_rows[judge] = {**row, "chosen": chosen}
+        for judge, row in chosen_rows.items():
+            best = max((earned[title, judge] for title in fixed), key=lambda found: found.mean())
+            regret = mean_interval(best - earned["mbcal-plan", judge], users)
+            table.add(**row, **{"regret": regret.mean, "regret low": regret.low, "regret high": regret.high})
 
 
 def measure_error(options: argparse.Namespace) -> None:
@@ -135,7 +141,7 @@ def measure_error(options: argparse.Namespace) -> None:
     columns = ("imagined", "true", "planned in the true world", "oracle", "seconds")
     table, data = measurements(options, store, ("models",), columns), options.store.name
     best = float(serve(OraclePolicy(world, sessions.horizon), world, sessions).mean())
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for models in options.models:
             if table.has(data=data, seed=seed, models=models):
                 continue
@@ -158,10 +164,13 @@ def main() -> None:
         command = commands.add_parser(name)
         command.add_argument("store", type=Path)
         command.add_argument("--device", default="auto")
-        command.add_argument("--seeds", type=int, default=3)
+        command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
         command.add_argument("--sessions", type=int, default=20_000, help="test sessions")
         command.add_argument("--output", type=Path, help="CSV file to write; a JSON file beside it says how it was made")
         command.set_defaults(function=function)
+    commands.choices["choice"].add_argument(
+        "--simulators", nargs="+", default=[], metavar="FOLDER", help="simulators that judge; by default they are fitted"
+    )
     command.add_argument("--models", type=int, nargs="+", default=[1, 2, 4], help="numbers of environment models")
     options = parser.parse_args()
     options.device = resolve_device(options.device).type

@@ -64,6 +64,23 @@ def test_ties_and_doubt_go_to_the_earlier() -> None:
         assert last_better(np.stack(rewards), users, 0.95)[0] == chosen
 
 
+def test_discounts_are_chosen_by_sessions_and_kinds_by_judges_too() -> None:
+    users, base = np.arange(100), np.zeros((4, 100))
+    doubtful = base + np.array([3.0, -2.0, 2.0, -1.0])[:, None] + 0.01 * (users % 2)  # 0.5 on average; judges disagree
+    better = base + 1 + 0.01 * (users % 2)
+    for rewards, chosen in (
+        ((base, base, base, base), CANDIDATES[0]),
+        ((base, doubtful, base, base), CANDIDATES[1]),
+        ((base, base, doubtful, doubtful), CANDIDATES[0]),
+        ((base, base + 2, better, better), CANDIDATES[1]),
+        ((base, base, better, base + 0.5), CANDIDATES[2]),
+        ((base, doubtful, base, doubtful + better), CANDIDATES[3]),
+    ):
+        choice = advantage_choice.best_advantage(CANDIDATES, np.stack(rewards), users)
+        assert (choice.kind, choice.gamma) == (chosen.kind, chosen.gamma)
+        assert [trial.reward for trial in choice.trials] == pytest.approx([one.mean() for one in rewards])
+
+
 def test_the_interval_covers_sessions_and_judges() -> None:
     gains = np.array([[1.0, 3.0], [3.0, 5.0]])  # judges say 2 and 4; sessions say 2 and 4
     gain = judged_gain(gains, np.array([0, 1]), 0.95)

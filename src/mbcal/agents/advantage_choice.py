@@ -1,8 +1,9 @@
 """Choose what a policy adds to the instant reward: nothing, the counterfactual advantage, or a planned one.
 
-Policies are compared by cross-fitting (`cross_fitting`) with several judges, each fitted on resampled users. The interval of
-a gain covers the uncertainty of both the served sessions and the judges, so that small errors of a judge decide nothing. The
-first candidate, the paper's method, stays unless another is better beyond chance.
+Policies are compared by cross-fitting (`cross_fitting`) with several judges, each fitted on resampled users. First MBCAL's
+discount is chosen as MBCAL does (`gamma_choice`). Then another kind of advantage replaces it only if it is better beyond
+chance: the interval of its gain covers the uncertainty of both the served sessions and the judges, so that small errors of a
+judge decide nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mbcal.agents.config import AgentConfig
 from mbcal.agents.cross_fitting import Trial, cross_fit, last_better
 from mbcal.agents.fit_context import FitContext
+from mbcal.agents.gamma_choice import GAMMA_LEVEL, GAMMAS
 from mbcal.config import from_dict, to_dict
 from mbcal.environments.rollout import Policy
+from mbcal.metrics import Floats
 from mbcal.progress import Progress
 from mbcal.types import SessionTensors
 
@@ -38,13 +44,8 @@ class Advantage:
     gamma: float = 1.0
 
 
-CANDIDATES = (
-    Advantage("counterfactual", 0.95),
-    Advantage("none"),
-    Advantage("counterfactual", 1.0),
-    Advantage("planned", 1.0),
-)
-"""In the order in which they are tried: a later one must be better beyond chance."""
+CANDIDATES = (*(Advantage("counterfactual", gamma) for gamma in GAMMAS), Advantage("none"), Advantage("planned"))
+"""In the order in which they are tried, the discounts of the first kind first: a later one must be better beyond chance."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,27 @@ def choose_advantage(
     )
     if result is None:
         return AdvantageChoice(candidates[0].kind, candidates[0].gamma, 0, ())
-    best, trials = last_better(result.rewards, result.users, LEVEL)
-    named = (
-        AdvantageTrial(**vars(trial), kind=candidate.kind, gamma=candidate.gamma)
-        for trial, candidate in zip(trials, candidates, strict=True)
-    )
-    choice = AdvantageChoice(candidates[best].kind, candidates[best].gamma, len(result.users), tuple(named))
+    choice = best_advantage(candidates, result.rewards, result.users)
     if checkpoints and context.worker_slice.group.rank == 0:
         checkpoints.save(STAGE, choice.record(), {})
     return choice
+
+
+def best_advantage(candidates: Sequence[Advantage], rewards: Floats, users: NDArray[Any]) -> AdvantageChoice:
+    """Choose an advantage by the rewards of its policy (`cross_fitting.last_better`).
+
+    Args:
+        candidates: P advantages; those of the first one's kind come first, and differ by their discounts alone.
+        rewards: (P, J, n) reward of every session by candidate and judge.
+        users: (n,) the user of every session; at least two differ.
+    """
+    same_kind = sum(candidate.kind == candidates[0].kind for candidate in candidates)
+    first, trials = last_better(rewards[:same_kind].mean(1, keepdims=True), users, GAMMA_LEVEL)
+    compared = [first, *range(same_kind, len(candidates))]
+    last, other_trials = last_better(rewards[np.array(compared)], users, LEVEL)
+    named = (
+        AdvantageTrial(**vars(trial), kind=candidate.kind, gamma=candidate.gamma)
+        for trial, candidate in zip([*trials, *other_trials[1:]], candidates, strict=True)
+    )
+    best = candidates[compared[last]]
+    return AdvantageChoice(best.kind, best.gamma, len(users), tuple(named))

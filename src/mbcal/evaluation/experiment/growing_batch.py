@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,9 @@ def growing_batch(
     saved_at = time.monotonic()
     while len(rounds) < settings.rounds:
         number = len(rounds) + 1
-        collected = collect(context, agent, seed, number, progress)
-        memory = [*memory, collected.without("propensities")]
-        memory = memory[-replayed_rounds([_count_steps(sessions) for sessions in memory], settings.replay) :]
-        passes = round_passes(sum(map(_count_steps, memory)), settings.training.epochs, settings.round_epochs)
-        training = replace(settings.training, epochs=passes, shrink=round_shrink(len(memory), number, settings.shrink))
-        agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), training=training, progress=progress)
+        memory = run_round(context, agent, memory, seed, number, progress)
         reward = judge_reward(context, agent, title=f"round {number}: test", progress=progress)
-        rounds.append({"round": number, "collected": float(session_rewards(collected).mean()), **mean_record(reward)})
+        rounds.append({"round": number, "collected": float(session_rewards(memory[-1]).mean()), **mean_record(reward)})
         if checkpoints is not None and time.monotonic() - saved_at >= CHECKPOINT_EVERY:
             _save(checkpoints, agent, rounds, memory if settings.replay != 1 else [])
             saved_at = time.monotonic()
@@ -76,6 +72,36 @@ def growing_batch(
         result = judge_policy(context, agent, judge, progress=progress)
         judged[judge], rewards[judge] = summarise(result), result.rewards
     return CellResult({"judges": judged, "rounds": rounds}, rewards, agent)
+
+
+def run_round(
+    context: ExperimentContext,
+    agent: Agent,
+    memory: Sequence[SessionTensors],
+    seed: int,
+    number: int,
+    progress: Progress = SILENT,
+) -> list[SessionTensors]:
+    """Collect a round, and update the agent.
+
+    Args:
+        context: What the cells share.
+        agent: The present policy, which learns.
+        memory: The sessions of earlier rounds that are kept, oldest first.
+        seed: Names the users and the noise of the round.
+        number: The round, counted from 1.
+        progress: Notified of epochs and sessions.
+
+    Returns:
+        The sessions that were learned from, by round: those to keep. The new round is the last.
+    """
+    settings = context.settings
+    memory = [*memory, collect(context, agent, seed, number, progress).without("propensities")]
+    memory = memory[-replayed_rounds([_count_steps(sessions) for sessions in memory], settings.replay) :]
+    passes = round_passes(sum(map(_count_steps, memory)), settings.training.epochs, settings.round_epochs)
+    training = replace(settings.training, epochs=passes, shrink=round_shrink(len(memory), number, settings.shrink))
+    agent.fit(memory[0] if len(memory) == 1 else SessionTensors.concat(memory), training=training, progress=progress)
+    return memory
 
 
 def _count_steps(sessions: SessionTensors) -> int:
