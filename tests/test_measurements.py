@@ -73,14 +73,14 @@ def test_regret_of_the_choice_is_that_to_the_best_advantage(
     prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(60, 100))
     output = tmp_path / "planning-choice.csv"
     command = ["planning.py", "choice", str(tmp_path / "feed"), "--device", "cpu", "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "1"])
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "0"])
     planning.main()
     found = {row["policy"]: row for row in rows(output)}
     assert {name for name, row in found.items() if row["regret"]} == {"mbcal-plan"}
     assert float(found["mbcal-plan"]["regret"]) == 0.5
     assert float(found["mbcal-plan, planned"]["gain over gru4rec"]) == 4.0
     assert [row["data"] for row in rows(output)] == ["feed"] * 7
-    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "2"])
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "0", "1"])
     planning.main()
     assert {seed for _, seed in fits[7:]} == {1}  # the first seed is not run again
     assert len(rows(output)) == 14
