@@ -95,7 +95,7 @@ def test_items_with_features_and_steps_are_work() -> None:
     names = b'{"candidates": [%s]}' % b", ".join(b'"item %d"' % number for number in range(1000))
     items = b'{"candidates": [%s]}' % b", ".join(b'{"item": %d, "features": {"words": 1}}' % n for n in range(1000))
     assert work_of(b'{"candidates": ["a"]}') == pytest.approx(1.2, abs=0.1)
-    assert work_of(names) < 4
+    assert work_of(names) == pytest.approx(13, abs=1)  # measured: 1.3 ms more than a small request, which has 0.15 ms
     assert work_of(items) > 200
     assert work_of(b" " * 65536) == 9
 

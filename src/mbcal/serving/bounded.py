@@ -51,7 +51,7 @@ class BoundedDict(Generic[K, V]):
             size: Its bytes, without the key.
         """
         entries = self._entries
-        size += ENTRY_BYTES + getsizeof(key)
+        size += ENTRY_BYTES + getsizeof(key) + (sum(map(getsizeof, key)) if isinstance(key, tuple) else 0)
         self.used_bytes += size
         if key in entries:
             self.used_bytes -= entries[key][1]

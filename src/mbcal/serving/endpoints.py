@@ -35,7 +35,7 @@ from mbcal.serving.openapi import document
 from mbcal.serving.pool import Snapshot, pool_of_one, snapshot_of
 from mbcal.serving.routes import CSS, HTML, JAVASCRIPT, NAME_PART, PROMETHEUS, Response, Route
 from mbcal.serving.service import Service
-from mbcal.serving.stats import Cached, RegistryAnswer, StatsAnswer, log_stats, registry_answer, stats_answer
+from mbcal.serving.stats import Cached, RegistryAnswer, Shared, StatsAnswer, log_stats, registry_answer, stats_answer
 from mbcal.version import __version__
 
 _encode = msgspec.json.Encoder().encode
@@ -44,6 +44,9 @@ _decode_rank_batch = msgspec.json.Decoder(RankBatch).decode
 _decode_feedback = msgspec.json.Decoder(FeedbackRequest).decode
 _decode_feedback_batch = msgspec.json.Decoder(FeedbackBatch).decode
 _decode_epsilon = msgspec.json.Decoder(EpsilonRequest).decode
+
+STATS_SECONDS = 1.0
+"""Seconds for which a worker gives the same `/v1/stats`: the supervisor, whom all requests need, works for each new one."""
 
 
 class Endpoints:
@@ -54,6 +57,7 @@ class Endpoints:
         log = service.log
         self._log_stats = None if log is None else Cached(lambda: log_stats(log.folder, log.waiting), 2.0)
         self._registry_answer = Cached(partial(registry_answer, service.registry), 2.0)
+        self._stats_of_workers = Shared(self._exchange_stats, STATS_SECONDS)
 
     async def rank(self, body: bytes, turn: Turn = no_turn) -> Response:
         if is_batch(body):
@@ -71,11 +75,14 @@ class Endpoints:
         return _ok(self._service.model())
 
     async def stats(self, _: bytes) -> Response:
-        service, snapshot = self._service, await self.snapshot()
-        pool = pool_of_one(snapshot, service.traffic.rewards)
+        service = self._service
         if service.workers is not None:
-            pool = await service.workers.exchange(snapshot)
-        return _ok(stats_answer(service, pool))
+            return await self._stats_of_workers()
+        return _ok(stats_answer(service, pool_of_one(await self.snapshot(), service.traffic.rewards)))
+
+    async def _exchange_stats(self) -> Response:
+        assert self._service.workers is not None  # noqa: S101 - `stats` has looked
+        return _ok(stats_answer(self._service, await self._service.workers.exchange(await self.snapshot())))
 
     async def snapshot(self) -> Snapshot:
         """Return what this process has counted, for the other workers."""

@@ -95,7 +95,7 @@ class Hub:
         self._traffic = TrafficPool()
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._epsilon: float | None = None
-        self._feedback: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._feedback: OrderedDict[int, None] = OrderedDict()  # hashes of decision and item, whose names may be long
         self.listened: set[str] = set()
         """Workers that have listened."""
         self.restarts = 0
@@ -146,7 +146,7 @@ class Hub:
                 await self._sessions.release_decision(decision)
 
     async def _first_feedback(self, decision: str, value: msgspec.Raw) -> bool:
-        key = (decision, msgspec.msgpack.decode(value, type=str))
+        key = hash((decision, msgspec.msgpack.decode(value, type=str)))
         if key in self._feedback:
             return False
         self._feedback[key] = None

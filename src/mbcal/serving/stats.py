@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -292,6 +293,28 @@ def _without_paths(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """The result of a coroutine function for all who ask at the same time; made again when it is older than `seconds`.
+
+    Args:
+        compute: The coroutine function.
+        seconds: Age at which its result is made again; a failure is made again at once.
+    """
+
+    def __init__(self, compute: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> None:
+        self._compute, self._seconds, self._at = compute, seconds, -1e9
+        self._task: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        """Return the result; those who ask while it is made wait for the same one."""
+        task = self._task
+        is_old = task is None or time.monotonic() - self._at > self._seconds
+        if task is None or (task.done() and (is_old or task.cancelled() or task.exception() is not None)):
+            task = self._task = asyncio.create_task(self._compute())
+            self._at = time.monotonic()
+        return await asyncio.shield(task)
 
 
 class Cached(Generic[T]):

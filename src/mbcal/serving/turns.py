@@ -23,11 +23,14 @@ BYTES_PER_WORK = 8192
 """Bytes of a body that are as much work as a small request without them (about 0.15 ms)."""
 WORK_PER_PART = 0.1
 """Work of an object or a list in a body: of an item with features, or of a step of a history."""
+WORK_PER_VALUE = 0.01
+"""Work of a value in a list or an object: of a candidate, however short its name."""
 
 
 def work_of(body: bytes) -> float:
     """Return an estimate of the work that a request makes, by its body; 1 for a small request."""
-    return 1.0 + len(body) / BYTES_PER_WORK + WORK_PER_PART * (body.count(b"{") + body.count(b"["))
+    parts, values = body.count(b"{") + body.count(b"["), body.count(b",")
+    return 1.0 + len(body) / BYTES_PER_WORK + WORK_PER_PART * parts + WORK_PER_VALUE * values
 
 
 class Turns:
