@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 import mbcal
 from mbcal.agents import MBCALPlan, agent_class
+from mbcal.agents.advantage_choice import CANDIDATES
 from mbcal.environments.base import Environment
 from mbcal.environments.branches import PredictingEnvironment
 from mbcal.environments.candidates import session_candidates
@@ -40,13 +41,8 @@ from mbcal.training.device import resolve_device
 from mbcal.types import SessionTensors
 
 NOISE_SEED = 5
-ADVANTAGES: dict[str, dict[str, Any]] = {
-    "planned": {"advantage": "planned"},
-    "counterfactual, gamma 1": {"advantage": "counterfactual", "gamma": 1.0},
-    "none": {"advantage": "none"},
-    "counterfactual": {"advantage": "counterfactual", "gamma": 0.95},
-}
-"""What can be chosen."""
+ADVANTAGES: dict[str, dict[str, Any]] = {f"mbcal-plan, {kind}": {"advantage": kind} for kind in reversed(CANDIDATES)}
+"""Policies with every advantage that can be chosen, the slowest first."""
 
 
 class TrueWorldPlan(MBCALPlan):
@@ -103,10 +99,9 @@ def compare(options: argparse.Namespace) -> None:
     store = mbcal.Store.open(options.store)
     sessions = test_sessions(store, options.sessions, options.device)
     users, judges = sessions.user.cpu().numpy(), judges_of(store, options.device, options.simulators)
-    fixed = {f"mbcal-plan, {name}": ("mbcal-plan", settings) for name, settings in ADVANTAGES.items()}
     methods: Mapping[str, tuple[str, dict[str, Any]]] = {
         **{name: (name, {}) for name in ("gru4rec", "mbcal", "mbcal-plan")},
-        **fixed,
+        **{title: ("mbcal-plan", settings) for title, settings in ADVANTAGES.items()},
     }
     columns = ("reward", "gain over gru4rec", "low", "high", "regret", "regret low", "regret high", "seconds", "chosen")
     table, data = measurements(options, store, ("policy", "judge"), columns), options.store.name
@@ -117,8 +112,7 @@ def compare(options: argparse.Namespace) -> None:
         chosen_rows: dict[str, dict[str, Any]] = {}
         for title, (method, settings) in methods.items():
             agent, seconds = fitted(method, store, options, seed, **settings)
-            choice = agent.choices.get("advantage", {})
-            chosen = f"{choice['kind']} {choice['gamma']:g}" if choice else None
+            chosen = agent.choices.get("advantage", {}).get("kind")
             for judge, environment in judges.items():
                 rewards = earned[title, judge] = serve(agent, environment, sessions)
                 gain = mean_interval(rewards - earned["gru4rec", judge], users)
@@ -128,7 +122,7 @@ def compare(options: argparse.Namespace) -> None:
                 if title == "mbcal-plan":
                     chosen_rows[judge] = {**row, "chosen": chosen}
         for judge, row in chosen_rows.items():
-            best = max((earned[title, judge] for title in fixed), key=lambda found: found.mean())
+            best = max((earned[title, judge] for title in ADVANTAGES), key=lambda found: found.mean())
             regret = mean_interval(best - earned["mbcal-plan", judge], users)
             table.add(**row, **{"regret": regret.mean, "regret low": regret.low, "regret high": regret.high})
 

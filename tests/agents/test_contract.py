@@ -31,11 +31,7 @@ NO_DRAW = {"popular", "linucb"}
 EMBEDDING_SCALES = {"ddpg": 1.0}
 """Other initial embeddings than usual in the toy. DDPG maps items to points; of small embeddings all points begin close
 together, and at this size its actor then settles on sweets for most seeds."""
-TOY_SETTINGS: dict[str, dict[str, Any]] = {
-    "mbcal": {"gamma": 0.95},
-    "mbcal-no-vr": {"gamma": 0.95},
-    "mbcal-plan": {"advantage": "planned", "iterations": 2, "branches": 1_000},
-}
+TOY_SETTINGS: dict[str, dict[str, Any]] = {"mbcal-plan": {"advantage": "planned", "iterations": 2, "branches": 1_000}}
 """What is otherwise chosen from data; choices have tests of their own."""
 OWN = os.environ.get("MBCAL_AGENT")
 """An agent of one's own to hold to the contract, as path.py:Class."""

@@ -18,7 +18,7 @@ from mbcal.distributed.engines.local import LocalEngine
 from mbcal.types import Sessions
 from tests.support import batches, toys
 
-CONFIG = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=2, batch=64))
+CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=2, batch=64))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""MBCAL with planning: what is chosen, that planning finds the best answer, and that a fit is the same however it is run."""
+"""MBCAL with planning: that it finds the best answer, and that a fit is the same however it is run."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from mbcal import NetConfig, Sessions, TrainingConfig, load
-from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice
-from mbcal.agents.advantage_choice import CANDIDATES, Advantage
-from mbcal.agents.cross_fitting import judged_gain, last_better, resample_users
+from mbcal import NetConfig, Sessions, TrainingConfig
+from mbcal.agents import MBCALPlan, PlanConfig
 from mbcal.distributed.group import Group
 from mbcal.environments.branches import imagine_branches
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.rollout import rollout
-from mbcal.errors import ModelError, OptionError
+from mbcal.errors import OptionError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.nn.base import expected_reward
 from mbcal.storage.checkpoints import Checkpoints
@@ -45,113 +42,6 @@ def weights(model: MBCALPlan) -> dict[str, torch.Tensor]:
 def same(first: MBCALPlan, second: MBCALPlan, atol: float = 0.0) -> bool:
     other = weights(second)
     return all(torch.allclose(value, other[name], rtol=0, atol=atol) for name, value in weights(first).items())
-
-
-# ---- what is chosen
-
-
-def test_ties_and_doubt_go_to_the_earlier() -> None:
-    users, base = np.arange(100), np.zeros((4, 100))
-    better = base + 1 + 0.01 * (users % 2)
-    doubtful = base + np.array([3.0, -2.0, 2.0, -1.0])[:, None]  # judges disagree
-    for rewards, chosen in (
-        ((base, base, base), 0),
-        ((base, doubtful, doubtful), 0),
-        ((base, base - 1, better), 2),
-        ((base, better, better), 1),
-        ((base, better, better + base + 0.5), 2),
-    ):
-        assert last_better(np.stack(rewards), users, 0.95)[0] == chosen
-
-
-def test_discounts_are_chosen_by_sessions_and_kinds_by_judges_too() -> None:
-    users, base = np.arange(100), np.zeros((4, 100))
-    doubtful = base + np.array([3.0, -2.0, 2.0, -1.0])[:, None] + 0.01 * (users % 2)  # 0.5 on average; judges disagree
-    better = base + 1 + 0.01 * (users % 2)
-    for rewards, chosen in (
-        ((base, base, base, base), CANDIDATES[0]),
-        ((base, doubtful, base, base), CANDIDATES[1]),
-        ((base, base, doubtful, doubtful), CANDIDATES[0]),
-        ((base, base + 2, better, better), CANDIDATES[1]),
-        ((base, base, better, base + 0.5), CANDIDATES[2]),
-        ((base, doubtful, base, doubtful + better), CANDIDATES[3]),
-    ):
-        choice = advantage_choice.best_advantage(CANDIDATES, np.stack(rewards), users)
-        assert (choice.kind, choice.gamma) == (chosen.kind, chosen.gamma)
-        assert [trial.reward for trial in choice.trials] == pytest.approx([one.mean() for one in rewards])
-
-
-def test_the_interval_covers_sessions_and_judges() -> None:
-    gains = np.array([[1.0, 3.0], [3.0, 5.0]])  # judges say 2 and 4; sessions say 2 and 4
-    gain = judged_gain(gains, np.array([0, 1]), 0.95)
-    assert gain.mean == 3.0
-    assert gain.stderr == pytest.approx((1.0 + 2.0) ** 0.5)  # variance of the mean of sessions, 2 / 2, and of judges, 2
-    assert gain.high - gain.mean == pytest.approx(12.706 * 3**0.5, rel=1e-3)  # t with one degree of freedom
-
-
-def test_users_are_resampled_whole() -> None:
-    users = np.repeat(np.arange(300, dtype=np.int32), 2)
-    rows = resample_users(users, seed=5)
-    counts = np.bincount(users[rows], minlength=300)
-    assert (np.diff(rows) >= 0).all()
-    assert counts.sum() == len(users)
-    assert (counts % 2 == 0).all()
-    assert 0.3 < (counts == 0).mean() < 0.44  # exp(-1) of the users are left out
-    assert not np.array_equal(rows, resample_users(users, seed=6))
-
-
-@pytest.mark.parametrize(("noise", "kinds"), [(False, {"planned", "counterfactual"}), (True, {"counterfactual"})])
-def test_looking_ahead_is_chosen_where_it_pays(noise: bool, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where keys open prizes, no advantage must lose; where behaviours are noise, no gain is beyond chance."""
-    monkeypatch.setattr(advantage_choice, "JUDGES", 3)
-    training = TrainingConfig(epochs=8, batch=16, warmup=10, learning_rate=1e-2, validation=0.0)
-    candidates = (Advantage("counterfactual", 0.95), Advantage("none"), Advantage("planned"))
-    monkeypatch.setattr("mbcal.agents.plan.choose_advantage", _choose_among(candidates))
-    model = agent(advantage="auto", training=training, branches=300, models=1).fit(logged(300, noise=noise))
-    record = model.choices["advantage"]
-    assert record["kind"] in kinds
-    assert (model.config.advantage, model.config.gamma) == (record["kind"], record["gamma"])
-    assert [trial["kind"] for trial in record["trials"]] == ["counterfactual", "none", "planned"]
-    if not noise:
-        assert record["trials"][1]["high"] < -1  # without an advantage, sweets alone
-
-
-def _choose_among(candidates: tuple[Advantage, ...]) -> Any:
-    def choose(context: Any, config: Any, fit_policies: Any) -> Any:
-        return advantage_choice.choose_advantage(context, config, fit_policies, candidates)
-
-    return choose
-
-
-def test_a_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advantage_choice, "JUDGES", 2)
-    fitted = agent(advantage="auto", iterations=1, branches=60)
-    with pytest.raises(ModelError, match="has not been fitted"):
-        fitted.build_scorer()
-    fitted.fit(sessions(count=100, seed=2))
-    assert [trial["kind"] for trial in fitted.choices["advantage"]["trials"]] == [one.kind for one in CANDIDATES]
-    fitted.save(tmp_path / "model")
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("the advantage was chosen")
-
-    monkeypatch.setattr("mbcal.agents.plan.choose_advantage", refuse)
-    loaded = load(tmp_path / "model", "cpu")
-    assert isinstance(loaded, MBCALPlan)
-    assert (loaded.config, loaded.choices) == (fitted.config, fitted.choices)
-    again = loaded.fit(sessions(count=100, seed=3))
-    assert again.config.advantage == fitted.config.advantage
-
-
-def test_too_few_users_choose_the_paper() -> None:
-    known = sessions(count=60, seed=2)
-    one_user = Sessions(known.catalog, known.behaviour_set, **{**dict(known.arrays()), "user": known.user * 0})
-    fitted = agent(advantage="auto").fit(one_user)
-    assert (fitted.config.advantage, fitted.config.gamma) == ("counterfactual", 0.95)
-    assert fitted.choices["advantage"]["trials"] == []
-
-
-# ---- what is learned
 
 
 def test_growing_rounds_stay_at_the_best_answer() -> None:

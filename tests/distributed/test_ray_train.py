@@ -26,7 +26,7 @@ from tests.support.fits import Deadly, job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 
-SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64", "--gamma", "0.95"]
+SMALL = ["--hidden", "8", "--embedding", "8", "--epochs", "2", "--batch", "64"]
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ class Feed:
         self.store = prepare_newsfeed(self.data, NewsfeedConfig(2500, 100))
         training, train = TrainingConfig(epochs=1, validation=0.0), self.store.sessions("train")
         net = NetConfig(hidden=8, embedding=8)
-        self.agent = MBCAL(MBCALConfig(gamma=0.95, net=net, training=training), "cpu").fit(train)
+        self.agent = MBCAL(MBCALConfig(net=net, training=training), "cpu").fit(train)
         self.myopic = GRU4Rec(GRU4Rec.Config(net=net, training=training), "cpu").fit(train)
         longer = replace(training, epochs=6)  # so that users respond to what they are shown
         self.simulator = Simulator(SimulatorConfig(hidden=8, training=longer)).fit(self.store)

@@ -27,7 +27,7 @@ def commands_of(page: str, first: int = 0) -> list[str]:
 
 
 def at_test_size(command: str) -> str:
-    """The same command with few sessions, one epoch, small networks and a discount that is not chosen.
+    """The same command with few sessions, one epoch and small networks.
 
     Options are added at the end, where they replace those before them.
     """
@@ -36,13 +36,12 @@ def at_test_size(command: str) -> str:
         return f"{command} --epochs 1 --sessions 200"
     if re.match(r"mbcal (fit|simulator)", command):
         sizes = "" if "--from" in command else " --hidden 8 --embedding 8"  # a model keeps its own
-        has_gamma = command.startswith("mbcal fit") and not re.search("--agent gru4rec|--from", command)
-        return f"{command} --epochs 1{sizes}{' --gamma 0.95' * has_gamma}"
+        return f"{command} --epochs 1{sizes}"
     if command.startswith("mbcal experiment"):
         command += " --workers 1"  # in one process; several have tests in tests/evaluation/test_run.py
     if not command.startswith("mbcal experiment newsfeed"):
         return command
-    sizes = "log_sessions=400 test_sessions=60 rounds=1 round_sessions=60 futures=4 future_states=4 gamma=0.95 xray=1"
+    sizes = "log_sessions=400 test_sessions=60 rounds=1 round_sessions=60 futures=4 future_states=4 xray=1"
     nets = "net.hidden=8 net.embedding=8 simulator.hidden=8 simulator.embedding=8"
     epochs = "training.epochs=1 simulator.training.epochs=1"
     return command + "".join(f" --set {size}" for size in f"{sizes} {nets} {epochs}".split())

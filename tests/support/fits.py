@@ -50,7 +50,7 @@ class _Doomed:
         self.group.all_reduce_sum(*tensors)
 
 
-CONFIG = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=2, batch=64))
+CONFIG = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=2, batch=64))
 
 
 def job(shop: Path, name: str, data: str = "feed", checkpoint_every: float = 30.0) -> FitJob:

@@ -13,7 +13,6 @@ from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.labels import (
     bounded_targets,
     counterfactual_future_advantage,
-    counterfactual_future_advantages,
     discounted_returns,
     return_bounds,
     simulated_future_reward,
@@ -148,11 +147,3 @@ def test_labels_leave_no_gradient() -> None:
 def test_shapes_are_required() -> None:
     with pytest.raises(ValueError, match=r"must both be \(B, T\)"):
         discounted_returns(torch.zeros(2, 3), torch.zeros(2, 4, dtype=torch.bool), GAMMA)
-
-
-def test_several_discounts_share_the_steps_of_the_network() -> None:
-    model, batch, gammas = net(), sessions(count=20).tensors(), (0.3, 0.8, 1.0)
-    advantages = counterfactual_future_advantages(model, REWARDS, batch, gammas)
-    assert advantages.shape == (20, 3, batch.horizon)
-    for column, gamma in enumerate(gammas):
-        assert torch.equal(advantages[:, column], counterfactual_future_advantage(model, REWARDS, batch, gamma))

@@ -11,7 +11,7 @@ from torch import Tensor
 from mbcal import MBCAL, MBCALConfig
 from mbcal.errors import OptionError
 from mbcal.nn.recurrent import RecurrentNet
-from mbcal.training.noise_labels import SEED, noise_counterfactual_advantages, session_numbers
+from mbcal.training.noise_labels import SEED, noise_counterfactual_advantage, session_numbers
 from mbcal.training.random import Noise
 from mbcal.types import MASK_ROW, SessionTensors
 from tests.support.batches import REWARDS, net, sessions
@@ -81,7 +81,7 @@ def test_labels_equal_a_replay_of_every_masked_session(config: dict[str, object]
     model, batch = net(**config), sessions(count=12, horizon=6).tensors()
     if leaving:
         batch = ending(batch)
-    fast = noise_counterfactual_advantages(model, REWARDS, batch, (GAMMA,), DRAWS)[:, 0]
+    fast = noise_counterfactual_advantage(model, REWARDS, batch, GAMMA, DRAWS)
     assert torch.allclose(fast, slow_advantages(model, batch), atol=1e-5)
     assert float(fast.abs().max()) > 1e-3
 
@@ -90,21 +90,21 @@ def test_the_noise_brings_the_logged_answers_back() -> None:
     """If masking changes nothing, the masked branch answers as was logged, and the label is 0."""
     model, batch = net(), sessions(count=12, horizon=6).tensors()
     blind = dataclasses.replace(batch, items=torch.where(batch.mask, MASK_ROW, 0).to(batch.items.dtype))
-    labels = noise_counterfactual_advantages(model, REWARDS, blind, (GAMMA,), DRAWS)
+    labels = noise_counterfactual_advantage(model, REWARDS, blind, GAMMA, DRAWS)
     assert torch.allclose(labels, torch.zeros_like(labels), atol=1e-6)
 
 
 def test_the_noise_is_that_of_the_session_not_of_the_batch() -> None:
     model, batch = net(), sessions(count=12, horizon=6).tensors()
-    together = noise_counterfactual_advantages(model, REWARDS, batch, (GAMMA, 1.0), DRAWS)
+    together = noise_counterfactual_advantage(model, REWARDS, batch, GAMMA, DRAWS)
     rows = torch.tensor([7, 2])
-    assert torch.allclose(noise_counterfactual_advantages(model, REWARDS, batch[rows], (GAMMA, 1.0), DRAWS), together[rows])
+    assert torch.allclose(noise_counterfactual_advantage(model, REWARDS, batch[rows], GAMMA, DRAWS), together[rows])
     assert len(session_numbers(batch).unique()) == len(batch)
 
 
 def test_nothing_counts_at_the_last_step_and_in_the_padding() -> None:
     batch = sessions(count=12, horizon=6).tensors()
-    labels = noise_counterfactual_advantages(net(), REWARDS, batch, (1.0,), DRAWS)[:, 0]
+    labels = noise_counterfactual_advantage(net(), REWARDS, batch, 1.0, DRAWS)
     last = torch.arange(6) >= batch.length.unsqueeze(1) - 1
     assert float(labels[last].abs().max()) == 0
 
@@ -115,7 +115,7 @@ def test_mbcal_learns_from_them_if_told_so() -> None:
     kept, abducted = (MBCAL(device="cpu", counterfactual=kind, **settings).fit(known) for kind in ("behaviours", "noise"))
     batch = known.tensors()
     labels, _ = abducted.value_regression(batch)
-    wanted = noise_counterfactual_advantages(abducted.nets["environment"], REWARDS, batch, (0.9,), 8)[:, 0]
+    wanted = noise_counterfactual_advantage(abducted.nets["environment"], REWARDS, batch, 0.9, 8)
     assert torch.allclose(labels, wanted)
     assert not torch.allclose(labels, kept.value_regression(batch)[0], atol=1e-3)
     for name, value in (("counterfactual", "rewards"), ("noise_draws", 0)):

@@ -145,7 +145,7 @@ from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.config import TrainingConfig
 
 def fit():
-    config = MBCALConfig(gamma=0.95, net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
+    config = MBCALConfig(net=NetConfig(hidden=8, embedding=8), training=TrainingConfig(epochs=4, batch=64))
     agent = MBCAL(config, "cpu")
     agent.fit(Store.open(f"{folder}/feed").sessions("train"), checkpoints=Checkpoints(checkpoints, {}, every=-1))
     agent.save(model)

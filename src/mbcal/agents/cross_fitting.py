@@ -5,6 +5,9 @@ A policy cannot be judged in the environment model it was made with, which share
     half A   policies are fitted                    ──▶  one per candidate
                                                           │ serve, in common noise
     half B   models of behaviours, the judges       ──▶  the users of B
+
+and the same with the halves exchanged: two folds. Each has several judges, fitted on users drawn with replacement, so that
+judges differ as much as chance in their users would make them.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ PolicyFit = Callable[[SessionTensors, AgentConfig, Progress], Sequence[Policy]]
 
 
 @dataclass(frozen=True)
-class CrossFit:
-    """What P policies earned from the users of half B, as J judges imagine them."""
+class Fold:
+    """What P policies earned from the users of one half, as J judges imagine them; J is at least 2."""
 
     rewards: Floats
     """(P, J, n) reward of every session, under common random numbers."""
@@ -62,53 +65,49 @@ class Trial:
     """Upper end."""
 
 
-def last_better(rewards: Floats, users: NDArray[Any], level: float) -> tuple[int, list[Trial]]:
+def last_better(folds: Sequence[Fold], level: float) -> tuple[int, list[Trial]]:
     """Choose by rewards: in order, a candidate replaces the best before it if the interval of its gain lies above 0.
 
     So ties, and gains that may be chance, leave the earlier candidate.
 
     Args:
-        rewards: (P, J, n) reward of every session by candidate and judge, under common random numbers.
-        users: (n,) the user of every session; at least two differ.
+        folds: Rewards of every candidate.
         level: Level of the confidence interval.
 
     Returns:
         The number of the chosen candidate, and the trials of all.
     """
-    best, trials = 0, [Trial(float(rewards[0].mean()))]
-    for number in range(1, len(rewards)):
-        gain = judged_gain(rewards[number] - rewards[best], users, level)
-        trials.append(Trial(float(rewards[number].mean()), gain.mean, gain.low, gain.high))
+    mean_rewards = np.mean([fold.rewards.mean((1, 2), dtype=np.float64) for fold in folds], 0)
+    best, trials = 0, [Trial(float(mean_rewards[0]))]
+    for number in range(1, len(mean_rewards)):
+        gain = judged_gain([(fold.rewards[number] - fold.rewards[best], fold.users) for fold in folds], level)
+        trials.append(Trial(float(mean_rewards[number]), gain.mean, gain.low, gain.high))
         if gain.low > 0:
             best = number
     return best, trials
 
 
-def judged_gain(gains: Floats, users: NDArray[Any], level: float) -> Mean:
-    """Return the mean gain with an interval that covers chance in the served sessions and in the judges.
+def judged_gain(folds: Sequence[tuple[Floats, NDArray[Any]]], level: float) -> Mean:
+    """Return the mean gain over F folds, with an interval that covers chance in the served sessions and in the judges.
 
-    The variance is that of the mean over sessions, clustered by user, plus the variance of the gain between judges: judges
-    on resampled users differ as much as another log would make one judge differ. With few judges that variance is itself
-    uncertain, hence a t interval.
+    The variance in a fold is that of the mean over sessions, clustered by user, plus the variance of the gain between
+    judges: judges on resampled users differ as much as another log would make one judge differ. With few judges that
+    variance is itself uncertain, hence a t interval, with the degrees of freedom of all judges together.
 
     Args:
-        gains: (J, n) gain of every session by judge.
-        users: (n,) the user of every session.
+        folds: By fold, the gain of every session by judge (J, n), and the user of every session (n,).
         level: Level of the confidence interval.
     """
-    n_judges = len(gains)
-    by_session = mean_interval(gains.mean(0), users, level)
-    if n_judges == 1:
-        return by_session
-    between = float(np.var(gains.mean(1, dtype=np.float64), ddof=1))
-    stderr = float(np.sqrt(by_session.stderr**2 + between))
-    width = t_quantile(0.5 + level / 2, n_judges - 1) * stderr
-    return Mean(by_session.mean, by_session.mean - width, by_session.mean + width, by_session.count, stderr)
+    by_session = [mean_interval(gains.mean(0), users, level) for gains, users in folds]
+    between = [float(np.var(gains.mean(1, dtype=np.float64), ddof=1)) for gains, _ in folds]
+    variances = [part.stderr**2 + variance for part, variance in zip(by_session, between, strict=True)]
+    mean = float(np.mean([part.mean for part in by_session]))
+    stderr = float(np.sqrt(sum(variances))) / len(folds)
+    width = t_quantile(0.5 + level / 2, sum(len(gains) - 1 for gains, _ in folds)) * stderr
+    return Mean(mean, mean - width, mean + width, sum(part.count for part in by_session), stderr)
 
 
-def cross_fit(
-    context: FitContext, config: AgentConfig, name: str, fit_policies: PolicyFit, judges: int = 1
-) -> CrossFit | None:
+def cross_fit(context: FitContext, config: AgentConfig, name: str, fit_policies: PolicyFit, judges: int) -> list[Fold]:
     """Compare policies by cross-fitting.
 
     Workers that share the fit all compute the same on the same sessions, so the result does not depend on their number; the
@@ -119,57 +118,69 @@ def cross_fit(
         config: Networks, training settings and seed of the agent.
         name: What is chosen; names the random draws and the phases that progress reports.
         fit_policies: Fits the policies.
-        judges: J. With several, each is fitted on users of half B drawn with replacement, so that judges differ as much as
-            chance in their users would make them.
+        judges: J.
 
     Returns:
-        The rewards; None if a half would have fewer than two users.
+        Two folds; none if a half would have fewer than two users.
     """
-    stage, group = f"{name} choice", context.worker_slice.group
+    stage = f"{name} choice"
     users = context.worker_slice.all_gather(context.data.tensors.user).cpu().numpy()
     row_indices = sample_users(users, config.seed, name)
     users = users[row_indices]
     in_first = hash_fractions(users, config.seed, f"halves of the {stage}") < 0.5
     if min(len(np.unique(users[half])) for half in (in_first, ~in_first)) < 2:
-        return None
+        return []
     sessions = _gather_sessions(context, row_indices)
-    first, second = (_rows(sessions, np.flatnonzero(half)) for half in (in_first, ~in_first))
     progress = _ChoiceProgress(context.progress, name)
     training = replace(context.config, propensity_weights=False)  # the gathered sessions have no propensities
-    settings, judge_settings = (
-        AgentConfig(config.net, training, derive_seed(config.seed, stage, role)) for role in ("planner", "judge")
-    )
-    policies = fit_policies(first, settings, progress)
-    served = replace(second, user=torch.full_like(second.user, UNKNOWN_USER))
-    candidates = session_candidates(served, context.seed)
-    rewards = []
+    folds = []
+    for number, fitted in enumerate((in_first, ~in_first)):
+        settings = AgentConfig(config.net, training, derive_seed(config.seed, stage, number))
+        policies = fit_policies(_rows(sessions, np.flatnonzero(fitted)), settings, progress)
+        served, served_users = _rows(sessions, np.flatnonzero(~fitted)), users[~fitted]
+        folds.append(Fold(_judge(context, policies, served, served_users, settings, judges, progress), served_users))
+    return folds
+
+
+def _judge(
+    context: FitContext,
+    policies: Sequence[Policy],
+    sessions: SessionTensors,
+    users: NDArray[np.int32],
+    settings: AgentConfig,
+    judges: int,
+    progress: Progress,
+) -> Floats:
+    """Rewards (P, J, n) of policies that serve n sessions of users (n,), as judges fitted on these users imagine them."""
+    served = replace(sessions, user=torch.full_like(sessions.user, UNKNOWN_USER))
+    candidates, rewards = session_candidates(served, context.seed), []
     for number in range(judges):
-        judge_config = replace(judge_settings, seed=derive_seed(judge_settings.seed, number)) if number else judge_settings
-        resampled = second if judges == 1 else _rows(second, resample_users(users[~in_first], judge_config.seed))
-        judge = GRU4Rec(judge_config, context.data.device.type).fit(resampled, progress=progress)
-        environment = ModelEnvironment(judge.nets["behaviour"], first.catalog, first.behaviour_set)
+        config = replace(settings, seed=derive_seed(settings.seed, "judge", number))
+        judge = GRU4Rec(config, context.data.device.type)
+        judge.fit(_rows(sessions, resample_users(users, config.seed)), progress=progress)
+        environment = ModelEnvironment(judge.nets["behaviour"], sessions.catalog, sessions.behaviour_set)
         for place, policy in enumerate(policies):
             title = f"serving by policy {place + 1} of {len(policies)}"
             shared: dict[str, Any] = {"candidates": candidates, "seed": context.seed, "title": title, "progress": progress}
             rewards.append(rollout(policy, environment, served, **shared).rewards.sum(1))
     stacked = torch.stack(rewards).view(judges, len(policies), -1).transpose(0, 1).contiguous()
-    if group.rank:
+    if context.worker_slice.group.rank:
         stacked.zero_()
-    group.all_reduce_sum(stacked)
-    return CrossFit(stacked.cpu().numpy(), users[~in_first])
+    context.worker_slice.group.all_reduce_sum(stacked)
+    return stacked.cpu().numpy()
 
 
 def has_outgrown(served: int, sessions: int) -> bool:
     """Whether a choice should be made again for a log that has grown.
 
     Args:
-        served: Sessions that the policies of the last choice served, about half of those it was made on.
+        served: Sessions of the last choice.
         sessions: Sessions of the log.
 
     Returns:
         Whether about twice as many sessions can now take part.
     """
-    return min(sessions, MAX_SESSIONS) >= 3.5 * served
+    return min(sessions, MAX_SESSIONS) >= 1.75 * served
 
 
 def sample_users(users: NDArray[np.int32], seed: int, name: str) -> NDArray[np.int64]:

@@ -17,9 +17,6 @@ With `mix` above 0, a share of the future with the item masked, less its mean in
 (`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
 that learns the residual.
 
-The discount gamma is chosen from data unless it is given (`gamma_choice`): in the first fit, and again in growing rounds
-whenever the log has doubled.
-
 Where users can leave (`Behaviours.terminal`), futures are weighted by survival in both branches (`labels`), and sessions
 that ended early are completed before they are labelled (`completion`).
 
@@ -28,14 +25,13 @@ Without variance reduction (`mbcal-no-vr`, the paper's ablation) the label is th
 
 Deviations: (1) labels are normalised inside g_eta and restored at its output; (2) a one-off fit stops early on held-out
 users; (3) sessions may be shorter than the horizon, and losses are means over steps, not over sessions; (4) h_0 is read
-from the user's history by a GRU unless configured otherwise, where the paper writes Emb(u); (5) gamma and the mask rate
-are not the paper's 0.95 and 0.2 unless configured so.
+from the user's history by a GRU unless configured otherwise, where the paper writes Emb(u); (5) gamma is 1 and the mask rate
+0.05, where the paper has 0.95 and 0.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -43,10 +39,8 @@ from torch import Tensor, nn
 
 from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import has_outgrown
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.gamma_choice import choose_gamma
 from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.environments.candidates import session_candidates
 from mbcal.environments.model import ModelEnvironment
@@ -57,8 +51,8 @@ from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
 from mbcal.training.completion import complete_sessions
-from mbcal.training.labels import counterfactual_future_advantages, mixed_advantage, simulated_future_reward
-from mbcal.training.noise_labels import noise_counterfactual_advantages
+from mbcal.training.labels import counterfactual_future_advantage, mixed_advantage, simulated_future_reward
+from mbcal.training.noise_labels import noise_counterfactual_advantage
 from mbcal.types import SessionTensors
 
 MIXES = (0.1, 0.3, 1.0)
@@ -73,9 +67,8 @@ MIX_LEVEL = 0.99
 class MBCALConfig(AgentConfig):
     """Settings of MBCAL."""
 
-    gamma: Literal["auto"] | float = "auto"
-    """Discount of future rewards, in [0, 1]. `auto` chooses it in the first fit (`gamma_choice`). The fitted agent's config
-    has the chosen number, which warm starts keep."""
+    gamma: float = 1.0
+    """Discount of future rewards, in [0, 1]."""
     mask_rate: float = 0.05
     """Probability with which an item is masked when the environment model is trained, in [0, 1)."""
     mix: float | Literal["auto"] = 0.0
@@ -99,10 +92,7 @@ class MBCALConfig(AgentConfig):
             raise OptionError(f"counterfactual: must be behaviours or noise, got {self.counterfactual!r}")
         if self.noise_draws < 1:
             raise OptionError(f"noise_draws: must be at least 1, got {self.noise_draws}")
-        if not isinstance(self.gamma, str):
-            require_discount(self.gamma)
-        elif self.gamma != "auto":
-            raise OptionError(f"gamma: must be in [0, 1], or auto, got {self.gamma}")
+        require_discount(self.gamma)
         if not 0 <= self.mask_rate < 1:
             raise OptionError(f"mask_rate: must be in [0, 1), got {self.mask_rate}")
         if self.mix != "auto" and (isinstance(self.mix, str) or not 0 <= self.mix <= 1):
@@ -139,9 +129,6 @@ class MBCAL(Agent):
         return nets
 
     def learn(self, context: FitContext) -> None:
-        if self.config.gamma == "auto" or self._wants_another_gamma(context):
-            choice = choose_gamma(context, self.config, self.config.mask_rate, self.labels)
-            self.config, self.choices["gamma"] = replace(self.config, gamma=choice.gamma), choice.record()
         context.fit_behaviours("environment", self.config.mask_rate)
         advantage = context.label("labels of advantage", self.advantage)
         context.fit_values("advantage", advantage)
@@ -154,40 +141,14 @@ class MBCAL(Agent):
         if self.config.mix == "auto":
             self.nets["mix"].value.fill_(self._choose_mix(context))
 
-    def _wants_another_gamma(self, context: FitContext) -> bool:
-        """Whether gamma was chosen from a log of at most half the size, and the labels may change their scale."""
-        if "gamma" not in self.choices or context.config.shrink == 1:
-            return False
-        return has_outgrown(self.choices["gamma"]["sessions"], context.worker_slice.total)
-
-    @property
-    def gamma(self) -> float:
-        """The discount, as given or chosen; raises ModelError before it was chosen."""
-        if isinstance(self.config.gamma, str):
-            raise self._not_fitted()
-        return self.config.gamma
-
-    def labels(self, net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
-        """Compute the labels of g_eta.
-
-        Args:
-            net: The environment model, a network of K behaviours.
-            rewards: (K,) the reward of each behaviour.
-            batch: B logged sessions.
-            gammas: G discounts.
-
-        Returns:
-            (B, G, T).
-        """
-        return counterfactual_labels(net, rewards, batch, gammas, self.config.draws)
-
     def advantage(self, batch: SessionTensors) -> Tensor:
         """Return the label of g_eta at every step, (B, T)."""
-        return self.labels(self.nets["environment"], self._rewards(), batch, (self.gamma,))[:, 0]
+        net, config = self.nets["environment"], self.config
+        return counterfactual_labels(net, self._rewards(), batch, config.gamma, config.draws)
 
     def future(self, batch: SessionTensors) -> Tensor:
         """Return the simulated future reward at every step, (B, T)."""
-        return _simulated_futures(self.nets["environment"], self._rewards(), batch, (self.gamma,))[:, 0]
+        return _simulated_futures(self.nets["environment"], self._rewards(), batch, self.config.gamma)
 
     @torch.no_grad()
     def baseline(self, batch: SessionTensors) -> Tensor:
@@ -267,41 +228,39 @@ class MBCALWithoutVarianceReduction(MBCAL):
 
     name = "mbcal-no-vr"
 
-    def labels(self, net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
-        return _simulated_futures(net, rewards, batch, gammas)
+    def advantage(self, batch: SessionTensors) -> Tensor:
+        return self.future(batch)
 
 
 @torch.no_grad()
-def counterfactual_labels(
-    net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float], draws: int = 0
-) -> Tensor:
+def counterfactual_labels(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gamma: float, draws: int = 0) -> Tensor:
     """Compute counterfactual advantages at every step of logged sessions, completed where users left (`completion`).
 
     Args:
         net: The environment model, a network of K behaviours.
         rewards: (K,) the reward of each behaviour.
         batch: B logged sessions.
-        gammas: G discounts.
+        gamma: Discount.
         draws: Draws of the noise that is kept in place of the logged behaviours (`noise_labels`); 0 keeps the behaviours.
 
     Returns:
-        (B, G, T).
+        (B, T).
     """
     completed = complete_sessions(batch)
     if draws:
-        advantages = noise_counterfactual_advantages(net, rewards, completed, gammas, draws)
+        advantage = noise_counterfactual_advantage(net, rewards, completed, gamma, draws)
     else:
-        advantages = counterfactual_future_advantages(net, rewards, completed, gammas)
-    return advantages if completed is batch else torch.where(batch.mask.unsqueeze(1), advantages, 0)
+        advantage = counterfactual_future_advantage(net, rewards, completed, gamma)
+    return advantage if completed is batch else torch.where(batch.mask, advantage, 0)
 
 
 @torch.no_grad()
-def _simulated_futures(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]) -> Tensor:
-    """The simulated future reward at every step of B sessions for G discounts, (B, G, T)."""
+def _simulated_futures(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
+    """The simulated future reward at every step of B sessions, (B, T)."""
     completed = complete_sessions(batch)
     logits = net.forward_batch(completed)
     predicted, stay = expected_reward(logits, rewards), None
     if batch.behaviour_set.terminal:
         stay = 1 - expected_reward(logits, batch.behaviour_set.terminal_table(rewards.device))
-    futures = torch.stack([simulated_future_reward(predicted, completed.mask, gamma, stay) for gamma in gammas], 1)
-    return futures if completed is batch else torch.where(batch.mask.unsqueeze(1), futures, 0)
+    futures = simulated_future_reward(predicted, completed.mask, gamma, stay)
+    return futures if completed is batch else torch.where(batch.mask, futures, 0)

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.advantage_choice import Advantage, AdvantageKind, choose_advantage
+from mbcal.agents.advantage_choice import AdvantageKind, choose_advantage
 from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
 from mbcal.agents.cross_fitting import has_outgrown
@@ -74,9 +74,9 @@ class PlanConfig(AgentConfig):
 
     advantage: Literal["auto"] | AdvantageKind = "auto"
     """What is added to the instant reward. `auto` chooses it in the first fit (`advantage_choice`). The config of the fitted
-    agent has the chosen kind and gamma, which warm starts keep."""
+    agent has the chosen kind, which warm starts keep."""
     gamma: float = 1.0
-    """Discount of future rewards, in [0, 1]; `auto` above chooses it, too."""
+    """Discount of future rewards, in [0, 1]."""
     models: int = 2
     """E, environment models."""
     iterations: int = 5
@@ -124,10 +124,9 @@ class MBCALPlan(Agent):
         before = None if context.is_first_fit else self.fitted_scorer  # the weights may be shrunk, its tables are not
         if self.config.advantage == "auto" or self._wants_another_advantage(context):
             choice = choose_advantage(context, self.config, self._fit_policies)
-            self.config = replace(self.config, advantage=choice.kind, gamma=choice.gamma)
-            self.choices["advantage"] = choice.record()
+            self.config, self.choices["advantage"] = replace(self.config, advantage=choice.kind), choice.record()
         self._fit_models(context)
-        self._fit_advantage(context, self._advantage, before)
+        self._fit_advantage(context, before)
 
     def _wants_another_advantage(self, context: FitContext) -> bool:
         """Whether it was chosen from a log of at most half the size, and the labels may change their scale."""
@@ -136,20 +135,20 @@ class MBCALPlan(Agent):
         return has_outgrown(self.choices["advantage"]["sessions"], context.worker_slice.total)
 
     @property
-    def _advantage(self) -> Advantage:
+    def _advantage(self) -> AdvantageKind:
         if self.config.advantage == "auto":
             raise self._not_fitted()
-        return Advantage(self.config.advantage, self.config.gamma)
+        return self.config.advantage
 
     def _fit_policies(
-        self, sessions: SessionTensors, settings: AgentConfig, progress: Progress, candidates: Sequence[Advantage]
+        self, sessions: SessionTensors, settings: AgentConfig, progress: Progress, candidates: Sequence[AdvantageKind]
     ) -> list[NetScorer]:
         """One policy per candidate, all with the same environment models and initial weights."""
         iterations = min(self.config.iterations, CHOICE_ITERATIONS)
         config = replace(
             self.config, net=settings.net, training=settings.training, seed=settings.seed, iterations=iterations
         )
-        agent = _Candidates(replace(config, advantage=candidates[0].kind, gamma=candidates[0].gamma), self.device.type)
+        agent = _Candidates(replace(config, advantage=candidates[0]), self.device.type)
         agent.candidates = candidates
         return agent.fit(sessions, progress=progress).policies
 
@@ -157,24 +156,27 @@ class MBCALPlan(Agent):
         for name in self._model_names:
             context.fit_behaviours(name, self.config.mask_rate)
 
-    def _fit_advantage(self, context: FitContext, advantage: Advantage, policy: Policy | None = None) -> None:
+    def _fit_advantage(self, context: FitContext, policy: Policy | None = None) -> None:
         """Fit g. Planning begins with a policy, by default the instant reward alone."""
-        if advantage.kind == "planned":
+        if self._advantage == "planned":
             iterations = self.config.iterations if policy is None else 1
             for number in range(1, iterations + 1):
-                self._fit_branches(context, policy or self._scorer_of(with_future=False), advantage.gamma, number)
+                self._fit_branches(context, policy or self._scorer_of(with_future=False), number)
                 policy = self._scorer_of(with_future=True)
-        elif advantage.kind == "counterfactual" or self.config.models > 1:
-            context.fit_values(
-                "advantage", context.label("labels of advantage", lambda batch: self._labels(batch, advantage))
-            )
+        elif self._uses_advantage:
+            context.fit_values("advantage", context.label("labels of advantage", self._labels))
+
+    @property
+    def _uses_advantage(self) -> bool:
+        """Whether the score has g: it also corrects the instant reward of the first of several models."""
+        return self._advantage != "none" or self.config.models > 1
 
     # ---- planning
 
-    def _fit_branches(self, context: FitContext, policy: Policy, gamma: float, iteration: int) -> None:
+    def _fit_branches(self, context: FitContext, policy: Policy, iteration: int) -> None:
         """One iteration: imagine branches by the policy, and fit g to them."""
         net: ValueNet = self.nets["advantage"]
-        fit, branches, draws = self._imagine(context, policy, gamma, iteration)
+        fit, branches, draws = self._imagine(context, policy, iteration)
         group = context.worker_slice.group
         if iteration == 1 and (context.is_first_fit or context.config.shrink < 1):
             net.label_scaler.shift.zero_()
@@ -183,9 +185,7 @@ class MBCALPlan(Agent):
         stage = f"advantage, iteration {iteration}"
         fit.train("advantage", branch_mse(net, branches), copies=draws, base_loss=base_loss, stage=stage)
 
-    def _imagine(
-        self, context: FitContext, policy: Policy, gamma: float, iteration: int
-    ) -> tuple[FitContext, Branches, int]:
+    def _imagine(self, context: FitContext, policy: Policy, iteration: int) -> tuple[FitContext, Branches, int]:
         """Imagine sessions of this worker's users.
 
         Returns:
@@ -201,9 +201,7 @@ class MBCALPlan(Agent):
         sessions = context.data.tensors[rows.to(context.data.tensors.device)]
         candidates = _sample_columns(sessions.require_candidates(), sessions.horizon, numbers, seed)
         parts = [
-            self._imagine_once(
-                context, policy, sessions, candidates, numbers + draw * context.worker_slice.total, gamma, seed
-            )
+            self._imagine_once(context, policy, sessions, candidates, numbers + draw * context.worker_slice.total, seed)
             for draw in range(draws)
         ]
         branches = self._corrected(Branches.concat(parts))
@@ -226,7 +224,6 @@ class MBCALPlan(Agent):
         sessions: SessionTensors,
         candidates: Tensor,
         numbers: Tensor,
-        gamma: float,
         seed: int,
     ) -> Branches:
         """Imagine every session once, each in one of the environment models."""
@@ -243,7 +240,7 @@ class MBCALPlan(Agent):
                 candidates[local],
                 numbers[rows],
                 width=self.config.width,
-                gamma=gamma,
+                gamma=self.config.gamma,
                 epsilon=EPSILON,
                 seed=seed,
                 progress=context.progress,
@@ -282,25 +279,25 @@ class MBCALPlan(Agent):
     # ---- labels of logged steps
 
     @torch.no_grad()
-    def _labels(self, batch: SessionTensors, advantage: Advantage) -> Tensor:
+    def _labels(self, batch: SessionTensors) -> Tensor:
         """What g learns at logged steps, (B, T): MBCAL's advantage, averaged over the models, and their correction."""
         correction = torch.where(batch.mask, self._correction([net.forward_batch(batch) for net in self._models]), 0)
-        if advantage.kind == "none":
+        if self._advantage == "none":
             return correction
-        rewards, gammas = self.domain.behaviours.reward_table(self.device), (advantage.gamma,)
-        labels = [counterfactual_labels(net, rewards, batch, gammas)[:, 0] for net in self._models]
+        rewards, gamma = self.domain.behaviours.reward_table(self.device), self.config.gamma
+        labels = [counterfactual_labels(net, rewards, batch, gamma) for net in self._models]
         return torch.stack(labels).mean(0) + correction
 
     @torch.no_grad()
     def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor] | None:
-        if self._advantage.kind == "planned":
+        if self._advantage == "planned":
             return None  # its labels are not those of logged steps
-        return self._labels(batch, self._advantage), self.nets["advantage"].values(batch)
+        return self._labels(batch), self.nets["advantage"].values(batch)
 
     # ---- ranking
 
     def build_scorer(self) -> NetScorer:
-        return self._scorer_of(with_future=self._advantage.kind != "none" or self.config.models > 1)
+        return self._scorer_of(with_future=self._uses_advantage)
 
     def _scorer_of(self, with_future: bool) -> NetScorer:
         terms = {"instant": reward_term(self.nets["environment"], self.domain.behaviours)}
@@ -312,7 +309,7 @@ class MBCALPlan(Agent):
 class _Candidates(MBCALPlan):
     """Fits one policy per candidate of a choice."""
 
-    candidates: Sequence[Advantage] = ()
+    candidates: Sequence[AdvantageKind] = ()
     policies: list[NetScorer]
 
     def learn(self, context: FitContext) -> None:
@@ -322,8 +319,8 @@ class _Candidates(MBCALPlan):
         for candidate in self.candidates:
             net = self.nets["advantage"] = untrained.copy()
             optimisers = {**context.optimisers, "advantage": self.create_optimiser(net)}
-            self.config = replace(self.config, advantage=candidate.kind, gamma=candidate.gamma)
-            self._fit_advantage(replace(context, nets=self.nets, optimisers=optimisers), candidate)
+            self.config = replace(self.config, advantage=candidate)
+            self._fit_advantage(replace(context, nets=self.nets, optimisers=optimisers))
             for trained in self.nets.values():
                 fill_unknown_items(trained)
                 centre_fields(trained, context.data.tensors, context.worker_slice.group)

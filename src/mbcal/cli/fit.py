@@ -66,11 +66,8 @@ def fit_agent(
     hidden: HiddenOption = None,
     embedding: EmbeddingOption = None,
     gamma: Annotated[
-        str | None,
-        typer.Option(
-            help="Discount of future rewards, 0 to 1; for mbcal also 'auto', which chooses it from data.",
-            show_default="auto for mbcal, else 0.95",
-        ),
+        float | None,
+        typer.Option(help="Discount of future rewards, 0 to 1.", show_default="1 for mbcal and its variants, else 0.95"),
     ] = None,
     mask_rate: Annotated[
         float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.05; mbcal")
@@ -128,9 +125,9 @@ def fit_agent(
         user=user,
         hidden=hidden,
         embedding=embedding,
-        gamma=_number_or_auto("gamma", gamma),
+        gamma=gamma,
         mask_rate=mask_rate,
-        mix=_number_or_auto("mix", mix),
+        mix=_mix(mix),
         advantage=advantage,
         models=models,
         iterations=iterations,
@@ -163,8 +160,6 @@ def _show(model: FittedModel, data: Path) -> None:
     typer.echo(f"  item features: {', '.join(f'{name} ({kind})' for name, kind in model.features.items()) or 'none'}")
     if model.fields:
         typer.echo(f"  fields: {model.fields.describe()}")
-    if "gamma" in model.choices:
-        typer.echo(f"  {describe_gamma(model.choices['gamma'])}")
     if "advantage" in model.choices:
         typer.echo(f"  {describe_advantage(model.choices['advantage'])}")
     for warning in model.warnings:
@@ -173,44 +168,19 @@ def _show(model: FittedModel, data: Path) -> None:
     typer.echo(f"Next: {evaluate}   (mbcal simulator {shell_quoted(data)} --out SIM)")
 
 
-def describe_gamma(choice: Mapping[str, Any]) -> str:
-    """The chosen discount and the rewards it was chosen by; `choice` is a `GammaChoice.record`."""
-    if not choice["candidates"]:
-        return f"gamma: {choice['gamma']:g}, since there are too few users to choose it from data"
-    rewards = ", ".join(f"{candidate['reward']:.2f} with {candidate['gamma']:g}" for candidate in choice["candidates"])
-    evidence = f"reward of {choice['sessions']:,} imagined sessions: {rewards}"
-    reasons = [_describe_gain(candidate) for candidate in choice["candidates"][1:]]
-    return f"gamma: {choice['gamma']:g}, chosen from data ({'; '.join([evidence, *reasons])})"
-
-
 def describe_advantage(choice: Mapping[str, Any]) -> str:
     """The chosen advantage and the gains it was chosen by; `choice` is an `AdvantageChoice.record`."""
     if not choice["trials"]:
-        return f"advantage: {_kind(choice)}, since there are too few users to choose it from data"
+        return f"advantage: {choice['kind']}, since there are too few users to choose it from data"
     first, *others = choice["trials"]
-    reward = f"{_kind(first)} earns {first['reward']:.2f} in {choice['sessions']:,} imagined sessions"
-    gains = [f"{_kind(trial)} {trial['gain']:+.2g} [{trial['low']:+.2g}, {trial['high']:+.2g}]" for trial in others]
+    reward = f"{first['kind']} earns {first['reward']:.2f} in {choice['sessions']:,} imagined sessions"
+    gains = [f"{trial['kind']} {trial['gain']:+.2g} [{trial['low']:+.2g}, {trial['high']:+.2g}]" for trial in others]
     rule = "one is taken if the interval of its gain over the best before it lies above 0"
-    return f"advantage: {_kind(choice)}, chosen from data ({'; '.join([reward, *gains, rule])})"
+    return f"advantage: {choice['kind']}, chosen from data ({'; '.join([reward, *gains, rule])})"
 
 
-def _kind(trial: Mapping[str, Any]) -> str:
-    """A kind of advantage with its discount; `trial` is the record of a choice or of an `AdvantageTrial`."""
-    return trial["kind"] if trial["kind"] == "none" else f"{trial['kind']} with gamma {trial['gamma']:g}"
-
-
-def _describe_gain(candidate: Mapping[str, Any]) -> str:
-    """Why a larger discount was chosen or not; `candidate` is the record of a `gamma_choice.Candidate`."""
-    gain = f"{candidate['gain']:+.2g} [{candidate['low']:+.2g}, {candidate['high']:+.2g}]"
-    if candidate["low"] > 0:
-        return f"the interval of the difference, {gain}, lies above 0, so the larger is taken"
-    if candidate["high"] < 0:
-        return f"the interval of the difference, {gain}, lies below 0"
-    return f"the interval of the difference, {gain}, includes 0, so the smaller stays"
-
-
-def _number_or_auto(name: str, text: str | None) -> float | str | None:
+def _mix(text: str | None) -> float | str | None:
     try:
         return text if text in (None, "auto") else float(text)
     except ValueError:
-        raise OptionError(f"{name}: must be in [0, 1], or auto, got {text!r}") from None
+        raise OptionError(f"mix: must be in [0, 1], or auto, got {text!r}") from None

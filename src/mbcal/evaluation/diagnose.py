@@ -241,7 +241,7 @@ def advantage_and_residual(agent: MBCAL, sessions: Sessions) -> LabelArrays:
         batch = block.tensors(agent.device, without=("candidates", "propensities", "timestamps"))
         expected = expected_reward(agent.nets["environment"].forward_batch(batch), table)
         logged = torch.where(batch.mask, table[batch.behaviours.long()], 0)
-        advantage, gamma = agent.label(batch), agent.gamma
+        advantage, gamma = agent.label(batch), agent.config.gamma
         masked = simulated_future_reward(expected, batch.mask, gamma) - advantage
         residual = simulated_future_reward(logged, batch.mask, gamma) - masked
         for parts, values in ((advantages, advantage), (residuals, residual)):

@@ -11,7 +11,6 @@ difference: an item that drives users away is charged with all that they would h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,18 +161,6 @@ def counterfactual_future_advantage(net: RecurrentNet, rewards: Tensor, batch: S
     Returns:
         (B, T), 0 at a session's last step and in the padding.
     """
-    return counterfactual_future_advantages(net, rewards, batch, (gamma,))[:, 0]
-
-
-@torch.no_grad()
-def counterfactual_future_advantages(
-    net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float]
-) -> Tensor:
-    """Compute `counterfactual_future_advantage` for G discounts, which share the steps of the network.
-
-    Returns:
-        (B, G, T).
-    """
     size, horizon = batch.items.shape
     batch = batch.encoded_by(net.fields)
     state = net.begin_batch(batch)
@@ -181,15 +168,15 @@ def counterfactual_future_advantages(
     if net.config.cell == "gru" and triton.runs_on(rewards):
         tables = net.scoring_tables()
         gates = None if batch.context is None else tables.context_gates(batch.context)
-        fast: list[Any] = [triton.advantage(tables, rewards, state[0], batch, gamma, terminal, gates) for gamma in gammas]
-        if fast[0] is not None:
-            return torch.stack(fast, 1)
+        fast: Tensor | None = triton.advantage(tables, rewards, state[0], batch, gamma, terminal, gates)
+        if fast is not None:
+            return fast
     mask, previous = batch.mask, net.previous(batch.behaviours)
     logged_gates = net.gates(batch.items, previous, batch.context)  # (B, T, G)
     masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), previous, batch.context)
     branches = tuple(part.new_zeros(size, horizon, part.shape[1]) for part in state)  # column t: the branch masked at t
     survival = None if terminal is None else Survival(terminal, logged_gates.new_zeros(2, size, horizon))
-    advantages = logged_gates.new_zeros(size, len(gammas), horizon)
+    advantages = logged_gates.new_zeros(size, horizon)
     for step in range(horizon):
         opened = net.cell_step(masked_gates[:, step], state)
         state = net.cell_step(logged_gates[:, step], state)
@@ -207,8 +194,7 @@ def counterfactual_future_advantages(
                 survival.advance(step, logged, masked)
             gain = logged_reward - masked_reward
             age = torch.arange(step, 0, -1, device=gain.device)
-            for column, gamma in enumerate(gammas):
-                advantages[:, column, :step] += gamma**age * gain * mask[:, step : step + 1]
+            advantages[:, :step] += gamma**age * gain * mask[:, step : step + 1]
         _store(branches, step, opened)
         if survival is not None:
             survival.open(step, logged, torch.softmax(net.head(opened[0]), -1))

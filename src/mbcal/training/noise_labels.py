@@ -15,8 +15,6 @@ among those that go on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -31,8 +29,8 @@ SEED = derive_seed(0, "abducted noise")
 
 
 @torch.no_grad()
-def noise_counterfactual_advantages(
-    net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gammas: Sequence[float], draws: int
+def noise_counterfactual_advantage(
+    net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gamma: float, draws: int
 ) -> Tensor:
     """A(o, t) = R_future(o, t) - E_u[R_future of the same session with the item at t masked and behaviours answered by u].
 
@@ -42,11 +40,11 @@ def noise_counterfactual_advantages(
         net: The environment model, a network of K behaviours.
         rewards: (K,) the reward of each behaviour.
         batch: B logged sessions.
-        gammas: G discounts.
+        gamma: Discount.
         draws: Draws of the noise.
 
     Returns:
-        (B, G, T), 0 at a session's last step and in the padding.
+        (B, T), 0 at a session's last step and in the padding.
     """
     batch = batch.encoded_by(net.fields)
     probabilities = torch.softmax(net.forward_batch(batch), -1)
@@ -57,7 +55,7 @@ def noise_counterfactual_advantages(
     states, noise = net.states_before(batch), Noise(torch.tensor(SEED, device=batch.device), session_numbers(batch))
     position = noise.uniform((*batch.items.shape, draws))
     total = sum(
-        _advantages(net, rewards, batch, gammas, probabilities, states, low + position[..., draw] * (high - low))
+        _advantages(net, rewards, batch, gamma, probabilities, states, low + position[..., draw] * (high - low))
         for draw in range(draws)
     )
     return total / draws  # type: ignore[return-value]  # mypy takes an empty sum for an int
@@ -67,16 +65,16 @@ def _advantages(
     net: RecurrentNet,
     rewards: Tensor,
     batch: SessionTensors,
-    gammas: Sequence[float],
+    gamma: float,
     probabilities: Tensor,
     states: Tensor,
     uniform: Tensor,
 ) -> Tensor:
-    """The advantages (B, G, T) for one draw of noise (B, T), by the logged branch's probabilities (B, T, K) and states."""
+    """The advantages (B, T) for one draw of noise (B, T), by the logged branch's probabilities (B, T, K) and states."""
     size, horizon = batch.items.shape
     masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), net.previous(batch.behaviours), batch.context)
     hidden, previous = torch.zeros_like(states), torch.zeros_like(batch.behaviours)  # column t: the branch masked at t
-    advantages = states.new_zeros(size, len(gammas), horizon)
+    advantages = states.new_zeros(size, horizon)
     terminal, survival = batch.behaviour_set.terminal, None
     if terminal:
         survival = Survival(batch.behaviour_set.terminal_table(rewards.device), states.new_zeros(2, size, horizon))
@@ -94,8 +92,7 @@ def _advantages(
                 survival.advance(step, probabilities[:, step], branch)
             gain = (logged_reward - masked_reward) * batch.mask[:, step : step + 1]
             age = torch.arange(step, 0, -1, device=gain.device)
-            for column, gamma in enumerate(gammas):
-                advantages[:, column, :step] += gamma**age * gain
+            advantages[:, :step] += gamma**age * gain
             previous[:, :step] = _answer(branch, uniform[:, step : step + 1], batch)
         (hidden[:, step],) = net.cell_step(masked_gates[:, step], (states[:, step],))
         opened = torch.softmax(net.head(hidden[:, step]), -1)

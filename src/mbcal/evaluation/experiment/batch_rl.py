@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import cast
 
-from mbcal.agents.mbcal import MBCAL
 from mbcal.environments.gymnasium.world import GymnasiumWorld
 from mbcal.environments.newsfeed import oracle
 from mbcal.environments.newsfeed.world import Newsfeed
@@ -54,7 +53,7 @@ def batch_rl(
         "regression": None if regression is None else {**asdict(regression), "explained": regression.explained},
         "curves": {net: record.curve for net, record in agent.records.items()},
         "xray": xray(agent, served[: settings.xray]) if seed == 0 else None,
-        "gamma": agent.gamma if isinstance(agent, MBCAL) else None,
+        "gamma": getattr(agent.config, "gamma", None),
     }
     return CellResult(record, rewards, agent)
 
