@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
+
 from mbcal.client import Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision
@@ -121,3 +123,24 @@ def test_a_second_server_on_one_log_is_refused(registry: Registry, tmp_path: Pat
         second = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, check=False, timeout=60)
         assert second.returncode == 2
         assert len(second.stderr.strip().splitlines()) == 1
+
+
+def test_a_log_that_nobody_reads_any_more_stops_nothing(registry: Registry, tmp_path: Path) -> None:
+    with serving(registry, "--workers", "2", "--log", str(tmp_path / "log")) as (process, port):
+        assert process.stderr is not None
+        process.stderr.close()  # as when the other end of a pipe has ended
+        registry.activate("v000002")  # the server would print a line for it
+        workers = psutil.Process(process.pid).children()
+        os.kill(workers[0].pid, signal.SIGKILL)  # and for this
+        deadline = time.monotonic() + 20
+        with Client(f"http://127.0.0.1:{port}") as client:
+            while client.rank([], ITEMS).version != "v000002" or len(psutil.Process(process.pid).children()) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        registry.activate("v000001")
+        with Client(f"http://127.0.0.1:{port}") as client:
+            while client.rank([], ITEMS).version != "v000001":
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        process.terminate()
+        assert process.wait(timeout=20) == 0

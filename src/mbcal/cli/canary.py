@@ -19,6 +19,7 @@ from rich.table import Table
 
 from mbcal.cli.options import Json
 from mbcal.errors import InputError, OptionError
+from mbcal.serving.events import print_event
 
 if TYPE_CHECKING:
     from mbcal.decision_log.reader import Loss
@@ -113,7 +114,7 @@ def watch_canary_command(
         every,
         until=lambda: parent is not None and os.getppid() != parent,
         on_look=print_look,
-        on_error=lambda error: _print_event("canary not read", error=str(error)),
+        on_error=lambda error: print_event("canary not read", error=str(error)),
     )
 
 
@@ -156,7 +157,7 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
             code = process.wait()
             if stopping.wait(RESTART_SECONDS):
                 return
-            _print_event("canary watcher ended", exit_code=str(code))
+            print_event("canary watcher ended", exit_code=str(code))
             process = start()
 
     threading.Thread(target=start_again, name="canary-watcher", daemon=True).start()
@@ -185,17 +186,13 @@ def print_look(look: Look) -> None:
     """Print a decision about a canary as one line of JSON on standard error; looks that decide nothing are not printed."""
     if look.action != "wait":
         done = {"promote": "promoted", "withdraw": "withdrawn"}[look.action]
-        _print_event(f"canary {done}", version=look.canary, live=look.live, reason=look.reason)
+        print_event(f"canary {done}", version=look.canary, live=look.live, reason=look.reason)
 
 
 def print_lost(lost: Iterable[object]) -> None:
     """Print what a decision log has lost, one line each on standard error."""
     for loss in lost:
         typer.echo(f"the log has lost records: {loss}", err=True)
-
-
-def _print_event(event: str, **values: str) -> None:
-    typer.echo(json.dumps({"time": round(time.time(), 3), "event": event, **values}), err=True)
 
 
 def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcomes:

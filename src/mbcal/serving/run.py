@@ -27,9 +27,10 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.canary import CanarySettings
 from mbcal.serving.connections import ConnectionLimits, Connections
+from mbcal.serving.events import print_event
 from mbcal.serving.limits import Limits
 from mbcal.serving.protocol import bounded_protocol
-from mbcal.serving.server import App, print_event
+from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import SessionStore, session_store
 from mbcal.serving.tls import TlsListener

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -172,8 +170,3 @@ class App:
                         return b"".join(parts)
         except TimeoutError:
             raise RefusedError(408, f"the body was not sent within {limits.body_seconds:g} seconds") from None
-
-
-def print_event(event: str, **values: Any) -> None:
-    """Print an event as one line of JSON on standard error."""
-    print(json.dumps({"time": round(time.time(), 3), "event": event, **values}), file=sys.stderr, flush=True)

@@ -16,9 +16,9 @@ import time
 
 import msgspec
 
+from mbcal.serving.events import print_event
 from mbcal.serving.hub import Hub
 from mbcal.serving.run import DRAIN_SECONDS, ServerSettings, address_of, bind
-from mbcal.serving.server import print_event
 from mbcal.serving.state import session_store
 from mbcal.serving.worker import WorkerTask
 

@@ -13,9 +13,9 @@ import sys
 import msgspec
 
 from mbcal.errors import MbcalError
+from mbcal.serving.events import print_event
 from mbcal.serving.hub import HubStore, Notice
 from mbcal.serving.run import ServerSettings, make_service, run_server
-from mbcal.serving.server import print_event
 
 
 class WorkerTask(msgspec.Struct):
