@@ -22,6 +22,19 @@ class InputError(MbcalError):
     """A file, row or array given to `mbcal` is not valid."""
 
 
+class MissingColumnError(InputError):
+    """A table lacks a column.
+
+    Args:
+        message: Names the table, the column, and the columns that there are.
+        column: The column; empty where it no longer matters, as in an error that is told in other words.
+    """
+
+    def __init__(self, message: str, column: str = "") -> None:
+        super().__init__(message)
+        self.column = column
+
+
 class StoreError(MbcalError):
     """A folder is not a store, or the store is damaged or of another schema."""
 

@@ -62,9 +62,20 @@ def test_prepare_and_describe(folder: Path) -> None:
 def test_prepare_says_which_rows_are_missing_and_why(folder: Path) -> None:
     done = mbcal(*TABLE, "--rewards", "skip=0,click=1", "--max-rejected", "0.5", "--out", "two-labels", cwd=folder)
     assert "100 rejected rows in rejected.parquet: behaviour is unknown (100)\n" in done.stdout
+    assert "Warning: rows with 'like' were left out; give every label a reward in --rewards\n" in done.stderr
     done = mbcal(*TABLE, *REWARDS, "--split", "time:0.4,0.4,0.2", "--out", "by-time", cwd=folder)
     left_out = json.loads((folder / "by-time" / "manifest.json").read_text())["counts"]["outside_parts"]
     assert f"{left_out} of 300 rows left out: outside the time of their part (docs/time.md)\n" in done.stdout
+
+
+def test_a_table_that_names_items_or_users_otherwise(folder: Path) -> None:
+    write_csv(folder / "people.csv", [("u1", 31)], ("id", "age"))
+    done = mbcal(*TABLE, *REWARDS, "--items", "people.csv", "--features", "age", "--out", "s", cwd=folder, code=2)
+    assert "no column 'doc'; its columns are id, age. Name its item column with --items-key" in done.stderr
+    done = mbcal(*TABLE, *REWARDS, "--users", "people.csv", "--user-features", "age", "--out", "s", cwd=folder, code=2)
+    assert (
+        "no column 'uid'; its columns are id, age. Did you mean 'id'? Name its user column with --users-key" in done.stderr
+    )
 
 
 def test_clicks_alone_and_times_are_told(folder: Path) -> None:

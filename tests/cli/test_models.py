@@ -92,6 +92,7 @@ def test_rank_shows_both_parts_and_their_sum(shop: Path) -> None:
     assert [entry.score for entry in library] == [entry["score"] for entry in ranked]
     table = mbcal_here("rank", "mbcal", *given, cwd=shop)
     assert all(column in table for column in ("instant reward", "future advantage", "total"))
+    assert "title" not in table  # these items have none
     as_pairs = [
         "--history",
         '[["item-01", "dwell-03"], ["item-02", "dwell-12"]]',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 
 from mbcal import ItemTable, Labels, Store, TableLog, prepare
 from mbcal.cli import app
+from mbcal.data.feature_kinds import doubtful_category
 from mbcal.errors import InputError, MbcalError, OptionError
-from mbcal.types import NumberFeature, VectorFeature
+from mbcal.types import Feature, NumberFeature, VectorFeature
 from tests.support.logs import ONE_PART, write_csv
 
 COUNT = 60
@@ -175,3 +177,23 @@ def test_the_command_says_what_was_inferred_and_what_a_fit_uses(tmp_path: Path) 
     result = CliRunner().invoke(app, [*fit, "--out", str(tmp_path / "model")])
     assert result.exit_code == 0, result.output
     assert "item features: stars (category), words (number), embedding (vector)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("column", "doubt"),
+    [
+        ({"words": [str(k) for k in range(59)] + ["many"]}, "'many' is no number, .* declare words:number"),
+        ({"words": [str(k) for k in range(59)] + ["inf"]}, "'inf' is no number, .* declare words:number"),
+        ({"vector": [[k + 0.25, k + 0.5] for k in range(59)] + [[0.25]]}, "differ in length; .* declare vector:vector"),
+        ({"category_id": list(range(60))}, None),
+        ({"word": [f"w{k}" for k in range(60)]}, None),
+        ({"stars": [str(k % 5) for k in range(59)] + ["none given"]}, None),
+        ({"places": [[str(k), str(k + 1)] for k in range(60)]}, None),
+    ],
+)
+def test_a_category_that_was_meant_otherwise_is_told(tmp_path: Path, column: dict, doubt: str | None) -> None:  # type: ignore[type-arg]
+    (name,) = column
+    feature = prepared(tmp_path, [name], {"what": COLUMNS["what"], **column}).catalog.features[name]
+    assert isinstance(feature, Feature)
+    said = doubtful_category(feature)
+    assert said is None if doubt is None else re.search(doubt, said or "")

@@ -196,6 +196,8 @@ def test_bad_frames_are_one_sentence(tmp_path: Path, frame: Any, message: str) -
         (one_row(), {"rewards": {"skip": 0, "click": "one"}}, r"rewards: must be numbers, got \[0, 'one'\]"),
         (one_row(), {"rewards": None, "levels": ["3s", 10]}, r"levels: must be numbers, got \['3s', 10\]"),
         (one_row(), {"levels": [1]}, "rewards: with levels, give one number for each level"),
+        (one_row(), {"items": one_row()}, r"items: got a DataFrame; write items=mbcal.ItemTable\(TABLE, \['COLUMN', …\]\)"),
+        (one_row(), {"users": "users.csv"}, r"users: got a str; write users=mbcal.UserTable\(TABLE, \['COLUMN', …\]\)"),
         ({"uid": [1]}, {}, "source: dict is not a log"),
         (MovieLens("ml.zip"), {}, "user: belongs to a path or data frame; MovieLens has its own columns"),
         (MovieLens("ml.zip"), {**dict.fromkeys(COLUMNS), "time_unit": "s"}, "time_unit: belongs to a path or data frame"),

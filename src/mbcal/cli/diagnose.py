@@ -85,10 +85,10 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         table.add_row(name, value, meaning)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(table)
-    outcomes = ", ".join(
-        f"{entry['mean_length']:.1f} steps if {entry['behaviour']}" for entry in diagnosis.length_by_outcome
-    )
-    console.print(f"Logged sessions by their last behaviour: {outcomes}")
+    lengths = {entry["behaviour"]: f"{entry['mean_length']:.1f}" for entry in diagnosis.length_by_outcome}
+    if len(set(lengths.values())) > 1:  # sessions that are all of one length tell nothing
+        outcomes = ", ".join(f"{length} steps if {behaviour}" for behaviour, length in lengths.items())
+        console.print(f"Logged sessions by their last behaviour: {outcomes}")
     console.print(f"\n{diagnosis.verdict}")
     for warning in diagnosis.warnings:
         console.print(f"Warning: {warning}")

@@ -55,17 +55,22 @@ def rank_candidates(
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in ranked], indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        Console(highlight=False, markup=False, emoji=False).print(_table(ranked))
+        Console(highlight=False, markup=False, emoji=False).print(ranking_table(ranked))
 
 
-def _table(ranked: Sequence[RankedItem]) -> Table:
+def ranking_table(ranked: Sequence[RankedItem]) -> Table:
+    """Return a row for each candidate: its name, its title if any has one, the parts of its score, and their sum."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("item", justify="left")
+    table.add_column("item", justify="left", no_wrap=True)
+    has_titles = any(entry.title != entry.item for entry in ranked)
+    if has_titles:
+        table.add_column("title", justify="left")
     for part in (*ranked[0].parts, "total"):
         table.add_column({"instant": "instant reward", "future": "future advantage"}.get(part, part), justify="right")
     for entry in ranked:
         values = [f"{value:.4f}" for value in (*entry.parts.values(), entry.score)]
-        table.add_row(entry.title + ("" if entry.known else " (new)"), *values)
+        names = [entry.item + ("" if entry.known else " (new)"), *([entry.title] if has_titles else [])]
+        table.add_row(*names, *values)
     return table
 
 

@@ -9,12 +9,13 @@ Inferred::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mbcal.data.sql import sql_identifier, sql_string
 from mbcal.errors import InputError, OptionError
-from mbcal.types import FeatureKind
+from mbcal.types import Feature, FeatureKind
 from mbcal.types.kinds import require_kind
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MANY_VALUES = 50
 """Distinct values up to which a column of numbers is taken for a category."""
+MOSTLY_NUMBERS = 0.1
+"""Share of distinct values up to which those that are no number look like mistakes in a column of numbers."""
 ID_ENDINGS = ("id", "code", "key")
 """How the names of columns end whose numbers are names."""
 FRACTIONS = ("FLOAT[]", "DOUBLE[]")
@@ -48,6 +51,29 @@ def split_kinds(features: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Fea
 def is_list(column_type: str) -> bool:
     """Whether a DuckDB type is a list."""
     return column_type.endswith("]")
+
+
+def doubtful_category(feature: Feature) -> str | None:
+    """Return why an inferred category was probably meant as a number or a vector, and what to do; None if it was not.
+
+    One word in a column of numbers makes it a category, and so does one list of another length in a column of vectors.
+    """
+    values = feature.vocabulary
+    others = [value for value in values if not _is_number(value)]
+    if len(values) <= MANY_VALUES or len(others) > MOSTLY_NUMBERS * len(values):
+        return None
+    if others:
+        return f"{min(others)!r} is no number, nearly all others are; repair the table and declare {feature.name}:number"
+    if feature.offsets is not None and any("." in value for value in values):
+        return f"its lists of fractions differ in length; repair the table and declare {feature.name}:vector"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 class KindFinder:

@@ -23,7 +23,7 @@ from typing import BinaryIO, Literal, cast
 import pyarrow.parquet as pq
 
 from mbcal.data.remote import as_url, fetch, shown
-from mbcal.errors import InputError, OutputError, nearest
+from mbcal.errors import InputError, MissingColumnError, OutputError, nearest
 from mbcal.storage.manifest import listed_files
 
 Patterns = Mapping[str, Sequence[str]]
@@ -319,6 +319,7 @@ def require_columns(table: Path | str, present: Sequence[str], required: Iterabl
     for name in required:
         if name not in present:
             listed = textwrap.shorten(", ".join(present) or "none", 300)
-            raise InputError(f"{table}: no column {name!r}; its columns are {listed}.{nearest(name, [*present, *others])}")
+            hint = nearest(name, [*present, *others])
+            raise MissingColumnError(f"{table}: no column {name!r}; its columns are {listed}.{hint}", name)
         if present.count(name) > 1:
             raise InputError(f"{table}: column {name!r} appears twice; rename one")

@@ -5,14 +5,17 @@ One pass over the shards, one in memory at a time; beside it, arrays of the size
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mbcal.data.clicks import only_reranks
+from mbcal.data.rejection import UNKNOWN_LABEL
 from mbcal.data.store import Store
 from mbcal.data.store_format import PARTS, Part, Shard
 from mbcal.types import FIRST_ITEM_ROW, Behaviours
@@ -27,6 +30,17 @@ HEAVY_SHARE = 0.05
 """A user with a larger share of the sessions of a part is warned about, unless the part has few users."""
 TOP_USERS = 3
 """Users listed for each part."""
+
+
+def unknown_labels(store: Store) -> list[str]:
+    """Return the labels of rows that were rejected because no reward names them, the most frequent first."""
+    counts: Counter[str] = Counter()
+    with pq.ParquetFile(store.path / "rejected.parquet") as file:
+        for batch in file.iter_batches(columns=["behaviour", "reason"]):
+            rejected = batch.filter(pc.equal(batch["reason"], UNKNOWN_LABEL))
+            for entry in rejected["behaviour"].value_counts().to_pylist():
+                counts[entry["values"]] += entry["counts"]
+    return sorted(counts, key=lambda label: (-counts[label], label))
 
 
 class LogFacts:

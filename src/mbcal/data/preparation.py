@@ -107,6 +107,11 @@ def prepare(
         "users": users,
         "time_format": time_format,
     }
+    for name, table, kind in (("items", items, ItemTable), ("users", users, UserTable)):
+        if table is not None and not isinstance(table, kind):
+            raise OptionError(
+                f"{name}: got a {type(table).__name__}; write {name}=mbcal.{kind.__name__}(TABLE, ['COLUMN', …])"
+            )
     if is_frame(source) or isinstance(source, str | Path | Sequence):
         _require_columns(columns, clicks_only=config is not None and config.negatives > 0)
         named: dict[str, Any] = {**columns, **optional, "context": context or ()}

@@ -12,6 +12,9 @@ from mbcal.data.behaviour_rules import BehaviourRule, Labels
 LATEST_TIME = 4_102_444_800_000_000
 """2100-01-01 in microseconds. Times before 1970 or from here on are rejected."""
 
+UNKNOWN_LABEL = "behaviour is unknown"
+"""Why a row is rejected whose label no reward names."""
+
 
 def reject_conditions(rule: BehaviourRule, kinds: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return why rows are rejected.
@@ -30,7 +33,7 @@ def reject_conditions(rule: BehaviourRule, kinds: Mapping[str, str]) -> list[tup
         ("time_us IS NULL", "time cannot be read"),
         (f"time_us < 0 OR time_us >= {LATEST_TIME}", "time is absurd (before 1970 or after 2099)"),
         ("behaviour IS NULL", "behaviour is missing"),
-        ("value IS NULL", f"behaviour is {'unknown' if isinstance(rule, Labels) else 'not a number'}"),
+        ("value IS NULL", UNKNOWN_LABEL if isinstance(rule, Labels) else "behaviour is not a number"),
     ]
     if "session" in kinds:
         conditions.append(("session IS NULL", "session is missing"))

@@ -13,7 +13,7 @@ from mbcal.data.clicks import CLICK, CLICKS_ONLY, NEXT_CLICK
 from mbcal.data.feature_kinds import FRACTIONS, KindFinder, is_list, split_kinds
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame
-from mbcal.data.readers.table_files import OpenTable, column_kinds, open_tables
+from mbcal.data.readers.table_files import OpenTable, column_kinds, open_described, open_tables
 from mbcal.data.readers.user_table import UserTable, create_user_table
 from mbcal.data.source import CONTEXT, ITEM_KEY, LogDescription, LogFile
 from mbcal.data.sql import TimeUnit, entity_name_sql, plain_text_sql, sql_identifier, sql_string
@@ -229,7 +229,7 @@ def _create_item_table(items: ItemTable, item_column: str, work: Workspace) -> s
     columns = list(dict.fromkeys([key, *items.columns, *([items.title] if items.title else [])]))
     if len({column.lower() for column in columns}) < len(columns):
         raise OptionError(f"items: of the columns {', '.join(columns)} two differ only in case; rename one")
-    tables = open_tables(items.source, "item", columns, work)
+    tables = open_described(items.source, "item", key, columns, work)
     types = {feature: {table.kinds[feature] for table in tables} for feature in items.columns}
     # a column that is a list in one file becomes one in all
     lists = [feature for feature in items.columns if any(map(is_list, types[feature]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mbcal.data import files
 from mbcal.data.clicks import NEXT_CLICK
@@ -12,7 +13,7 @@ from mbcal.data.files import Paths
 from mbcal.data.frames import Frame, write_frame
 from mbcal.data.sql import csv_sql, parquet_sql, sql_identifier
 from mbcal.data.workspace import Workspace
-from mbcal.errors import InputError
+from mbcal.errors import InputError, MissingColumnError
 
 NAMES = ["*.parquet", "*.pq", "*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.txt"]
 """Names of files that are taken for tables in a folder or zip."""
@@ -50,6 +51,30 @@ def open_tables(source: Paths | Frame, role: str, columns: Sequence[str], work: 
     else:
         paths = [write_frame(source, columns, work.scratch)]
     return [_open(path, role, columns, work) for path in paths]
+
+
+def open_described(
+    source: Paths | Frame, role: Literal["item", "user"], key: str, columns: Sequence[str], work: Workspace
+) -> list[OpenTable]:
+    """Open the files of a table that describes the items or users of a log, as `open_tables`.
+
+    Args:
+        source: Files, folders, zips, or a data frame.
+        role: What it describes.
+        key: Column that names the item or user.
+        columns: Other columns that are needed.
+        work: Holds the DuckDB connection and the scratch folder.
+
+    Raises:
+        InputError: If there is no file, a file cannot be read, or a column is missing.
+    """
+    try:
+        return open_tables(source, role, list(dict.fromkeys([key, *columns])), work)
+    except MissingColumnError as error:
+        if error.column != key:
+            raise
+        hint = f"Name its {role} column with --{role}s-key (in Python key=)."
+        raise MissingColumnError(f"{error} {hint}", key) from None
 
 
 def column_kinds(columns: Sequence[str], from_sql: str, work: Workspace) -> dict[str, str]:

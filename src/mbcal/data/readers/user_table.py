@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mbcal.data.feature_kinds import FRACTIONS, KindFinder, is_list, split_kinds
 from mbcal.data.files import Paths
 from mbcal.data.frames import Frame
-from mbcal.data.readers.table_files import column_kinds, open_tables
+from mbcal.data.readers.table_files import column_kinds, open_described
 from mbcal.data.source import USER_KEY
 from mbcal.data.sql import entity_name_sql, plain_text_sql, sql_identifier
 from mbcal.data.workspace import Workspace
@@ -58,7 +58,7 @@ def create_user_table(users: UserTable, user_column: str, work: Workspace) -> st
         InputError: If a file cannot be read or lacks a column, or a value is not of its declared kind.
     """
     key, (columns, kinds) = users.key or user_column, split_kinds(users.features)
-    tables = open_tables(users.source, "user", list(dict.fromkeys([key, *columns])), work)
+    tables = open_described(users.source, "user", key, columns, work)
     types = {column: {table.kinds[column] for table in tables} for column in columns}
 
     def value(column: str, column_type: str) -> str:
