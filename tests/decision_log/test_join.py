@@ -217,6 +217,21 @@ def test_sessions_may_go_on_until_they_are_idle_full_or_left() -> None:
     }
 
 
+def test_what_was_served_before_feedback_came() -> None:
+    """A list of two, then two lists of one; the feedback on the second list comes after the third was served."""
+    found = joined(
+        decided("d1", time=10, items=["a", "b"], propensities=[0.5, 0.5]),
+        answered("d1", "a", time=11),
+        answered("d1", "b", time=12),
+        decided("d2", time=20, step=2, items=["c"]),
+        decided("d3", time=30, step=2, items=["d"], candidates=["d"]),
+        answered("d2", "c", time=40),
+        answered("d3", "d", time=41),
+        horizon=5,
+    )
+    assert found.last_served().tolist() == [[1, 1, 3, 3, 4]]
+
+
 def test_candidates_are_those_that_were_chosen_from() -> None:
     """Items shown before are left out, unless the server repeats items or none would be left."""
     shown = [("b", "click"), ("c", "skip")]

@@ -212,6 +212,21 @@ def test_users_with_many_sessions_may_not_lose_what_others_gain() -> None:
     assert found.high >= by_user
 
 
+def test_an_item_that_takes_the_reward_of_the_one_above_it() -> None:
+    """Lists of two: the candidate has another second item, with which users like neither, instead of the first alone."""
+    n, generator = 4000, np.random.default_rng(0)
+    second = np.where(generator.random(n) < 0.5, generator.integers(0, 10, n), 0)
+    items = np.stack([np.full(n, 5), second], 1)
+    liked = np.stack([second != 1, np.zeros(n, np.bool_)], 1)
+    propensities = np.stack([np.full(n, 0.55), np.where(second == 0, 0.55, 0.05)], 1)
+    log = sessions(items.astype(np.int32), liked, propensities)
+    live, policy = (choices(np.tile([5, best], (n, 1)), items) for best in (0, 1))
+    apart = bound_difference(log, policy, live, epsilon=0.5)
+    together = bound_difference(log, policy, live, epsilon=0.5, last_served=np.ones((n, 2), np.int64))
+    assert apart.low == pytest.approx(0, abs=0.02)
+    assert together.low < -0.5 < together.high < -0.2
+
+
 def test_betting_bound_by_hand_and_its_limits() -> None:
     assert betting_lower_bound(np.zeros(5), 0.0) == 0.0
     # one value: the capital at m is 1 + mean of stakes times (x / m - 1), which must exceed 20

@@ -186,6 +186,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "late": 0,
         "headless": 0,
         "unlinked": 0,
+        "apart_reward": 0.0,
     }
 
 
@@ -222,6 +223,7 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
     assert done.exit_code == 0, done.output
     assert f"{CANARY} earns more than {LIVE}: +" in done.stdout
     assert "95% at any look" in done.stdout
+    assert "sessions of a user  " in done.stdout
     values = json.loads(CliRunner().invoke(app, [*options, CANARY, LIVE, "--json", "--difference", "0.1"]).stdout)
     assert values["a"]["version"] == CANARY
     assert 780 <= values["a"]["sessions"] + values["b"]["sessions"] <= 800

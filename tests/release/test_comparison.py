@@ -11,7 +11,7 @@ import pytest
 from mbcal.errors import InputError, OptionError
 from mbcal.release.canary import CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
-from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
+from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
@@ -138,6 +138,57 @@ def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
     assert comparison.as_dict()["reward"]["safe"] < 0 < comparison.as_dict()["reward"]["lower"]
     worse = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2)
     assert judge_canary(compare_versions(replace(worse, most=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
+
+
+def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0) -> Outcomes:
+    """400 users, of a and of b in turn. Half of them earn 3 and have 6 visits; half earn 1 and have so many, by version.
+
+    The first `switched` users have visits of both versions.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for user in range(400):
+        version, earns = user % 2, 3.0 if user % 4 < 2 else 1.0
+        for visit in range(6 if earns == 3.0 else visits[version]):
+            other = user < switched and visit >= 3
+            rows.append((1000 * visit + user, 1 - version if other else version, user, earns + rng.normal(0, 0.3)))
+    began, version, user, reward = (np.asarray(column) for column in zip(*sorted(rows), strict=True))
+    names, length = tuple(map(str, range(400))), np.full(len(rows), 5, np.int32)
+    columns = version.astype(np.int32), user.astype(np.int32), began.astype(np.int64), reward, length
+    return Outcomes(("a", "b"), names, *columns, least=0.0, most=6.0)
+
+
+def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
+    """Reward per session rises since other users stay away; reward per user falls by a fifth."""
+    lost = compare_versions(returning_outcomes((1, 6)), "a", "b")
+    assert lost.reward.share == pytest.approx(0.39, abs=0.02)
+    assert lost.visits.value == pytest.approx(-2.5, abs=0.02)
+    assert lost.visits.share == pytest.approx(-2.5 / 6, abs=0.01)
+    action, reason = judge_canary(lost, CONFIG, 0)
+    assert action == "wait"
+    assert reason.endswith("its users have fewer sessions, so a person has to decide")
+    kept = compare_versions(returning_outcomes((6, 6)), "a", "b")
+    assert (kept.visits.value, kept.visits.high) == (0.0, 0.0)
+    more = compare_versions(returning_outcomes((6, 1)), "a", "b")
+    assert more.visits.value == pytest.approx(2.5, abs=0.02)
+
+
+def test_users_of_both_versions_do_not_count_as_users_who_stayed_away() -> None:
+    switched = compare_versions(returning_outcomes((6, 6), switched=200), "a", "b")
+    assert (switched.visits.value, switched.visits.high) == (0.0, 0.0)
+    all_switched = compare_versions(returning_outcomes((6, 6), switched=400), "a", "b")
+    assert all_switched.visits.high == np.inf
+    assert all_switched.as_dict()["visits"]["high"] is None
+
+
+def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
+    better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
+    n_late = 10  # below 1% of the sessions
+    for reward, action in ((1.0, "promote"), (100.0, "wait")):
+        ignored = Ignored(late=n_late, apart_reward=n_late * reward)
+        found, reason = judge_canary(better, CONFIG, 0, ignored)
+        assert found == action
+        assert ("not promoted, since 10 rewards came after the end of their session" in reason) == (action == "wait")
 
 
 def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
 
-from mbcal import Simulator, SimulatorConfig, TrainingConfig, load
+from mbcal import Behaviours, Catalog, Simulator, SimulatorConfig, TrainingConfig, load
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.reader import read_log
-from mbcal.decision_log.records import Decision
+from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ConflictError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Action, Answer, Check, GateConfig, Verdict, combined_answer, interval_answer
+from mbcal.release.gate import Action, Answer, Check, GateConfig, Verdict, combined_answer, interval_answer, settled_rows
 from mbcal.release.update import update, write_verdict
 from tests.support.releases import DIFFERENCE, EPSILON, GATE, agent, let_the_log_say, served
 from tests.support.toys import logged
@@ -73,6 +74,23 @@ def test_what_the_log_says_decides(
     assert (record["answer"], record["action"], record["difference"]["low"]) == (answer, action, -1.0)
     assert f"<h1>{title}</h1>" in page.read_text()
     assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
+
+
+def test_sessions_judge_up_to_the_first_that_may_go_on() -> None:
+    """Sessions a minute apart; number 20 goes on beside those of the last half an hour."""
+    minute, records = 60 * 10**6, list[Record]()
+    for number in range(100):
+        for step, time in enumerate((number * minute, 100 * minute) if number == 20 else (number * minute,)):
+            name, shown = f"d{number}-{step}", [("a", "click")] * step
+            values = (f"s{number}", f"u{number}", step, "v", 0.1, [], shown, ["a", "b"], ["b" if step else "a"], [0.95])
+            records += [Decision(name, time, *values), Feedback(name, "b" if step else "a", "click", time, f"f{name}")]
+    joined = join_sessions(records, Catalog(("a", "b")), Behaviours(("skip", "click"), (0.0, 1.0)), horizon=3)
+    began = {row: min(origin.time for origin in origins) // minute for row, origins in enumerate(joined.origins)}
+    judging = np.flatnonzero([number % 2 == 0 for number in began.values()])
+    assert sorted(began[row] for row in settled_rows(joined, judging, 0.0).tolist()) == list(range(0, 20, 2))
+    assert sorted(began[row] for row in settled_rows(joined, judging, 0.05).tolist()) == list(range(0, 72, 2))
+    recent = np.flatnonzero([number > 80 for number in began.values()])
+    assert np.array_equal(settled_rows(joined, recent, 0.01), recent)
 
 
 def test_verdicts_written_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
     reader.add(paused)
     reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
     assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
-    assert reader.ignored == Ignored(headless=1)
+    assert reader.ignored == Ignored(headless=1, apart_reward=6.0)
     assert str(reader.ignored).endswith("1 sessions without a beginning")
     late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
     for record in session_records("s1", "v1", ["like"] * 3):
@@ -275,8 +275,18 @@ def test_rewards_that_come_after_their_session_are_counted_as_late() -> None:
         for record in late:
             in_turn.add(record)
         in_turn.outcomes(10**12)
-    assert at_once.ignored == Ignored(late=1)
-    assert in_turn.ignored == Ignored(late=1)
+    assert at_once.ignored == Ignored(late=1, apart_reward=3.0)
+    assert in_turn.ignored == Ignored(late=1, apart_reward=3.0)
+
+
+def test_rewards_of_nameless_decisions_are_counted_once() -> None:
+    nameless = decision(1, id="d", session="", user="", items=["a", "b"], time=SECOND)
+    feedback = [Feedback("d", item, "like", 2 * SECOND, f"f{item}") for item in "ab"]
+    for records in ([nameless, *feedback, *feedback], [*feedback, nameless, *feedback], [nameless, *feedback, nameless]):
+        reader = OutcomeReader(REWARDS, RULE)
+        for record in records:
+            reader.add(record)
+        assert reader.ignored == Ignored(nameless=1, apart_reward=6.0)
 
 
 def test_clocks_of_servers_may_differ() -> None:

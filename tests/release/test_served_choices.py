@@ -90,6 +90,28 @@ def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str, tmp_path: 
     assert (replayed.best[mask] != replayed.logged[mask]).any()
 
 
+def test_feedback_that_comes_in_the_next_window_may_depend_on_it(tmp_path: Path) -> None:
+    """Versions that differ in the last window alone: judged if all earlier feedback was there before, and not otherwise."""
+    agent, other = fitted("gru4rec"), fitted("gru4rec", seed=1)
+    versions = [opened(agent, tmp_path / "a"), opened(other, tmp_path / "b")]
+    rankers, domain = [Ranker(version) for version in versions], agent.domain
+
+    def first(ranker: Ranker, names: list[str]) -> str:
+        return ranker.rank([], names, [], k=1, epsilon=0.0, uniform=np.ones((1, 2)))[0].item
+
+    pairs = [[one, two] for one in ITEMS for two in ITEMS if one < two]
+    alike = next(pair for pair in pairs if len({first(ranker, pair) for ranker in rankers}) == 1)
+    unlike = next(pair for pair in pairs if len({first(ranker, pair) for ranker in rankers}) == 2)
+    for late, expected in ((15, 0), (25, 1)):
+        records: list[Record] = []
+        for number, names in enumerate((alike, unlike)):
+            name, time, item = f"d{number}", 10 * (number + 1), first(rankers[0], names)
+            records.append(Decision(name, time, "s", "u", 0, "v1", 0.0, [], [], names, [item], [1.0]))
+            records.append(Feedback(name, item, "click", time + 1 if number else late, f"f{number}"))
+        joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=1, history=domain.history)
+        assert served_choices(versions, records, joined, np.arange(2)).unjudged == expected
+
+
 def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_path: Path) -> None:
     agent, other = fitted("gru4rec"), fitted("gru4rec", seed=1)
     live, candidate = opened(agent, tmp_path / "a"), opened(other, tmp_path / "b")

@@ -237,7 +237,10 @@ def _tables(comparison: VersionComparison) -> list[Table]:
     gaps = Table(box=None, pad_edge=False)
     for number, column in enumerate(("difference", "", "share", "95% at this look", "95% at any look")):
         gaps.add_column(column, justify="right" if number else "left")
-    for name, gap in (("reward", comparison.reward), ("steps", comparison.length)):
+    measured = [("reward", comparison.reward), ("steps", comparison.length)]
+    if comparison.visits.low > -float("inf"):
+        measured.append(("sessions of a user", comparison.visits))
+    for name, gap in measured:
         share = "–" if gap.share is None else f"{gap.share:+.1%}"
         gaps.add_row(name, f"{gap.value:+.3f}", share, _range(gap.low, gap.high), _range(gap.lower, gap.upper))
     return [sides, gaps]

@@ -57,6 +57,14 @@ class _CompactDecision(NamedTuple):
     """Encoded fields of the user, likewise."""
 
 
+class _Response(NamedTuple):
+    """Feedback on one item of a decision. Compares by time first, then by id."""
+
+    time: int
+    id: str
+    behaviour: int
+
+
 class _Step(NamedTuple):
     item: int
     behaviour: int
@@ -119,7 +127,7 @@ def join_sessions(
     SessionConfig(horizon=horizon, history=history)  # checks the ranges
     counts = JoinCounts()
     builder = _SessionBuilder(catalog, behaviours, history, counts, fields)
-    decisions, behaviour_of = _gather(records, builder, counts)
+    decisions, responses = _gather(records, builder, counts)
     visits = join_visits(
         SessionlessDecision(decision.user, decision.time, decision.step, decision_id)
         for decision_id, decision in decisions.items()
@@ -138,7 +146,7 @@ def join_sessions(
         counts.headless += decisions[entries[0][2]].step > 0 or has_begun_anew
         steps: list[_Step] = []
         for _, _, decision_id in entries:
-            new_steps = builder.steps(decision_id, decisions[decision_id], behaviour_of.get(decision_id, {}))
+            new_steps = builder.steps(decision_id, decisions[decision_id], responses.get(decision_id, {}))
             counts.unanswered += not new_steps
             steps += new_steps
         if steps:
@@ -154,10 +162,10 @@ def join_sessions(
 
 def _gather(
     records: Iterable[Record], builder: _SessionBuilder, counts: JoinCounts
-) -> tuple[dict[str, _CompactDecision], dict[str, dict[str, str]]]:
-    """Return decisions by id, and by decision the behaviour on each of its items."""
+) -> tuple[dict[str, _CompactDecision], dict[str, dict[str, _Response]]]:
+    """Return decisions by id, and by decision the response to each of its items."""
     decisions: dict[str, _CompactDecision] = {}
-    earliest: dict[tuple[str, str], tuple[int, str, str]] = {}
+    earliest: dict[tuple[str, str], _Response] = {}
     unknown: Counter[str] = Counter()
     repeats: Counter[tuple[str, str]] = Counter()
     for record in records:
@@ -173,19 +181,20 @@ def _gather(
             if record.behaviour not in builder.behaviour_number:
                 unknown[record.behaviour] += 1
                 continue
-            key, response = (record.decision, sys.intern(record.item)), (record.time, record.id, record.behaviour)
+            key = record.decision, sys.intern(record.item)
+            response = _Response(record.time, record.id, builder.behaviour_number[record.behaviour])
             earliest[key] = min(earliest.get(key, response), response)
             repeats[key] += 1
-    behaviour_of: dict[str, dict[str, str]] = defaultdict(dict)
-    for (decision_id, item), (_, _, behaviour) in earliest.items():
+    responses: dict[str, dict[str, _Response]] = defaultdict(dict)
+    for (decision_id, item), response in earliest.items():
         count = repeats[decision_id, item]
         if decision_id in decisions and item in decisions[decision_id].items:
-            behaviour_of[decision_id][item] = behaviour
+            responses[decision_id][item] = response
             counts.repeated_feedback += count - 1
         else:
             counts.orphans += count
     counts.unknown_behaviours = dict(sorted(unknown.items()))
-    return decisions, behaviour_of
+    return decisions, responses
 
 
 def available_candidates(decision: Decision) -> list[str]:
@@ -232,22 +241,21 @@ class _SessionBuilder:
             self.fields.user.encode_known(decision.user_features, "user_features").tobytes(),
         )
 
-    def steps(self, decision_id: str, decision: _CompactDecision, behaviour_of: dict[str, str]) -> list[_Step]:
+    def steps(self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response]) -> list[_Step]:
         """Return the steps of one decision, in the order of its ranking."""
         steps: list[_Step] = []
-        if not behaviour_of:
+        if not responses:
             return steps
-        available, pending = np.frombuffer(decision.candidates, np.int32), dict(behaviour_of)
+        available, pending = np.frombuffer(decision.candidates, np.int32), dict(responses)
         rows = self.catalog.rows_of(decision.items).tolist()
         for rank, (item, row, propensity) in enumerate(zip(decision.items, rows, decision.propensities, strict=True)):
-            behaviour = pending.pop(item, None)  # an item returned twice counts at its first position
-            if behaviour is not None:
+            response = pending.pop(item, None)  # an item returned twice counts at its first position
+            if response is not None:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
-                number = self.behaviour_number[behaviour]
-                origin = StepOrigin(decision_id, decision.time, rank)
+                origin = StepOrigin(decision_id, decision.time, rank, response.time)
                 made = (decision.version, decision.epsilon, decision.context)
-                steps.append(_Step(row, number, origin, propensity, available, *made))
+                steps.append(_Step(row, response.behaviour, origin, propensity, available, *made))
             if not pending:
                 break
             available = np.delete(available, np.flatnonzero(available == row)[:1])

@@ -58,6 +58,8 @@ class StepOrigin(NamedTuple):
     """Its time, in microseconds since 1970."""
     rank: int
     """Position of the step's item among those it returned."""
+    answered: int
+    """Time of the feedback, likewise."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,22 @@ class Joined:
             if earlier[0] == later[0] and spans[later][0] - spans[earlier][1] <= IDLE * 1e6
         }
         return np.asarray([key in preceding for key in keys], np.bool_)
+
+    def last_served(self) -> NDArray[np.int64]:
+        """Return the column of the last step of the row that was served before the feedback on each step came, (N, T).
+
+        All items of one list are served together. What a user did with one item may depend on everything served by then:
+        the other items of the list, and lists that came before a late answer.
+        """
+        columns = np.tile(np.arange(self.sessions.horizon), (len(self.origins), 1))
+        for row, origins in zip(columns, self.origins, strict=True):
+            for column, step in enumerate(origins):
+                row[column] = max(
+                    number
+                    for number, other in enumerate(origins)
+                    if other.time <= step.answered or other.decision == step.decision
+                )
+        return columns
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
         """Return the indices of the rows that this version decided alone."""

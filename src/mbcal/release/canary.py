@@ -29,7 +29,8 @@ from mbcal.storage.atomic import write_atomic
 
 Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
-"""Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions."""
+"""Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
+reward: few sessions may hold most of it."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ def judge_canary(
         What to do, and why in words.
     """
     ignored = ignored or Ignored()
-    n_sessions = 0 if comparison is None else comparison.a.sessions + comparison.b.sessions
-    is_whole = ignored.apart <= MAX_APART * n_sessions
+    sides = () if comparison is None else (comparison.a, comparison.b)
+    n_sessions, earned = sum(side.sessions for side in sides), sum(side.sessions * abs(side.reward.mean) for side in sides)
+    is_whole = ignored.apart <= MAX_APART * n_sessions and ignored.apart_reward <= MAX_APART * earned
     words = "no finished sessions of both versions yet"
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -112,14 +114,17 @@ def judge_canary(
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}"
-        is_shorter = comparison.length.upper < 0
+        losses = [
+            *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
+            *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
+        ]
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
-        if is_enough and is_whole and safe > 0 and not is_shorter:
+        if is_enough and is_whole and safe > 0 and not losses:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if lower > 0 >= safe and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
-        if safe > 0 and is_shorter:
-            words += "; its sessions are shorter, so a person has to decide"
+        if safe > 0 and losses:
+            words += f"; {' and '.join(losses)}, so a person has to decide"
     if not is_whole:
         words += f"; {_not_whole(ignored)}"
     if elapsed > config.longest:

@@ -65,6 +65,8 @@ class VersionComparison:
     b: Side
     reward: Gap
     length: Gap
+    visits: Gap
+    """Sessions per user, of users who met one of the versions alone."""
     reward_difference: Difference
     """The difference in reward, for limits at other levels."""
     length_difference: Difference
@@ -125,7 +127,7 @@ class VersionComparison:
 
     def as_dict(self, share: float = WORTH_SEEING) -> dict[str, Any]:
         """Return plain values for JSON, with the sessions missing for a difference of this share; None if not finite."""
-        values: dict[str, Any] = {name: asdict(getattr(self, name)) for name in ("a", "b", "reward", "length")}
+        values: dict[str, Any] = {name: asdict(getattr(self, name)) for name in ("a", "b", "reward", "length", "visits")}
         missing = {"sessions_missing": self.sessions_missing(share), "for_difference": share}
         answer = {"answer": self.answer, "sentence": self.sentence(share), "together": self.together}
         plain: dict[str, Any] = _plain({**values, **missing, **answer})
@@ -160,6 +162,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
+        visits=_visits(outcomes, is_a, is_b),
         reward_difference=reward,
         length_difference=length,
         together=blocks.together,
@@ -223,6 +226,24 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blo
         for values in (outcomes.reward, outcomes.length)
     )
     return Side(name, len(rows), len(np.unique(users)), reward, length)
+
+
+def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> Gap:
+    """Sessions per user, compared within blocks of users whose first sessions began one after the other.
+
+    Users of a block had as much time to come back. Those who met both versions, since the share was changed, do not count.
+    """
+    rows = np.flatnonzero(is_a | is_b)
+    users, first, place, counts = np.unique(outcomes.user[rows], return_index=True, return_inverse=True, return_counts=True)
+    n_a = np.bincount(place, is_a[rows], len(users))
+    is_a, is_b = n_a == counts, n_a == 0
+    version, user = is_b.astype(np.int32), np.arange(len(users), dtype=np.int32)
+    by_user = replace(outcomes, version=version, user=user, began=outcomes.began[rows[first]])
+    blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
+    if blocks is None or not blocks.together:
+        return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None)
+    sums_a, sums_b = (_sums(by_user, chosen, blocks, counts) for chosen in (is_a, is_b))
+    return _gap(compare_means(sums_a, sums_b), float(counts[is_b].mean()))
 
 
 def _gap(difference: Difference, base: float) -> Gap:

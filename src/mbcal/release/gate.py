@@ -49,8 +49,6 @@ UNJUDGED = (
 )
 """Why the log cannot tell, whatever its numbers say."""
 SEND_ONE_SESSION = "send the same session with all requests of a visit"
-MAX_GOING_ON = 0.25
-"""Share of judging sessions that may still be going on when the log is read; above it the gate cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +145,7 @@ def compare_by_log(
     gate: GateConfig,
     *,
     epsilon: Floats,
+    last_served: NDArray[np.int64] | None = None,
     unjudged: int = 0,
 ) -> tuple[Check, Difference]:
     """Compare a candidate with what the live version earned.
@@ -158,13 +157,14 @@ def compare_by_log(
         gate: The conditions.
         epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
             with less of it, a candidate that is worse would look better than it is.
+        last_served: (N, T) the last step that was served before the feedback on each step came; by default the step itself.
         unjudged: Served choices at which the two differ and whose effect the sessions do not show
             (`ServedChoices.unjudged`). With any, the candidate is never found to be no worse.
 
     Returns:
         The check `log`, and the difference behind it.
     """
-    difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level)
+    difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level, last_served=last_served)
     least = -gate.tolerance * abs(difference.reward)
     answer = interval_answer(difference.low, difference.high, least)
     found = _found(difference.value, difference.low, difference.high, least)
@@ -174,6 +174,26 @@ def compare_by_log(
     if unjudged and answer == "no worse":
         answer, detail = "cannot tell", f"{detail}; but {UNJUDGED}"
     return Check("log", answer, detail), difference
+
+
+def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
+    """Return the judging sessions up to the first that may still be going on, in the order in which they began.
+
+    What a choice costs later is missing from sessions that go on, while what it gains at once is there. To leave out these
+    alone would keep the short ones.
+
+    Args:
+        joined: The sessions.
+        judging: (N,) which of them judge.
+        tolerance: Share of those returned that may go on: one that never ends does not hold up all others.
+
+    Returns:
+        Their indices; all of them if none is left, which `why_in_parts` then says.
+    """
+    order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
+    n_going_on = np.cumsum(joined.may_go_on()[order])
+    is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
+    return np.sort(order[: is_settled[-1] + 1]) if len(is_settled) else judging
 
 
 def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> str:
@@ -193,7 +213,7 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
         "visits may be known by user alone at first and by session alone later": counts.unlinked,
     }
     found = []
-    if n_going_on > MAX_GOING_ON * size:
+    if n_going_on > tolerance * size:
         found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on; update later")
     if n_preceding > tolerance * size:
         follow = f"their users began another session within {IDLE / 60:.0f} minutes"

@@ -104,6 +104,8 @@ class Ignored:
     unlinked: int = 0
     """Sessions that name no user, or those of users that name no session, whichever are fewer. These do count; but one visit
     may be both, and then had two versions."""
+    apart_reward: float = 0.0
+    """Rewards, without their signs, of late feedback, of sessions without a beginning and of nameless decisions."""
 
     @property
     def apart(self) -> int:
@@ -207,7 +209,10 @@ class OutcomeReader:
         if decision is None:
             self.ignored.nameless += record.id not in self._nameless and record.time >= self._rule.since
             self._nameless.add(record.id)
-            self._early_bytes -= RESPONSE_BYTES * len(self._early.pop(record.id, {}))
+            early = self._early.pop(record.id, {})
+            self._early_bytes -= RESPONSE_BYTES * len(early)
+            for item, (_, _, behaviour) in early.items():
+                self._add_nameless(record.id, item, behaviour)
             return
         known = self._decisions.get(decision.id)
         if known is not None or decision.id in self._counted:
@@ -228,10 +233,13 @@ class OutcomeReader:
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
         if feedback.decision in self._nameless:
+            self._add_nameless(feedback.decision, feedback.item, feedback.behaviour)
             return
         if feedback.decision in self._counted:
             is_new = feedback.time > self._counted_until  # else it was read before
-            self.ignored.late += is_new and self._rule.rewards.get(feedback.behaviour, 0.0) != 0
+            reward = self._rule.rewards.get(feedback.behaviour, 0.0) * is_new
+            self.ignored.late += reward != 0
+            self.ignored.apart_reward += abs(reward)
             return
         if decision is None:
             waiting = self._early.setdefault(feedback.decision, {})
@@ -243,6 +251,13 @@ class OutcomeReader:
             before = decision.size
             decision.respond(feedback.item, response)
             self._change(self._groups[decision.name], decision.size - before)
+
+    def _add_nameless(self, decision: str, item: str, behaviour: str) -> None:
+        """Take note of feedback on a decision that belongs to no session, the first on each item."""
+        name = f"{decision} {item}"
+        if name not in self._nameless:
+            self.ignored.apart_reward += abs(self._rule.rewards.get(behaviour, 0.0))
+            self._nameless.add(name)
 
     def _change(self, group: _Group, size: int) -> None:
         """Take note that the decisions of a group changed, and of the bytes that came or went."""
@@ -304,6 +319,7 @@ class OutcomeReader:
         if session.began >= self._rule.since:
             self.ignored.headless += not has_beginning
             self.ignored.late += session.late
+            self.ignored.apart_reward += session.late_reward + (0 if has_beginning else session.size)
             if has_beginning:
                 self._append(session)
         if has_beginning:

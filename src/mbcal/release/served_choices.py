@@ -43,8 +43,8 @@ class ServedChoices(NamedTuple):
     """Of each version, (N, T). The logged choice and the number of candidates are the same for all."""
     unjudged: int
     """Served choices at which the versions differ and whose effect no weight contains: those without feedback, those in a
-    window after which the session went on, and those of decisions with neither session nor user. Counted up to the first
-    where they are not steps of the sessions."""
+    window after which the session went on, or before whose beginning not all feedback on earlier windows had come, and those
+    of decisions with neither session nor user. Counted up to the first where they are not steps of the sessions."""
 
 
 def served_choices(
@@ -68,8 +68,8 @@ def served_choices(
     """
     wanted: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
     for number, row in enumerate(rows.tolist()):
-        for column, (decision, time, rank) in enumerate(joined.origins[row]):
-            wanted[decision, time].append((number, column, rank))
+        for column, origin in enumerate(joined.origins[row]):
+            wanted[origin.decision, origin.time].append((number, column, origin.rank))
     hidden = _HiddenChoices(joined, rows)
     shape = (len(rows), joined.sessions.horizon)
     best = [np.zeros(shape, np.int64) for _ in versions]
@@ -95,9 +95,9 @@ def served_choices(
         progress.advance(bool(steps))
     if wanted:
         raise LogError(f"{len(wanted):,} decisions have left the log while it was judged; run the update again")
-    followed = _followed(joined)[rows][:, None] & joined.sessions[rows].mask
-    n_before = sum(int(np.sum((choices != best[0]) & followed)) for choices in best[1:])
-    return ServedChoices([PolicyChoices(choices, logged, count) for choices in best], hidden.differing + n_before)
+    linked = _linked(joined)[rows][:, None] & joined.sessions[rows].mask
+    n_linked = sum(int(np.sum((choices != best[0]) & linked)) for choices in best[1:])
+    return ServedChoices([PolicyChoices(choices, logged, count) for choices in best], hidden.differing + n_linked)
 
 
 class _HiddenChoices:
@@ -135,11 +135,16 @@ def _best(order: Sequence[str], decision: Decision, rank: int) -> str:
     return next(item for item in order if item not in taken)
 
 
-def _followed(joined: Joined) -> NDArray[np.bool_]:
-    """(N,) whether the session of each row goes on in a later row."""
+def _linked(joined: Joined) -> NDArray[np.bool_]:
+    """(N,) whether the session of each row goes on in a later row, or feedback on an earlier one came after it began."""
     keys = list(zip(joined.sessions.user.tolist(), joined.session_names, strict=True))
     last = {key: row for row, key in enumerate(keys)}
-    return np.asarray([last[key] != row for row, key in enumerate(keys)], np.bool_)
+    linked = np.asarray([last[key] != row for row, key in enumerate(keys)], np.bool_)
+    latest: dict[tuple[int, str], int] = {}  # feedback of the rows before
+    for row, (key, origins) in enumerate(zip(keys, joined.origins, strict=True)):
+        linked[row] |= key in latest and latest[key] >= origins[0].time
+        latest[key] = max(latest.get(key, origins[0].answered), *(origin.answered for origin in origins))
+    return linked
 
 
 def _order(ranker: Ranker, decision: Decision, candidates: Sequence[str], k: int) -> list[str]:

@@ -103,8 +103,12 @@ class Session:
     def __init__(self, first: LoggedDecision, rule: CountingRule) -> None:
         self.first, self.began, self.last, self._rule = first, first.began, first.time, rule
         self.reward, self.length = 0.0, 0
+        self.size = 0.0
+        """The sum of rewards without their signs."""
         self.late = 0
         """Rewards that came after its end."""
+        self.late_reward = 0.0
+        """The sum of these, without their signs."""
         self.complete: int | None = None
         """Time of the terminal behaviour; None if there was none."""
         self.has_beginning = False
@@ -126,10 +130,11 @@ class Session:
             when, _, behaviour = heapq.heappop(self._responses)
             reward = self._rule.rewards.get(behaviour, 0.0)
             if self.is_over(when):
-                self.late += self.complete is None and reward != 0
+                if self.complete is None:
+                    self.late, self.late_reward = self.late + (reward != 0), self.late_reward + abs(reward)
                 continue
             self.last, self.length = max(self.last, when), self.length + 1
-            self.reward += reward
+            self.reward, self.size = self.reward + reward, self.size + abs(reward)
             if behaviour in self._rule.terminal:
                 self.complete = when
 

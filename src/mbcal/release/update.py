@@ -49,6 +49,7 @@ from mbcal.release.gate import (
     compare_by_log,
     compare_by_simulator,
     other_estimates,
+    settled_rows,
     split_judges,
     why_in_parts,
     why_undecided,
@@ -131,7 +132,7 @@ def update(
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
-    judging = np.intersect1d(judging, joined.decided_by(live_name))
+    judging = settled_rows(joined, np.intersect1d(judging, joined.decided_by(live_name)), gate.tolerance)
     if len(sessions) < gate.sessions or not len(judging):
         verdict.reason = (
             f"{len(sessions)} sessions are logged, {len(judging)} of users who judge are of the live version alone; "
@@ -151,7 +152,8 @@ def update(
     in_parts = why_in_parts(joined, judging, gate.tolerance)
     if in_parts:
         unjudged += int(np.sum((new.best != old.best) & judged.mask))
-    check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, unjudged=unjudged)
+    last_served = joined.last_served()[judging]
+    check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
         candidate, live, judged, difference, epsilon=float(epsilon[judged.mask].mean()), seed=config.seed

@@ -11,6 +11,9 @@ With w_t the cumulative importance weight of a step (unclipped; constant after t
 
     V(policy) - V(log) = E sum_t (w_t - 1) (r_t - c)        for every constant c, since E w_t = 1.
 
+The weight of a reward is that of all choices that were served before it: a user sees all items of a list before the feedback
+on the first, and feedback may come late.
+
 With c = least the summands are at least -(r_t - least): a lower bound needs no upper bound of the weights, and a choice that
 the log never shows (w_t = 0) counts as if it earned the least possible. With c = most the same holds for the upper bound.
 Users are the independent units. The bounds hold for the mean over users of their mean per session and, given how many
@@ -103,7 +106,13 @@ class Difference:
 
 
 def bound_difference(
-    sessions: Sessions, policy: PolicyChoices, live: PolicyChoices, *, epsilon: float | Floats, level: float = 0.95
+    sessions: Sessions,
+    policy: PolicyChoices,
+    live: PolicyChoices,
+    *,
+    epsilon: float | Floats,
+    level: float = 0.95,
+    last_served: NDArray[np.int64] | None = None,
 ) -> Difference:
     """Bound the difference of a policy to the log.
 
@@ -113,6 +122,8 @@ def bound_difference(
         live: The choices of the policy that was logged, along the sessions.
         epsilon: Exploration with which the policy would be served: one number, or one per step (N, T).
         level: Coverage of the bounds together; each side misses with at most half of the rest.
+        last_served: (N, T) the last step that was served before the reward of each step (`Joined.last_served`); by default
+            the step itself.
 
     Returns:
         Bounds that hold for any number of users and any weights.
@@ -126,6 +137,8 @@ def bound_difference(
     logged = np.where(mask, sessions.propensities, 1.0).astype(np.float64)
     ratio = np.where(mask, policy.propensities(epsilon), 1.0) / logged
     excess = np.multiply.accumulate(ratio, 1) - 1
+    if last_served is not None:
+        excess = np.take_along_axis(excess, last_served, 1)
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     width, tail = sessions.horizon * (most - least), (1 + level) / 2
