@@ -109,7 +109,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("build")
     with pytest.MonkeyPatch.context() as patch:  # a small choice of little evidence
         patch.setattr("mbcal.agents.plan.MIN_BRANCHES", 64)
-        patch.setattr("mbcal.agents.advantage_choice.JUDGES", 1)
+        patch.setattr("mbcal.agents.advantage_choice.JUDGES", 2)
         for name, agents in SMALL.items():
             chosen = ["--agents", *agents] if agents else []
             results.main([*command(name), "--build", str(folder), *chosen])
@@ -175,7 +175,7 @@ def test_an_ablation_has_a_row_for_every_value(kept: Path) -> None:
     assert {row["agent"] for row in found} == {"mbcal"}  # variants of mbcal-plan were not run
     values = {option: [row["value"] for row in found if row["option"] == option] for option in {r["option"] for r in found}}
     assert values == {
-        "gamma": ["0", "0.8", "1"],
+        "gamma": ["0", "0.8", "1.0"],
         "mask_rate": ["0.05", "0.4"],
         "net.hidden": ["8", "32"],  # 8 is what --small makes of the default
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mbcal import Behaviours
-from mbcal.agents.mbcal import MBCAL, MBCALWithoutVarianceReduction
+from mbcal.agents.mbcal import counterfactual_labels, simulated_futures
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet
 from mbcal.training.completion import complete_sessions
@@ -97,8 +97,8 @@ def test_sessions_that_ended_are_completed_by_others() -> None:
 
 def test_labels_of_steps_that_were_logged_only() -> None:
     batch, model = ending(sessions(count=60, horizon=6, seed=3).tensors()), net()
-    for kind in (MBCAL, MBCALWithoutVarianceReduction):
-        labels = kind(device="cpu").labels(model, REWARDS, batch, (GAMMA,))[:, 0]
+    for labels_of in (counterfactual_labels, simulated_futures):
+        labels = labels_of(model, REWARDS, batch, GAMMA)
         assert torch.equal(labels != 0, (labels != 0) & batch.mask)
         left = (batch.behaviours == 2) & batch.mask & (torch.arange(6) < int(batch.length.max()) - 1)
         assert bool((labels[left] != 0).all())  # leaving has a price, although nothing was logged after it

@@ -148,7 +148,7 @@ class MBCAL(Agent):
 
     def future(self, batch: SessionTensors) -> Tensor:
         """Return the simulated future reward at every step, (B, T)."""
-        return _simulated_futures(self.nets["environment"], self._rewards(), batch, self.config.gamma)
+        return simulated_futures(self.nets["environment"], self._rewards(), batch, self.config.gamma)
 
     @torch.no_grad()
     def baseline(self, batch: SessionTensors) -> Tensor:
@@ -255,8 +255,8 @@ def counterfactual_labels(net: RecurrentNet, rewards: Tensor, batch: SessionTens
 
 
 @torch.no_grad()
-def _simulated_futures(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
-    """The simulated future reward at every step of B sessions, (B, T)."""
+def simulated_futures(net: RecurrentNet, rewards: Tensor, batch: SessionTensors, gamma: float) -> Tensor:
+    """Compute the simulated future reward at every step of B sessions, completed where users left, (B, T)."""
     completed = complete_sessions(batch)
     logits = net.forward_batch(completed)
     predicted, stay = expected_reward(logits, rewards), None
