@@ -15,6 +15,7 @@ model error    of the expected rewards after the item, as the environment model 
 dependence     of the masked branch, which is what a counterfactual advantage subtracts: how much it changes with the item
 rank, POLICY   of the network that ranks: mean rank correlation within a state with A under the logging policy, the method's
                own and the oracle
+scale, own     slope of what the network says on A under the method's own policy: below 1 it thinks the future too small
 
 Labels, model error and dependence are centred within a state, as A is: only differences between items matter. So for the
 counterfactual advantage, label bias <= model error + dependence, by the triangle inequality (docs/methods/mbcal.md).
@@ -38,8 +39,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import mbcal
-from mbcal.agents import agent_class
-from mbcal.agents.mbcal import MBCAL
+from mbcal.agents import DQN, MBCAL, MCPE, Agent, MBCALPlan, MBCALWithoutVarianceReduction
 from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.newsfeed.world import Newsfeed, UserState
 from mbcal.environments.rollout import rollout
@@ -49,17 +49,31 @@ from mbcal.evaluation.experiment.growing_batch import run_round
 from mbcal.evaluation.judges import TRUTH, true_environment
 from mbcal.nn.base import expected_reward
 from mbcal.training.device import resolve_device
+from mbcal.training.labels import simulated_future_reward
 from mbcal.training.random import random_integers, uniform
 from mbcal.types import MASK_ROW, SessionTensors
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "counterfactual advantage": ("mbcal", {"gamma": 1.0}),
-    "noise-abducted advantage": ("mbcal", {"gamma": 1.0, "counterfactual": "noise"}),
-    "simulated future reward": ("mbcal-no-vr", {"gamma": 1.0}),
-    "planned advantage": ("mbcal-plan", {"advantage": "planned"}),
-    "DQN": ("dqn", {"gamma": 1.0}),
-    "MCPE": ("mcpe", {"gamma": 1.0}),
+
+class CorrectedMBCAL(MBCAL):
+    """Labels corrected by logged rewards: what was earned after the item, less what the model expected, is added."""
+
+    @torch.no_grad()
+    def advantage(self, batch: SessionTensors) -> Tensor:
+        expected = expected_reward(self.nets["environment"].forward_batch(batch), self._rewards())
+        surprise = simulated_future_reward(batch.rewards - expected, batch.mask, self.config.gamma)
+        return super().advantage(batch) + surprise
+
+
+METHODS: dict[str, tuple[type[Agent], dict[str, Any]]] = {
+    "counterfactual advantage": (MBCAL, {}),
+    "noise-abducted advantage": (MBCAL, {"counterfactual": "noise"}),
+    "corrected by logged rewards": (CorrectedMBCAL, {}),
+    "simulated future reward": (MBCALWithoutVarianceReduction, {}),
+    "planned advantage": (MBCALPlan, {"advantage": "planned"}),
+    "DQN": (DQN, {"gamma": 1.0}),
+    "MCPE": (MCPE, {"gamma": 1.0}),
 }
+"""By estimate: the method and its settings."""
 COLUMNS = (
     "advantage",
     "label bias",
@@ -69,6 +83,7 @@ COLUMNS = (
     "rank, logging",
     "rank, own",
     "rank, oracle",
+    "scale, own",
 )
 DRAWS, ORACLE_DRAWS = 16, 4
 """Continuations of every item; the oracle plans for seconds."""
@@ -180,13 +195,14 @@ class Truth:
 
     def measure(self, agent: Any) -> dict[str, float]:
         """All columns of one method."""
-        said, own = predictions(agent, self.states), self.states.continued(agent, DRAWS // 4)
+        said, own = predictions(agent, self.states), self.states.futures(self.states.continued(agent, DRAWS // 4)).mean(0)
         advantage = root_mean_square(centred(self.futures.mean(0)))
         return {
             "advantage": advantage,
             "rank, logging": rank_correlation(self.futures.mean(0), said),
-            "rank, own": rank_correlation(self.states.futures(own).mean(0), said),
+            "rank, own": rank_correlation(own, said),
             "rank, oracle": rank_correlation(self.oracle, said),
+            "scale, own": float((centred(own) * said).sum() / np.square(centred(own)).sum()),
             **{name: value / advantage for name, value in self.label_errors(agent)},
         }
 
@@ -279,7 +295,7 @@ def measure_rounds(options: argparse.Namespace, store: mbcal.Store, truth: Truth
 
 def created(title: str, options: argparse.Namespace, store: mbcal.Store) -> Any:
     method, settings = METHODS[title]
-    return agent_class(method)(seed=options.seed, device=options.device, features=store.agent_features, **settings)
+    return method(seed=options.seed, device=options.device, features=store.agent_features, **settings)
 
 
 def main() -> None:
