@@ -151,6 +151,13 @@ def test_an_experiment_in_a_world_learns_from_a_random_log_and_in_growing_rounds
     assert "judged by the world itself, 20 test sessions of 20 users" in RunSummary(run).headline()
 
 
+def test_a_world_that_only_grows_plays_no_log(tmp_path: Path) -> None:
+    sizes = {"log_sessions": 5_000, "test_sessions": 20, "rounds": 1, "round_sessions": 30}
+    config = mbcal.load_experiment_config(f"gym:{KEYS}", **sizes, agents=["random"], seeds=1, protocols=["growing"])
+    run = mbcal.run_experiment(config, tmp_path / "run", workers=1, device="cpu")
+    assert (run.missing, run.store().n_sessions("train")) == ([], 10)
+
+
 def test_settings_of_an_experiment_that_do_not_fit_a_world_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="judges: in a Gymnasium world, the world itself judges"):
         mbcal.load_experiment_config(f"gym:{KEYS}", judges=["lstm"])
