@@ -19,6 +19,7 @@ import mbcal
 from tests.support.documents import README, blocks, commands_of, run, run_in_shell
 from tests.support.layouts import COMBINED, ML_20M, kuairand
 from tests.support.logs import ROOT, write_csv, zipped
+from tests.support.sample_logs import write_sample_logs
 from tests.support.worlds import KEYS
 
 
@@ -94,16 +95,12 @@ def test_every_command_on_scale_runs(workshop: Path) -> None:
     run([commands[0].replace("mbcal,gru4rec,random --seeds 2", "mbcal --seeds 1"), commands[1]], workshop)
 
 
-def test_every_command_on_time_and_clicks_runs(workshop: Path) -> None:
-    actions, hour = ("skip", "click"), 3600
-    rows = [
-        (f"u{k % 40}", f"a{k * k % 29 + k // 20}", 1_700_000_000 + k * hour // 4, actions[k % 2], f"s{k // 7}")
-        for k in range(600)
-    ]
-    write_csv(workshop / "clicks.csv", rows, ("user", "article", "ts", "action", "session"))
+def test_every_command_on_time_and_clicks_runs(tmp_path: Path) -> None:
+    """On the logs that docs/data.md shows."""
+    write_sample_logs(tmp_path)
     commands = [command for page in ("time", "clicks") for command in commands_of((ROOT / f"docs/{page}.md").read_text())]
     assert len(commands) == 3
-    run(commands, workshop)
+    run(commands, tmp_path)
 
 
 def test_every_command_on_features_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
