@@ -76,6 +76,16 @@ def test_what_the_log_says_decides(
     assert write_verdict(tmp_path / "updates", verdict).name == "000002.html"
 
 
+def test_a_log_without_feedback_has_no_sessions(weak: Registry, weak_model: Path, log: Path, tmp_path: Path) -> None:
+    with DecisionLog(tmp_path / "unanswered") as unanswered:
+        for record in read_log(log):
+            if isinstance(record, Decision):
+                unanswered.append(record)
+    verdict = update(weak, tmp_path / "unanswered", device="cpu", candidate=load(weak_model, "cpu"))
+    assert (verdict.answer, verdict.action) == ("cannot tell", "refused")
+    assert verdict.reason.startswith("0 sessions are logged, 0 of users who judge are of the live version alone;")
+
+
 def test_sessions_judge_up_to_the_first_that_may_go_on() -> None:
     """Sessions a minute apart; number 20 goes on beside those of the last half an hour."""
     minute, records = 60 * 10**6, list[Record]()

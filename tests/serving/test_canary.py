@@ -13,6 +13,7 @@ import pytest
 
 from mbcal.decision_log import Decision, read_log
 from mbcal.decision_log.writer import DecisionLog
+from mbcal.errors import InputError
 from mbcal.registry.registry import Registry
 from mbcal.serving.canary import CanarySettings
 from mbcal.serving.messages import RankRequest
@@ -168,6 +169,27 @@ def test_requests_that_are_refused_are_no_fault_of_the_canary(registry: Registry
                 assert {answer.status_code for answer in answers} == {status}
         assert registry.canary() == service.canary.name == CANARY
         assert CANARY in {await version_of(service, f"t{number}") for number in range(20)}
+
+    asyncio.run(story())
+
+
+def test_a_canary_that_refuses_what_the_live_version_ranks_is_withdrawn(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=1.0)
+        await service.refresh_version()
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise InputError("feature 'words' is unknown")
+
+        assert service.canary.ranker is not None
+        monkeypatch.setattr(service.canary.ranker.reader, "read", refuse)
+        assert await version_of(service, "s1") == LIVE
+        assert (registry.canary(), service.canary.name) == (None, None)
+        assert registry.pointer().withdrawn[CANARY] == "it failed while ranking (feature 'words' is unknown)"
 
     asyncio.run(story())
 

@@ -121,7 +121,7 @@ def split_judges(names: Sequence[str], users: NDArray[np.int32], share: float) -
     judges = fractions < share
     if len(names) > 1 and not judges.any():
         judges[fractions.argmin()] = True
-    if judges.all():
+    if len(names) and judges.all():
         judges[fractions.argmax()] = False
     return np.flatnonzero(~judges[users]), np.flatnonzero(judges[users])
 

@@ -82,7 +82,7 @@ class Canary:
                 self._on_event("canary", version=name, share=self.settings.share)
 
     async def fail(self, error: Exception) -> None:
-        """Drop and withdraw the canary because it failed to rank a request that the live version ranked."""
+        """Drop and withdraw the canary because it failed at, or refused, a request that the live version ranked."""
         name, self.ranker = self.name, None
         if name is not None:
             await self._withdraw(name, f"it failed while ranking ({error})")

@@ -222,9 +222,9 @@ class Service:
     async def _rank_by_version(
         self, request: RankRequest, session: Session, name: str | None, given: GivenFields
     ) -> RankedRequest:
-        """Rank by the version of the session; by the live one if the canary fails, which is then withdrawn.
+        """Rank by the version of the session; by the live one if the canary fails or refuses, which is then withdrawn.
 
-        A request at which the live version fails, too, is no evidence against the canary.
+        A request at which the live version fails, or which it refuses, too, is no evidence against the canary.
         """
 
         def rank(ranker: Ranker, epsilon: float) -> RankedRequest:
@@ -235,7 +235,7 @@ class Service:
         ranker, epsilon = self._ranker_of(session)
         try:
             return rank(ranker, epsilon)
-        except RankingFailedError as failure:
+        except (RankingFailedError, InputError) as failure:
             if ranker is not self.canary.ranker:
                 raise
             ranked = rank(self.live, self.epsilon)
