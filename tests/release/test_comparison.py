@@ -88,7 +88,8 @@ def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float 
     reward = level * np.where(is_live, 1.0, 1 + gain) + rng.normal(0, 0.45, count)
     names = tuple(map(str, range(users)))
     user, length = rng.integers(users, size=count).astype(np.int32), np.full(count, 5, np.int32)
-    return Outcomes(("a", "b"), names, is_live.astype(np.int32), user, np.arange(count), reward, length, -2.0, 4.0)
+    columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1)
+    return Outcomes(("a", "b"), names, *columns, least=-2.0, most=4.0)
 
 
 def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
@@ -154,7 +155,14 @@ def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0
             rows.append((1000 * visit + user, 1 - version if other else version, user, earns + rng.normal(0, 0.3)))
     began, version, user, reward = (np.asarray(column) for column in zip(*sorted(rows), strict=True))
     names, length = tuple(map(str, range(400))), np.full(len(rows), 5, np.int32)
-    columns = version.astype(np.int32), user.astype(np.int32), began.astype(np.int64), reward, length
+    columns = (
+        version.astype(np.int32),
+        user.astype(np.int32),
+        began.astype(np.int64),
+        reward,
+        length,
+        np.full(len(rows), 0.1),
+    )
     return Outcomes(("a", "b"), names, *columns, least=0.0, most=6.0)
 
 
@@ -179,6 +187,19 @@ def test_users_of_both_versions_do_not_count_as_users_who_stayed_away() -> None:
     all_switched = compare_versions(returning_outcomes((6, 6), switched=400), "a", "b")
     assert all_switched.visits.high == np.inf
     assert all_switched.as_dict()["visits"]["high"] is None
+
+
+def test_a_canary_on_machines_that_explore_less_is_not_promoted() -> None:
+    """Half of the users come to a machine with epsilon 0.4 and without the canary; the share of the other one is half."""
+    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2)
+    assert abs(compare_versions(outcomes, "a", "b").exploration.value) < 1e-9
+    is_other = (outcomes.version == 1) & (outcomes.user % 2 == 0)
+    confounded = compare_versions(replace(outcomes, epsilon=np.where(is_other, 0.4, 0.1)), "a", "b")
+    assert confounded.exploration.value == pytest.approx(-0.15, abs=0.03)
+    action, reason = judge_canary(confounded, CONFIG, 0)
+    assert (action, reason.endswith("it explored less than the live version, so a person has to decide")) == ("wait", True)
+    alike = replace(outcomes, epsilon=np.where(np.arange(2000) < 1000, 0.4, 0.1))  # changed for all, in the middle
+    assert judge_canary(compare_versions(alike, "a", "b"), CONFIG, 0)[0] == "promote"
 
 
 def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:

@@ -32,6 +32,9 @@ MAX_APART = 0.01
 """Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
 reward: few sessions may hold most of it."""
 
+LEAST_EXPLORATION = 1e-6
+"""Differences of epsilon that are no more than rounding."""
+
 
 @dataclass(frozen=True)
 class CanaryConfig:
@@ -117,6 +120,7 @@ def judge_canary(
         losses = [
             *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
             *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
+            *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
         ]
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
         if is_enough and is_whole and safe > 0 and not losses:

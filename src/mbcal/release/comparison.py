@@ -67,6 +67,8 @@ class VersionComparison:
     length: Gap
     visits: Gap
     """Sessions per user, of users who met one of the versions alone."""
+    exploration: Gap
+    """Epsilon of sessions."""
     reward_difference: Difference
     """The difference in reward, for limits at other levels."""
     length_difference: Difference
@@ -127,7 +129,9 @@ class VersionComparison:
 
     def as_dict(self, share: float = WORTH_SEEING) -> dict[str, Any]:
         """Return plain values for JSON, with the sessions missing for a difference of this share; None if not finite."""
-        values: dict[str, Any] = {name: asdict(getattr(self, name)) for name in ("a", "b", "reward", "length", "visits")}
+        values: dict[str, Any] = {
+            name: asdict(getattr(self, name)) for name in ("a", "b", "reward", "length", "visits", "exploration")
+        }
         missing = {"sessions_missing": self.sessions_missing(share), "for_difference": share}
         answer = {"answer": self.answer, "sentence": self.sentence(share), "together": self.together}
         plain: dict[str, Any] = _plain({**values, **missing, **answer})
@@ -157,12 +161,14 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     reward_a, reward_b = (_sums(outcomes, chosen, blocks, outcomes.reward) for chosen in (is_a, is_b))
     length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
+    epsilon_a, epsilon_b = (_sums(outcomes, chosen, blocks, outcomes.epsilon) for chosen in (is_a, is_b))
     return VersionComparison(
         a=side_a,
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
         visits=_visits(outcomes, is_a, is_b),
+        exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
         length_difference=length,
         together=blocks.together,

@@ -74,7 +74,8 @@ class Outcomes:
     """(N,) sum of rewards."""
     length: NDArray[np.int32]
     """(N,) steps with feedback."""
-
+    epsilon: NDArray[np.float64]
+    """(N,) exploration of the first decision."""
     least: float
     """A lower bound of a session's reward, whatever happens."""
     most: float
@@ -182,7 +183,7 @@ class OutcomeReader:
         self.ignored = Ignored()
         self._versions: dict[str, int] = {}
         self._users: dict[str, int] = {}
-        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i"}
+        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d"}
         self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in kinds.items()}
 
     @classmethod
@@ -254,10 +255,9 @@ class OutcomeReader:
 
     def _add_nameless(self, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item."""
-        name = f"{decision} {item}"
-        if name not in self._nameless:
-            self.ignored.apart_reward += abs(self._rule.rewards.get(behaviour, 0.0))
-            self._nameless.add(name)
+        is_new = (name := f"{decision} {item}") not in self._nameless
+        self.ignored.apart_reward += is_new * abs(self._rule.rewards.get(behaviour, 0.0))
+        self._nameless.add(name)
 
     def _change(self, group: _Group, size: int) -> None:
         """Take note that the decisions of a group changed, and of the bytes that came or went."""
@@ -344,6 +344,7 @@ class OutcomeReader:
             "began": session.began,
             "reward": session.reward,
             "length": session.length,
+            "epsilon": session.first.epsilon,
         }
         for name, value in values.items():
             self._columns[name].append(value)

@@ -51,6 +51,7 @@ class LoggedDecision:
     user: str
     step: int
     version: str
+    epsilon: float
     items: frozenset[str]
     has_session: bool
     """Whether the request named a session."""
@@ -71,6 +72,7 @@ class LoggedDecision:
             user=user_name(decision),
             step=decision.step,
             version=decision.version,
+            epsilon=decision.epsilon,
             items=frozenset(decision.items),
             has_session=bool(decision.session),
             began=decision.time,
