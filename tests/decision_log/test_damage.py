@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from mbcal.decision_log.numbering import Mark, MarkFile
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import encode
 from mbcal.decision_log.segments import FRAME_BYTES, HEADER, frame_record, scan_segment, segment_header
-from mbcal.errors import LogError
+from mbcal.errors import LogError, OutputError
 from tests.support.decision_records import decision, mixed_records, write_log
 
 
@@ -198,3 +199,17 @@ def test_damaged_parquet_is_reported(folder: Path) -> None:
     path.write_bytes(content[:100] + bytes(byte ^ 0xFF for byte in content[100:110]) + content[110:])
     with pytest.raises(LogError, match=r"decisions-000001.parquet: cannot be read .*; restore the file from a copy"):
         list(read_log(folder))
+
+
+@pytest.mark.parametrize("special", ["pipe", "endless"])
+def test_a_segment_that_does_not_end_is_one_sentence(tmp_path: Path, special: str) -> None:
+    write_log(tmp_path, [decision(1)])
+    segment = tmp_path / "segment-000002.log"
+    if special == "pipe":
+        os.mkfifo(segment)
+    else:
+        segment.symlink_to("/dev/zero")
+    with pytest.raises(LogError, match=r"segment-000002.log: cannot be read \(not a plain file\)"):
+        list(read_log(tmp_path))
+    with pytest.raises(OutputError, match="not a plain file"):
+        DecisionLog(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -150,3 +151,28 @@ def test_a_damaged_pointer_is_reported(models: Path, registry: Registry, content
     (registry.path / "current.json").unlink()
     registry.activate("v000001")
     assert registry.current() == "v000001"
+
+
+@pytest.mark.parametrize("special", ["pipe", "endless", "huge"])
+def test_a_pointer_that_does_not_end_is_one_sentence(registry: Registry, special: str) -> None:
+    registry.path.mkdir(parents=True)
+    pointer = registry.path / "current.json"
+    if special == "pipe":
+        os.mkfifo(pointer)
+    elif special == "endless":
+        pointer.symlink_to("/dev/zero")
+    else:
+        with pointer.open("wb") as file:
+            file.truncate(1 << 40)
+    sentence = "larger than 16,777,216 bytes" if special == "huge" else "not a plain file"
+    with pytest.raises(ModelError, match=rf"current.json: cannot be read \({sentence}\)"):
+        registry.current()
+
+
+def test_a_file_that_has_grown_is_not_read(two: Path, tmp_path: Path) -> None:
+    shutil.copytree(two, tmp_path / "registry")
+    registry = Registry(tmp_path / "registry")
+    scorer = registry.path / "versions" / "v000001" / "scorer.safetensors"
+    os.truncate(scorer, 1 << 40)  # a hole, larger than the memory
+    with pytest.raises(ModelError, match=r"scorer.safetensors: damaged \(hash mismatch\)"):
+        registry.open("v000001")

@@ -28,6 +28,7 @@ from mbcal.decision_log.segments import (
 )
 from mbcal.errors import LogError
 from mbcal.storage.atomic import fsync
+from mbcal.storage.plain_file import read_plain
 
 PROBE_BYTES = 256 << 10
 """Room that there must be before a log that could not be written is written again."""
@@ -170,7 +171,7 @@ class Appender:
     def _records_left(self) -> int:
         """Number of records that are still in the current segment, under its name."""
         try:
-            data = segment_path(self.folder, self._segment).read_bytes()
+            data = read_plain(segment_path(self.folder, self._segment))[0]
         except OSError:
             return 0
         return sum(span.payload is not None for span in scan_segment(data, self._segment))
@@ -202,7 +203,7 @@ class Appender:
     def _open_segment(self, segment: int) -> tuple[int, int, int]:
         """Open the last segment and remove an incomplete record at its end; begin the next if it is damaged before that."""
         path = segment_path(self.folder, segment)
-        data = path.read_bytes()
+        data = read_plain(path)[0]
         spans = list(scan_segment(data, segment))
         records = sum(span.payload is not None for span in spans)
         if not records and data[: HEADER.size] != segment_header(segment):  # the process ended while it created the segment
@@ -228,7 +229,7 @@ class Appender:
             if segment in compacted:
                 number = last_number(self.folder, segment)
             else:
-                spans = scan_segment(segment_path(self.folder, segment).read_bytes(), segment)
+                spans = scan_segment(read_plain(segment_path(self.folder, segment))[0], segment)
                 number = max((span.number for span in spans), default=0)
             if number:
                 return number

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mbcal.decision_log.segments import MARK_NAME, segment_path
+from mbcal.storage.plain_file import read_plain
 
 _MARK = struct.Struct("<IQI")
 
@@ -62,7 +63,7 @@ def read_mark(folder: Path) -> Mark:
     """Read how far a log was acknowledged; (0, 0) if the file is absent or damaged."""
     for _ in range(3):  # a reader may meet a half-written mark
         try:
-            segment, record, checksum = _MARK.unpack((folder / MARK_NAME).read_bytes()[: _MARK.size])
+            segment, record, checksum = _MARK.unpack(read_plain(folder / MARK_NAME)[0][: _MARK.size])
         except (OSError, struct.error):
             break
         if zlib.crc32(_MARK.pack(segment, record, 0)) == checksum:

@@ -22,6 +22,7 @@ from mbcal.decision_log.numbering import GapFinder, Missing, read_mark
 from mbcal.decision_log.records import Record, decode
 from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
+from mbcal.storage.plain_file import read_plain
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def read_bytes(path: Path) -> bytes | None:
         LogError: If it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_plain(path)[0]
     except FileNotFoundError:
         return None
     except OSError as error:

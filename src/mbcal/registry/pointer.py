@@ -11,8 +11,11 @@ from pathlib import Path
 from mbcal.errors import ModelError
 from mbcal.storage.atomic import write_atomic
 from mbcal.storage.json_text import parse_json
+from mbcal.storage.plain_file import read_plain
 
 POINTER_NAME = "current.json"
+MAX_POINTER = 16 << 20
+"""Bytes of a pointer; a larger one is not read."""
 _VERSION_NAME = re.compile(r"v\d{6,}")
 
 
@@ -92,7 +95,7 @@ def read_pointer(folder: Path) -> Pointer:
     """
     file = folder / POINTER_NAME
     try:
-        values = parse_json(file.read_bytes())
+        values = parse_json(read_plain(file, MAX_POINTER)[0])
         pointer = Pointer(**{**values, "before": tuple(values["before"]), "withdrawn": dict(values["withdrawn"])})
         optional = [name for name in (pointer.current, pointer.canary) if name is not None]
         if not all(map(is_version_name, (*pointer.before, *pointer.withdrawn, *optional))):

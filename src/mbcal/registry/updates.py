@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
 from mbcal.errors import InputError
+from mbcal.storage.plain_file import read_plain
 
 FOLDER = "updates"
 CANARIES = "canaries"
@@ -56,7 +56,7 @@ def read_trial(registry: Path, name: str) -> dict[str, Any] | None:
         What was written; None if there is nothing, or it is damaged.
     """
     try:
-        look = json.loads(_read(registry / CANARIES / f"{name}.json")[0])
+        look = json.loads(read_plain(registry / CANARIES / f"{name}.json", MAX_BYTES, follow_links=False)[0])
     except (OSError, ValueError, RecursionError):
         return None
     return look if isinstance(look, dict) else None
@@ -75,7 +75,7 @@ def read_update_page(registry: Path, name: str) -> bytes:
     try:
         if not _PAGE_NAME.fullmatch(name):
             raise ValueError
-        return _read(registry / FOLDER / name)[0]
+        return read_plain(registry / FOLDER / name, MAX_BYTES, follow_links=False)[0]
     except (OSError, ValueError):
         raise InputError(f"{name}: no such update; see /v1/registry") from None
 
@@ -83,7 +83,7 @@ def read_update_page(registry: Path, name: str) -> bytes:
 def _read_update(folder: Path, number: str) -> dict[str, Any]:
     entry: dict[str, Any] = {"number": int(number), "time": None}
     try:
-        content, entry["time"] = _read(folder / f"{number}.json")
+        content, entry["time"] = read_plain(folder / f"{number}.json", MAX_BYTES, follow_links=False)
         record = json.loads(content)
         return entry | {
             "live": record["live"],
@@ -93,13 +93,3 @@ def _read_update(folder: Path, number: str) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return entry | {"problem": f"damaged ({type(error).__name__})"}
-
-
-def _read(path: Path) -> tuple[bytes, float]:
-    """Content and time of a plain file of bounded size; links are not followed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise ValueError("not a plain file of bounded size")
-        return file.read(MAX_BYTES), status.st_mtime

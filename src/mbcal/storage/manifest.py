@@ -11,6 +11,10 @@ from typing import Any
 
 from mbcal.errors import MbcalError
 from mbcal.storage.json_text import parse_json
+from mbcal.storage.plain_file import read_plain
+
+MAX_MANIFEST = 64 << 20
+"""Bytes of a manifest; a larger one is not read."""
 
 
 def write_manifest(folder: Path, entries: Mapping[str, Any]) -> None:
@@ -54,7 +58,7 @@ class ArtifactKind:
         if not manifest_path.is_file():
             raise self.error(f"{path}: not a {self.noun} (no manifest.json); {self.how_to_create}")
         try:
-            manifest = parse_json(manifest_path.read_bytes())
+            manifest = parse_json(read_plain(manifest_path, MAX_MANIFEST)[0])
         except OSError as error:
             raise self.error(f"{manifest_path}: cannot be read ({error.strerror}); check its permissions") from error
         except ValueError as error:
@@ -90,10 +94,11 @@ class ArtifactKind:
             MbcalError: Of type `error`, if the file cannot be read or its hash is wrong.
         """
         try:
-            data = (path / name).read_bytes()
+            has_size = (path / name).stat().st_size == manifest["files"][name].get("bytes")
+            data = (path / name).read_bytes() if has_size else b""  # a file that has grown may be larger than the memory
         except OSError as error:
             raise self.error(f"{path / name}: cannot be read ({error.strerror}); check its permissions") from error
-        if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
+        if not has_size or hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
             raise self.error(f"{path / name}: damaged (hash mismatch); {self.remedy}")
         return data
 
@@ -101,7 +106,7 @@ class ArtifactKind:
 def listed_files(folder: Path, noun: str) -> set[str] | None:
     """Return the names of the files that an artifact of this kind lists; None if the folder is not one."""
     try:
-        manifest = parse_json((folder / "manifest.json").read_bytes())
+        manifest = parse_json(read_plain(folder / "manifest.json", MAX_MANIFEST)[0])
         is_kind = "content_hash" in manifest and manifest.get("kind", "store") == noun
         return {*manifest["files"], "manifest.json"} if is_kind else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -15,13 +15,11 @@ from mbcal.errors import InputError, MbcalError
 from mbcal.registry.pointer import POINTER_NAME, read_pointer
 from mbcal.registry.registry import Registry
 from mbcal.storage.artifacts import MODEL_KIND, SIMULATOR_KIND
-from mbcal.storage.manifest import ArtifactKind
+from mbcal.storage.manifest import MAX_MANIFEST, ArtifactKind
 
 MAX_FOLDERS = 20_000
 """Folders looked into; the rest is left out, and the list says so."""
 MAX_DEPTH = 8
-MAX_MANIFEST = 64 << 20
-"""Larger manifests are not read."""
 KINDS: Mapping[str, ArtifactKind] = {"store": STORE_KIND, "model": MODEL_KIND, "simulator": SIMULATOR_KIND}
 """Artifacts with a manifest, by what it says they are."""
 _SEGMENT = re.compile(r"segment-\d{6,}\.log")
