@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
-from mbcal.decision_log import Record
+from mbcal import Behaviours
+from mbcal.decision_log import Decision, Feedback, Record
+from mbcal.decision_log.join import join_sessions
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryConfig, CanaryWatcher, Look
+from mbcal.release.gate import why_in_parts
 from mbcal.release.update import update
 from tests.support.landing import (
     CANARY,
+    CATALOG,
     LIVE,
+    MINUTE,
     PAGES,
     Names,
     agent_for,
@@ -57,6 +63,35 @@ def test_the_gate_cannot_tell_by_parts_of_visits(names: Names, why: str, tmp_pat
     verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary"), verdict.reason
     assert why in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("user", "session", "why"),
+    [
+        ("u{}", "s{}-2", "during or after 5 of 1,000 judging sessions their users began another session"),
+        ("", "", "5 decisions have neither session nor user, beside 1,000 judging sessions"),
+        ("", "s{}-2", ""),  # nothing says that it belongs to another visit
+    ],
+)
+@pytest.mark.parametrize("behaviour", ["click", "buy"])
+def test_few_parts_that_hold_much_of_the_reward_count(user: str, session: str, why: str, behaviour: str) -> None:
+    """1,000 visits earn 1 each; five have another part, within the share of visits that may have one."""
+    behaviours, records = Behaviours(("skip", "click", "buy"), (0.0, 1.0, 100.0)), []
+    for visit in range(1000):
+        parts = [(f"u{visit}", f"s{visit}", "click")]
+        if visit < 5:
+            parts.append((user.format(visit), session.format(visit), behaviour))
+        for part, (user_name, session_name, shown) in enumerate(parts):
+            name, time = f"d{visit}-{part}", (1000 * visit + part + 1) * MINUTE
+            records += [
+                Decision(name, time, session_name, user_name, 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0], True),
+                Feedback(name, "plain", shown, time + 1, f"f-{name}"),
+            ]
+    joined = join_sessions(records, CATALOG, behaviours, horizon=PAGES, history=PAGES)
+    judging = np.flatnonzero([name.count("-") == 0 for name in joined.session_names])
+    found = why_in_parts(joined, judging, 0.01)
+    assert found.startswith(why if behaviour == "buy" else "")
+    assert bool(found) == bool(why and behaviour == "buy")
 
 
 def test_the_gate_sees_what_a_bait_costs_in_whole_visits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -140,10 +140,12 @@ def join_sessions(
     starts = {key: min(time for _, time, _ in entries) for key, entries in sessions.items()}
     hashes = {user: stable_hash(user, 0, "user") for user, _ in sessions}
     newest = max((decision.time for decision in decisions.values()), default=0)
+    headless: set[tuple[str, str]] = set()
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
         has_begun_anew = any(later < earlier for (_, earlier, _), (_, later, _) in pairwise(entries))
-        counts.headless += decisions[entries[0][2]].step > 0 or has_begun_anew
+        if decisions[entries[0][2]].step > 0 or has_begun_anew:
+            headless.add((user, session))
         steps: list[_Step] = []
         for _, _, decision_id in entries:
             new_steps = builder.steps(decision_id, decisions[decision_id], responses.get(decision_id, {}))
@@ -153,11 +155,12 @@ def join_sessions(
             first = decisions[entries[0][2]]._replace(session=session)
             builder.add_session(first, builder.with_leaving(steps, newest, horizon), horizon)
     counts.sessions, counts.steps = len(builder.windows), sum(len(window.steps) for window in builder.windows)
-    counts.nameless = sum(decision.user == anonymous(decision_id) for decision_id, decision in decisions.items())
-    n_without_user = sum(user == anonymous(session) for user, session in sessions) - counts.nameless
-    n_visits = len({place.visit for place in visits.values()})
-    counts.unlinked = min(n_without_user, n_visits - counts.nameless)
-    return builder.to_joined(horizon)
+    of_visits = {(decisions[decision_id].user, place.visit) for decision_id, place in visits.items()}
+    without_user = {key for key in sessions if key[0] == anonymous(key[1])}
+    nameless = of_visits & without_user
+    unlinked = min(without_user - nameless, of_visits - nameless, key=len)
+    counts.headless, counts.nameless, counts.unlinked = len(headless), len(nameless), len(unlinked)
+    return builder.to_joined(horizon, headless | nameless | unlinked)
 
 
 def _gather(
@@ -296,8 +299,8 @@ class _SessionBuilder:
     def _newest(self, steps: list[Any]) -> list[Any]:
         return steps[-self.history :] if self.history else []
 
-    def to_joined(self, horizon: int) -> Joined:
-        """Return all windows as padded arrays."""
+    def to_joined(self, horizon: int, apart: Collection[tuple[str, str]]) -> Joined:
+        """Return all windows as padded arrays; `apart` are users and names of sessions that may be parts of others."""
         size = len(self.windows)
         width = max((len(step.candidates) for window in self.windows for step in window.steps), default=0)
         arrays: dict[str, Any] = {
@@ -337,4 +340,5 @@ class _SessionBuilder:
         session_names = tuple(window.session for window in self.windows)
         versions = tuple(window.version for window in self.windows)
         origins = tuple(tuple(step.origin for step in window.steps) for window in self.windows)
-        return Joined(sessions, users, session_names, versions, epsilons, origins, self.counts)
+        is_apart = np.asarray([(users[window.user], window.session) in apart for window in self.windows], np.bool_)
+        return Joined(sessions, users, session_names, versions, epsilons, origins, is_apart, self.counts)

@@ -78,6 +78,8 @@ class Joined:
     """(N, T) exploration with which each step was decided; 0 in the padding."""
     origins: tuple[tuple[StepOrigin, ...], ...]
     """(N,) the decisions of each row's steps."""
+    is_apart: NDArray[np.bool_]
+    """(N,) rows of sessions that may be parts of others: those that `counts` has as headless, nameless or unlinked."""
     counts: JoinCounts
 
     def may_go_on(self) -> NDArray[np.bool_]:
@@ -91,10 +93,13 @@ class Joined:
         is_recent = times > times.max(initial=0) - int(IDLE * 1e6)
         return np.asarray(is_recent & (sessions.length < sessions.horizon) & ~sessions.left)
 
-    def precedes_another(self) -> NDArray[np.bool_]:
-        """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it, (N,).
+    def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it.
 
         What was chosen in the first may change the second: a landing page without a session, then pages with one.
+
+        Returns:
+            The rows of the first, (N,), and those of the second, (N,).
         """
         spans: dict[tuple[int, str], tuple[int, int]] = {}  # of sessions, by user and name
         keys = list(zip(self.sessions.user.tolist(), self.session_names, strict=True))
@@ -102,12 +107,14 @@ class Joined:
             times = [*spans.get(key, ()), *(origin.time for origin in row)]
             spans[key] = min(times), max(times)
         in_order = sorted(spans, key=lambda key: (key[0], spans[key]))
-        preceding = {
-            earlier
+        pairs = [
+            (earlier, later)
             for earlier, later in pairwise(in_order)
             if earlier[0] == later[0] and spans[later][0] - spans[earlier][1] <= IDLE * 1e6
-        }
-        return np.asarray([key in preceding for key in keys], np.bool_)
+        ]
+        preceding, following = {earlier for earlier, _ in pairs}, {later for _, later in pairs}
+        precedes, follows = ([key in found for key in keys] for found in (preceding, following))
+        return np.asarray(precedes, np.bool_), np.asarray(follows, np.bool_)
 
     def last_served(self) -> NDArray[np.int64]:
         """Return the column of the last step of the row that was served before the feedback on each step came, (N, T).

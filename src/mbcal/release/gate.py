@@ -202,11 +202,17 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     Args:
         joined: The sessions.
         judging: (N,) which of them judge.
-        tolerance: Share of them that may be parts. Sessions without a beginning, and decisions and sessions that may belong
-            to any other, count wherever they are: any choice of the judging sessions may be what they lack.
+        tolerance: Share of them that may be parts, and share of their reward that other parts may hold, since a choice may
+            cost all of it. Sessions without a beginning, and decisions and sessions that may belong to any other, count
+            wherever they are: any choice of the judging sessions may be what they lack.
     """
     counts, size = joined.counts, len(judging)
-    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), joined.precedes_another()))
+    preceding, following = joined.in_succession()
+    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
+    sessions = joined.sessions
+    earned = ((sessions.rewards - min(sessions.behaviour_set.rewards)) * sessions.mask).sum(1, dtype=np.float64)
+    most = tolerance * earned[judging].sum()
+    is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
     apart = {
         "sessions have no beginning": counts.headless,
         "decisions have neither session nor user": counts.nameless,
@@ -215,10 +221,10 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     found = []
     if n_going_on > tolerance * size:
         found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on; update later")
-    if n_preceding > tolerance * size:
+    if n_preceding > tolerance * size or is_followed:
         follow = f"their users began another session within {IDLE / 60:.0f} minutes"
         found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}; {SEND_ONE_SESSION}")
-    if sum(apart.values()) > tolerance * size:
+    if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
         named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
         found.append(f"{named}, beside {size:,} judging sessions; {SEND_ONE_SESSION}")
     return "; ".join(found)
