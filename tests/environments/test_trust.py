@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from mbcal import Simulator, TrainingConfig, evaluate
 from mbcal.environments.report_card import ReportCard
-from mbcal.environments.trust import simulator_trust
+from mbcal.environments.trust import NO_CARD, simulator_trust
 from mbcal.evaluation.comparison import ModelComparison, ModelResult
 from mbcal.metrics import Mean
+from mbcal.scoring.scorers import RandomScorer
+from tests.support.batches import sessions
 
 CARD = ReportCard(
     sessions=100, steps=400, nll=1.0, baseline_nll=1.5, accuracy=0.5, macro_f1=0.4, weighted_f1=0.4, rmse=1.0, ece=0.01,
@@ -55,7 +58,7 @@ def test_a_simulator_that_knows_nothing_is_trusted_for_nothing() -> None:
     assert "no better than the frequencies of behaviours (NLL 1.500, of the frequencies 1.500)" in (useless.warning or "")
     unknown = simulator_trust(None, REWARDS)
     assert unknown.is_low
-    assert unknown.sentence == "The simulator has no report card, so nothing says how far to trust it."
+    assert unknown.sentence.startswith("The simulator has no report card, so nothing says how far to trust it; `simulator.")
 
 
 def test_a_difference_that_is_too_small_says_why() -> None:
@@ -68,3 +71,16 @@ def test_a_difference_that_is_too_small_says_why() -> None:
     said = {row[0]: row[3] for row in table}
     assert said["close"] == "+0.500 [+0.400, +0.600] too small for this judge (within its own error) (!)"
     assert said["far"] == "+1.000 [+0.900, +1.100] (!)"
+
+
+def test_evaluations_by_a_simulator_say_how_far_to_trust_it() -> None:
+    known = sessions(count=60, seed=2)
+    training = TrainingConfig(epochs=1, validation=0.2)
+    simulator = Simulator(hidden=4, embedding=4, training=training, device="cpu").fit(known[:30])
+    others, policy = known[30:], RandomScorer(0)
+    unknown = evaluate(policy, simulator, others)
+    assert unknown.warning == NO_CARD
+    assert repr(unknown).endswith(f"per session, 30 sessions. Warning: {NO_CARD}")
+    card = simulator.evaluate(others)
+    assert simulator.trust == simulator_trust(card, others.behaviour_set.rewards)
+    assert evaluate(policy, simulator, others).warning == simulator.trust.warning

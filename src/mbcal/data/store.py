@@ -72,7 +72,9 @@ class Store:
             if "users" in counts
             else f"{counts['sessions']:,} sessions"
         )
-        return f"<Store {str(self.path)!r}: {sizes}, source {self.manifest['source']}>"
+        rejected = sum(self.manifest.get("rejected", {}).values())
+        lost = f", {rejected:,} rows rejected (rejected.parquet)" if rejected else ""
+        return f"<Store {str(self.path)!r}: {sizes}, source {self.manifest['source']}{lost}>"
 
     def table(self, name: str) -> pa.Table:
         """Read one file; raises StoreError if it is missing or damaged."""

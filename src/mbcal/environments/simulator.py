@@ -106,7 +106,7 @@ class Simulator:
         self.provenance: Mapping[str, Any] = {}
         """Free notes that are saved with it."""
         self.card: ReportCard | None = None
-        """The report card it was saved with; see `trust`."""
+        """The report card of the last evaluation, or the one it was saved with; see `trust`."""
         self.negative_rate = 1.0
         """Sampled negatives of the log it was fitted on for each pair of a row and an item not chosen (docs/clicks.md)."""
         self._environment: ModelEnvironment | None = None
@@ -253,7 +253,7 @@ class Simulator:
 
     @torch.no_grad()
     def evaluate(self, sessions: Sessions, seed: int = 0, progress: Progress = SILENT) -> ReportCard:
-        """Measure it on users it was not fitted on.
+        """Measure it on users it was not fitted on. What it is trusted for is then known (`trust`).
 
         Args:
             sessions: Their sessions, such as `store.sessions("test")`.
@@ -281,7 +281,8 @@ class Simulator:
             builder.add(probabilities.double().cpu().numpy(), block.behaviours[block.mask])
             responses.append(self._replay(block, noise[begin : begin + len(block)]))
             progress.advance(len(block))
-        return builder.build(sessions, np.concatenate(responses))
+        self.card = builder.build(sessions, np.concatenate(responses))
+        return self.card
 
     def _replay(self, sessions: Sessions, noise: Tensor) -> NDArray[np.uint8]:
         """Behaviours (B, T) when the logged items are shown but every behaviour is the simulator's own, by noise (B, T)."""

@@ -24,6 +24,10 @@ from dataclasses import dataclass
 
 from mbcal.environments.report_card import ReportCard
 
+NO_CARD = (
+    "The simulator has no report card, so nothing says how far to trust it; `simulator.evaluate(store.sessions('test'))` or "
+    "`mbcal simulator` makes one."
+)
 LARGE = 0.05
 """A simulator that can be trusted only for differences above this share of the reward per session has a warning."""
 
@@ -83,7 +87,7 @@ def simulator_trust(card: ReportCard | None, rewards: Sequence[float]) -> Trust:
         rewards: (behaviours,) reward of each behaviour.
     """
     if card is None:
-        return Trust(math.inf, math.inf, 0.0, "The simulator has no report card, so nothing says how far to trust it.")
+        return Trust(math.inf, math.inf, 0.0, NO_CARD)
     if card.nll >= card.baseline_nll:
         return Trust(
             math.inf,

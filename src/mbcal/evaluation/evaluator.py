@@ -31,10 +31,13 @@ class EvaluationResult:
     """N sessions with the policy's items and the environment's behaviours."""
     returns: NDArray[np.float32] | None = None
     """(N,) reward of each session as the environment paid it, if that is not the sum over behaviours."""
+    warning: str | None = None
+    """What belongs beside the rewards: that the simulator can hardly be trusted."""
 
     def __repr__(self) -> str:
         mean = self.mean
-        return f"{mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}] per session, {mean.count:,} sessions"
+        text = f"{mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}] per session, {mean.count:,} sessions"
+        return f"{text}. Warning: {self.warning}" if self.warning else text
 
     @property
     def rewards(self) -> NDArray[np.float32]:
@@ -108,14 +111,17 @@ def evaluate(
         progress: Notified of sessions.
 
     Returns:
-        Rewards of all sessions; its mean has an interval that is clustered by user.
+        Rewards of all sessions; its mean has an interval that is clustered by user, and its `warning` says whether a
+        simulator can hardly be trusted.
 
     Raises:
         ModelError: If the agent or the simulator knows other items or behaviours, or was fitted on another store.
         InputError: If a simulator was fitted on some of these users.
     """
+    warning = None
     if isinstance(environment, Simulator):
         environment.require_unseen_users(sessions)
+        warning = environment.trust.warning
     if isinstance(policy, Agent):
         require_same_store(policy, sessions)
     served = rollout(
@@ -128,7 +134,7 @@ def evaluate(
         title=title,
         progress=progress,
     )
-    return EvaluationResult(served)
+    return EvaluationResult(served, warning=warning)
 
 
 def play_test(
