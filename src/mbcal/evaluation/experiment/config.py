@@ -20,6 +20,8 @@ ProtocolName = Literal["batch", "growing"]
 """Batch-RL and Growing Batch-RL."""
 JudgeName = Literal["lstm", "transformer", "truth", "world"]
 """Who can judge: a simulator of either family, the generated newsfeed itself, or a Gymnasium world."""
+LEAST_LOG = 10
+"""Sessions of a generated log, at least."""
 NEWSFEED = "newsfeed"
 """As `data`: the generated newsfeed, in place of a store."""
 
@@ -103,12 +105,17 @@ class ExperimentConfig:
                 raise OptionError(f"{name}: a name is there twice; give each once, and set seeds to repeat a method")
         if not self.protocols or not self.agents:
             raise OptionError("protocols and agents: give at least one of each")
-        if self.is_generated and self.log_sessions < 10:
-            raise OptionError(f"log_sessions: a generated log needs at least 10, got {self.log_sessions}")
+        if self.is_generated and self.log_sessions < LEAST_LOG:
+            raise OptionError(f"log_sessions: a generated log needs at least {LEAST_LOG}, got {self.log_sessions}")
         if self.is_world and set(self.judges) - {"world"}:
             raise OptionError("judges: in a Gymnasium world, the world itself judges; leave judges out")
         if "world" in self.judges and not self.is_world:
             raise OptionError("judges: only a Gymnasium world (gym:ID) is its own judge; give truth, lstm or transformer")
+
+    @property
+    def log_episodes(self) -> int:
+        """Episodes in the random log of a world; few where nothing learns from it, since growing rounds collect their own."""
+        return self.log_sessions if "batch" in self.protocols else LEAST_LOG
 
     @property
     def is_world(self) -> bool:

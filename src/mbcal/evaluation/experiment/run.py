@@ -63,8 +63,6 @@ from mbcal.version import __version__
 SCHEMA = 1
 MAX_NAME = 120
 """Most characters of an agent's name that its folder's name takes."""
-GROWING_LOG = 10
-"""Episodes in the log of a world where nothing learns from it: Growing Batch-RL collects sessions of its own."""
 CELL_KIND = ArtifactKind("cell", SCHEMA, "an experiment writes cells", "remove it and resume the run", ModelError)
 
 
@@ -203,8 +201,7 @@ class Run:
             return Store.open(settings.data)
         if not (path / "manifest.json").is_file():
             if settings.is_world:
-                episodes = settings.log_sessions if "batch" in settings.protocols else GROWING_LOG
-                collect(self.world, path, sessions=episodes, split=(0.0, 1.0, 0.0), progress=progress)
+                collect(self.world, path, sessions=settings.log_episodes, split=(0.0, 1.0, 0.0), progress=progress)
             else:
                 config = NewsfeedConfig(settings.log_sessions, settings.items)
                 prepare_newsfeed(path, config, SessionConfig(), progress=progress)
