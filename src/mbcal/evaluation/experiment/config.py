@@ -114,7 +114,7 @@ class ExperimentConfig:
 
     @property
     def log_episodes(self) -> int:
-        """Episodes in the random log of a world; few where nothing learns from it, since growing rounds collect their own."""
+        """Episodes in the random log of a world; few where nothing learns from it: growing rounds collect their own."""
         return self.log_sessions if "batch" in self.protocols else LEAST_LOG
 
     @property
