@@ -13,9 +13,10 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from mbcal.errors import InputError, OptionError, ServiceError
+from mbcal.received import ReceivedAnswer
 from mbcal.types import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.fields import Values
 
@@ -31,21 +32,22 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8000"
 Candidate = Name | Mapping[str, Any]
 """An item's name, or `{"item": name, "features": {...}}`."""
 
-_HEADERS = {"content-type": "application/json"}
-T = TypeVar("T")
+_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 class _BaseClient:
     """What both clients share: encoding, decoding, retries and errors."""
 
-    def __init__(self, address: str, retries: int, token: str | None, certificate: str | Path | None) -> None:
+    def __init__(
+        self, address: str, timeout: float, retries: int, token: str | None, certificate: str | Path | None
+    ) -> None:
         try:
             import httpx
             import msgspec  # noqa: F401 - reported together with httpx if it is missing
         except ImportError as error:
             raise OptionError("client: needs httpx and msgspec; pip install 'mbcal[serve]'") from error
         self._httpx = httpx
-        self._address, self._retries = address.rstrip("/"), retries
+        self._address, self._retries, self._timeout = address.rstrip("/"), retries, timeout
         token = token or os.environ.get("MBCAL_TOKEN")
         self._headers = _HEADERS | ({} if token is None else {"authorization": f"Bearer {token.strip()}"})
         self._verify = _tls_context(certificate)
@@ -57,18 +59,6 @@ class _BaseClient:
             yield wait
             wait = min(2 * wait, LONGEST_WAIT)
         yield None
-
-    def _decode(self, response: Any, kind: type[T]) -> T:
-        """The answer as a value of this type; raises ServiceError if the request was refused."""
-        import msgspec
-
-        if response.status_code == 200:
-            return msgspec.json.decode(response.content, type=kind)
-        try:
-            problem = msgspec.json.decode(response.content)["error"]
-        except (msgspec.DecodeError, KeyError, TypeError):
-            problem = response.text[:200]
-        raise ServiceError(f"{response.request.url.path}: {problem} (HTTP {response.status_code})", response.status_code)
 
     def _unreachable(self, error: Exception) -> ServiceError:
         return ServiceError(
@@ -92,7 +82,7 @@ class Client(_BaseClient):
 
         Args:
             address: Where `mbcal serve` listens.
-            timeout: Seconds to wait for an answer.
+            timeout: Seconds in which an attempt must have its whole answer.
             retries: How often a request is sent again after a broken connection or a status in `RETRY_STATUSES`.
             token: Token of a server that asks for one; by default that in the environment variable MBCAL_TOKEN.
             certificate: PEM file of the server's certificate, or of the authority that signed it; by default the
@@ -101,7 +91,7 @@ class Client(_BaseClient):
         Raises:
             OptionError: If httpx or msgspec is not installed, or the certificate cannot be read.
         """
-        super().__init__(address, retries, token, certificate)
+        super().__init__(address, timeout, retries, token, certificate)
         self._http = self._httpx.Client(base_url=self._address, timeout=timeout, headers=self._headers, verify=self._verify)
 
     def rank(
@@ -139,10 +129,8 @@ class Client(_BaseClient):
         """
         from mbcal.serving.messages import RankAnswer
 
-        return self._decode(
-            self._send("/v1/rank", _rank_body(history, candidates, shown, k, session, user, context, user_features)),
-            RankAnswer,
-        )
+        body = _rank_body(history, candidates, shown, k, session, user, context, user_features)
+        return self._send("/v1/rank", body).decode(RankAnswer)
 
     def feedback(self, decision: Name, behaviour: Name, item: Name | None = None) -> FeedbackAnswer:
         """Report the behaviour towards an item that was shown. Idempotent.
@@ -161,22 +149,26 @@ class Client(_BaseClient):
         """
         from mbcal.serving.messages import FeedbackAnswer
 
-        return self._decode(self._send("/v1/feedback", _feedback_body(decision, behaviour, item)), FeedbackAnswer)
+        return self._send("/v1/feedback", _feedback_body(decision, behaviour, item)).decode(FeedbackAnswer)
 
     def model(self) -> ModelAnswer:
         """Describe the live version; raises ServiceError if none is published."""
         from mbcal.serving.messages import ModelAnswer
 
-        return self._decode(self._send("/v1/model"), ModelAnswer)
+        return self._send("/v1/model").decode(ModelAnswer)
 
-    def _send(self, path: str, body: bytes | None = None) -> Any:
+    def _send(self, path: str, body: bytes | None = None) -> ReceivedAnswer:
         method = "GET" if body is None else "POST"
         for wait in self._waits():
+            ends = time.monotonic() + self._timeout
             try:
-                response = self._http.request(method, path, content=body)
-                if wait is None or response.status_code not in RETRY_STATUSES:
-                    return response
-            except self._httpx.TransportError as error:
+                with self._http.stream(method, path, content=body) as response:
+                    answer = ReceivedAnswer(path, response.status_code, ends)
+                    for part in response.iter_raw():
+                        answer.add(part)
+                if wait is None or answer.status not in RETRY_STATUSES:
+                    return answer
+            except (self._httpx.TransportError, TimeoutError) as error:
                 if wait is None:
                     raise self._unreachable(error) from error
             time.sleep(wait)
@@ -206,7 +198,7 @@ class AsyncClient(_BaseClient):
         certificate: str | Path | None = None,
     ) -> None:
         """Prepare a connection; see `Client`."""
-        super().__init__(address, retries, token, certificate)
+        super().__init__(address, timeout, retries, token, certificate)
         self._http = self._httpx.AsyncClient(
             base_url=self._address, timeout=timeout, headers=self._headers, verify=self._verify
         )
@@ -227,28 +219,32 @@ class AsyncClient(_BaseClient):
         from mbcal.serving.messages import RankAnswer
 
         body = _rank_body(history, candidates, shown, k, session, user, context, user_features)
-        return self._decode(await self._send("/v1/rank", body), RankAnswer)
+        return (await self._send("/v1/rank", body)).decode(RankAnswer)
 
     async def feedback(self, decision: Name, behaviour: Name, item: Name | None = None) -> FeedbackAnswer:
         """Report the behaviour towards an item that was shown; see `Client.feedback`."""
         from mbcal.serving.messages import FeedbackAnswer
 
-        return self._decode(await self._send("/v1/feedback", _feedback_body(decision, behaviour, item)), FeedbackAnswer)
+        return (await self._send("/v1/feedback", _feedback_body(decision, behaviour, item))).decode(FeedbackAnswer)
 
     async def model(self) -> ModelAnswer:
         """Describe the live version; raises ServiceError if none is published."""
         from mbcal.serving.messages import ModelAnswer
 
-        return self._decode(await self._send("/v1/model"), ModelAnswer)
+        return (await self._send("/v1/model")).decode(ModelAnswer)
 
-    async def _send(self, path: str, body: bytes | None = None) -> Any:
+    async def _send(self, path: str, body: bytes | None = None) -> ReceivedAnswer:
         method = "GET" if body is None else "POST"
         for wait in self._waits():
+            ends = time.monotonic() + self._timeout
             try:
-                response = await self._http.request(method, path, content=body)
-                if wait is None or response.status_code not in RETRY_STATUSES:
-                    return response
-            except self._httpx.TransportError as error:
+                async with self._http.stream(method, path, content=body) as response:
+                    answer = ReceivedAnswer(path, response.status_code, ends)
+                    async for part in response.aiter_raw():
+                        answer.add(part)
+                if wait is None or answer.status not in RETRY_STATUSES:
+                    return answer
+            except (self._httpx.TransportError, TimeoutError) as error:
                 if wait is None:
                     raise self._unreachable(error) from error
             await asyncio.sleep(wait)

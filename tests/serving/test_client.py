@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +55,69 @@ def test_refusals_are_one_sentence(registry: Registry) -> None:
     running = "'mbcal serve' running there"
     with Client("http://127.0.0.1:9", retries=1) as unreachable, pytest.raises(ServiceError, match=running):
         unreachable.rank([], ["a"])
+
+
+def _answers_of(answer: Callable[[socket.socket], None], timeout: float = 5.0) -> list[str]:
+    """What both clients say of a server that answers every request so."""
+
+    def listen(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65_536)
+                    answer(connection)
+
+    async def asynchronously(address: str) -> None:
+        async with AsyncClient(address, timeout=timeout, retries=0) as client:
+            await client.rank([], ["a"])
+
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=listen, args=(listener,), daemon=True).start()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(address, timeout=timeout, retries=0) as client, pytest.raises(ServiceError) as error:
+            client.rank([], ["a"])
+        said.append(str(error.value))
+        with pytest.raises(ServiceError) as error:
+            asyncio.run(asynchronously(address))
+        said.append(str(error.value))
+    return said
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>log in</html>", b"[]", b"{}", b'{"decision": 1}', b'"\xff"', b"[" * 100_000])
+def test_what_is_no_answer_of_the_service_is_one_sentence(body: bytes) -> None:
+    """A proxy's page, for one: callers catch ServiceError alone."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for said in _answers_of(lambda connection: connection.sendall(head + body)):
+        assert said.startswith("/v1/rank: not an answer of 'mbcal serve' (")
+
+
+def test_an_answer_without_end_takes_neither_memory_nor_time() -> None:
+    def endless(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
+        for _ in range(200):
+            connection.sendall(bytes(1 << 20))
+
+    def drop_by_drop(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(100):
+            connection.sendall(b" ")
+            time.sleep(0.1)
+
+    for said in _answers_of(endless, timeout=60.0):
+        assert said == "/v1/rank: the answer is longer than 32 MiB; is this 'mbcal serve'? (HTTP 200)"
+    began = time.monotonic()
+    for said in _answers_of(drop_by_drop, timeout=0.5):
+        assert "no answer (the answer was not complete in time)" in said
+    assert time.monotonic() - began < 5
+
+
+def test_a_long_error_is_cut() -> None:
+    body = b'{"error": "%s"}' % (b"x" * 100_000)
+    head = b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for said in _answers_of(lambda connection: connection.sendall(head + body)):
+        assert len(said) < 1_100
 
 
 def test_the_client_ranks_as_the_library_does(registry: Registry, models: list[Path]) -> None:
