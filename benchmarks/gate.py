@@ -183,7 +183,8 @@ def judge(
         for name, policy in candidates.items():
             tally, choices = tallies[name], policy_choices(policy, log)
             difference = bound_difference(log, choices, live_choices, epsilon=epsilon)
-            answer = interval_answer(difference.low, difference.high, -tolerance * abs(difference.reward))
+            least = -tolerance * abs(difference.reward) * difference.decided
+            answer = interval_answer(difference.low, difference.high, least)
             tally.answers[answer] += 1
             tally.covered += difference.low <= tally.truth <= difference.high
             tally.width += (difference.high - difference.low) / reward / replications
@@ -257,14 +258,13 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
         most: Largest possible reward per session, likewise.
     """
     for candidates in (10, 40, 200):
-        for epsilon in (0.05, 0.1, 0.3, 1.0):
+        for epsilon in (0.05, 0.1, 0.3, 0.9):
             other = epsilon / candidates
             best = other + 1 - epsilon
-            square = best**2 / other + other**2 / best + (candidates - 2) * other if epsilon < 1 else candidates
+            square = best**2 / other + other**2 / best + (candidates - 2) * other
             second_moment = max(1 + spread**2, (most - 1) ** 2 + spread**2)
-            found = Difference(
-                0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, differing * (square - 1) * second_moment, spread**2, most, 1.0
-            )
+            variance = differing * (square - 1) * second_moment
+            found = Difference(0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, variance, spread**2, most, 1.0, 1 - epsilon)
             yield {
                 "candidates": str(candidates),
                 "epsilon": str(epsilon),

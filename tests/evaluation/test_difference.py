@@ -12,6 +12,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.ope.difference import Difference, bound_difference
 from mbcal.evaluation.ope.intervals import betting_lower_bound
 from mbcal.evaluation.ope.propensity import PolicyChoices
+from mbcal.release.gate import GateConfig, compare_by_log
 from mbcal.types import Behaviours, Catalog, Sessions
 
 BEHAVIOURS = Behaviours(("skip", "like"), (0.0, 1.0))
@@ -154,12 +155,26 @@ def test_a_difference_is_seen_with_the_sessions_that_were_said_to_be_needed() ->
 
     first = found_in(2000, 0)
     truth = 0.5 * 0.5 * -0.4
-    needed = int(first.log_sessions_needed(-truth / first.reward))
+    assert first.decided == 0.5
+    needed = int(first.log_sessions_needed(-truth / first.decided / first.reward))
     assert 500 < needed < 20_000
     seen = np.mean([found_in(needed, seed).high < 0 for seed in range(40)])
     assert seen >= 0.5
     fewer = np.mean([found_in(needed // 4, seed).high < 0 for seed in range(40)])
     assert fewer < 0.25
+
+
+def test_what_exploration_hides_is_not_tolerated() -> None:
+    """Where all choices were random, any candidate earns as much as the log, and with less exploration much less."""
+    log, policy, live = one_step(6000, 1.0, np.ones(6000, np.int64), np.array([0.9, 0.1, *[0.5] * 8]), 0)
+    epsilons = np.ones((6000, 1))
+    check, found = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons)
+    assert (found.value, found.decided) == (pytest.approx(0, abs=1e-6), 0.0)
+    assert found.low > -0.01 * found.reward
+    assert check.answer == "cannot tell"
+    assert found.log_sessions_needed(0.1) == np.inf
+    same, as_before = compare_by_log(live, live, log, GateConfig(), epsilon=epsilons)
+    assert (same.answer, as_before.decided) == ("no worse", 1.0)
 
 
 def test_sessions_that_end_early_count_their_missing_steps() -> None:

@@ -37,6 +37,7 @@ DIFFERENCE = Difference(
     reward_variance=4.0,
     range=6.0,
     least_weight=0.9,
+    decided=1.0,
 )
 
 

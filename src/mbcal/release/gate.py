@@ -60,7 +60,8 @@ class GateConfig:
     judges: float = 0.3
     """Share of users who judge candidates and never teach them, in (0, 1)."""
     tolerance: float = 0.01
-    """A candidate is no worse if the lower bound of its difference is above minus this share of the reward per session."""
+    """A candidate is no worse if the lower bound of its difference is above minus this share of the reward per session. By
+    the log it is less, as far as exploration hides the difference (`Difference.decided`)."""
     level: float = 0.95
     """Coverage of the bounds, both sides together, in (0, 1)."""
     no_worse: NoWorse = "publish"
@@ -165,7 +166,7 @@ def compare_by_log(
         The check `log`, and the difference behind it.
     """
     difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level, last_served=last_served)
-    least = -gate.tolerance * abs(difference.reward)
+    least = -gate.tolerance * abs(difference.reward) * difference.decided
     answer = interval_answer(difference.low, difference.high, least)
     found = _found(difference.value, difference.low, difference.high, least)
     detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"

@@ -19,7 +19,8 @@ the log never shows (w_t = 0) counts as if it earned the least possible. With c 
 Users are the independent units. The bounds hold for the mean over users of their mean per session and, given how many
 sessions users have, for the mean over sessions: a few users with many sessions may not lose what many users with few gain.
 Weights whose mean is below 1 make both bounds wider than they need be; a mean that is surely above 1 shows that the log
-cannot be trusted.
+cannot be trusted. The policy explores as the log did, so the difference is that of the choices that were not random
+(`Difference.decided`): with epsilon 1 there is none between any two policies.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class Difference:
     least_weight: float
     """Lower bound of the mean weight, which is 1 if the log is right. Above 1 the bounds do not hold: the propensities are
     not those with which items were chosen, or whether feedback came depended on the item."""
+    decided: float
+    """Mean probability of a choice that is not random, 1 - epsilon, at the differing steps; 1 without any. Served without
+    exploration, the policies differ by 1 / decided times as much, about."""
 
     @property
     def is_contradicted(self) -> bool:
@@ -87,13 +91,16 @@ class Difference:
         )
 
     def log_sessions_needed(self, share: float) -> float:
-        """Return about how many sessions such as these show a difference of this share of the reward.
+        """Return about how many sessions such as these show a difference of this share of the reward, without exploration.
 
         It is seen with probability 0.8: by a normal approximation, with the width that betting bounds have, plus what they
         need to exclude a rare loss of the whole range.
         """
+        share *= self.decided
+        if not share * self.reward:
+            return math.inf
         evidence = 2 - math.log((1 - self.level) / 2)
-        rare_loss = evidence * self.range / (share * abs(self.reward)) if self.reward else math.inf
+        rare_loss = evidence * self.range / (share * abs(self.reward))
         return self._sessions(self.weight_variance, math.sqrt(2 * evidence), share) + rare_loss
 
     def canary_sessions_needed(self, share: float) -> float:
@@ -163,6 +170,7 @@ def bound_difference(
         reward_variance=float(rewards.sum(1).var()),
         range=width,
         least_weight=least_weight,
+        decided=float((1 - np.broadcast_to(epsilon, mask.shape)[differing]).mean()) if differing.any() else 1.0,
     )
 
 
