@@ -143,7 +143,8 @@ def compare_means(a: UserSums, b: UserSums, below: Floats | float = 0.0, above: 
 
     The variance is the larger of two. The jackknife over users allows for a difference that varies between users; it is
     right whatever the versions do. The other is that of equal versions: the variance of all sessions, pooled, with the
-    correlation within users. It takes over while the smaller version has not met the rare rewards yet.
+    correlation within users, or with each user as likely to have met the other version. It takes over while the smaller
+    version has not met the rare rewards, or the few users with many sessions, yet.
 
     Args:
         a: Sums of one version, (…, G).
@@ -183,7 +184,11 @@ def _jackknife(a: UserSums, b: UserSums, value: Floats) -> Floats:
 
 
 def _variance_if_equal(a: UserSums, b: UserSums) -> tuple[Floats, Floats]:
-    """Variance of the difference of equal versions: with independent sessions, and with correlated sessions of a user."""
+    """Variance of the difference of equal versions: with independent sessions, and with correlated sessions of a user.
+
+    The latter is the larger of two. One has one correlation for all users. The other is that of assigning users to versions:
+    a few users with many sessions and little reward (bots), all of whom happened to meet one version, tell of no difference.
+    """
     sessions, total = a.sessions + b.sessions, a.total + b.total
     n, n_a, n_b = sessions.sum(-1), a.sessions.sum(-1, keepdims=True), b.sessions.sum(-1, keepdims=True)
     mean = total.sum(-1) / n
@@ -193,7 +198,12 @@ def _variance_if_equal(a: UserSums, b: UserSums) -> tuple[Floats, Floats]:
     correlation = np.where(variance > 0, np.clip((clustered / variance - n) / pairs, 0.0, 1.0), 0.0)
     independent = variance * (1 / n_a + 1 / n_b)[..., 0]
     shared = variance * np.square(a.sessions / n_a - b.sessions / n_b).sum(-1)
-    return independent, (1 - correlation) * independent + correlation * shared
+    excess_a, excess_b = (
+        sums.total - sums.sessions * sums.total.sum(-1, keepdims=True) / size for sums, size in ((a, n_a), (b, n_b))
+    )
+    met_one = (a.sessions == 0) | (b.sessions == 0)
+    assigned = np.where(met_one, np.square(excess_a + excess_b) / (n_a * n_b), np.square(excess_a / n_a - excess_b / n_b))
+    return independent, np.maximum((1 - correlation) * independent + correlation * shared, assigned.sum(-1))
 
 
 def sessions_needed(difference: Difference, sessions: float, effect: float, alpha: float = 0.05) -> float:
