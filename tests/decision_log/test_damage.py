@@ -213,3 +213,22 @@ def test_a_segment_that_does_not_end_is_one_sentence(tmp_path: Path, special: st
         list(read_log(tmp_path))
     with pytest.raises(OutputError, match="not a plain file"):
         DecisionLog(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["segment-1000000000000000000000.log", "segment-4294967295.log", "segment-٠٠٠٠٠٢.log"])
+def test_files_with_numbers_of_no_log_are_not_read(folder: Path, name: str) -> None:
+    records = mixed_records(4)
+    write_log(folder, records[:3])
+    (folder / name).write_bytes((folder / "segment-000001.log").read_bytes())
+    with DecisionLog(folder) as log:
+        log.append(records[3]).result(10)
+    assert list(read_log(folder)) == records
+
+
+def test_a_mark_in_a_segment_of_no_log_is_not_believed(folder: Path) -> None:
+    records = mixed_records(4)
+    write_log(folder, records[:3])
+    set_mark(folder, Mark(2**32 - 1, 2**64 - 1))
+    with DecisionLog(folder) as log:
+        log.append(records[3]).result(10)
+    assert list(read_log(folder)) == records

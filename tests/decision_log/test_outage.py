@@ -141,6 +141,37 @@ def test_an_unlinked_segment_is_noticed_and_named(folder: Path, is_busy: bool) -
     assert str(lost[0]) == f"{folder}/segment-000001.log: missing; records 1 to 2 are lost"
 
 
+@pytest.mark.parametrize("is_reopened", [True, False])
+def test_a_log_that_was_removed_counts_all_of_its_records(folder: Path, is_reopened: bool) -> None:
+    log = DecisionLog(folder, segment_bytes=500)
+    for number in range(1, 8):
+        log.append(decision(number)).result(10)
+    if is_reopened:
+        log.close()
+        log = DecisionLog(folder, segment_bytes=500)
+    with log:
+        assert len(list(folder.glob("segment-*.log"))) >= 2
+        log.append(decision(8)).result(10)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        wait_until(lambda: log.outages == 1 and log.outage is None)
+        assert log.lost == 8
+        log.append(decision(9)).result(10)
+        next(folder.glob("segment-*.log")).unlink()
+        wait_until(lambda: log.outages == 2 and log.outage is None)
+        assert log.lost == 9
+
+
+def test_losses_add_up(folder: Path) -> None:
+    with DecisionLog(folder) as log:
+        for outage, segment in enumerate(("segment-000001.log", "segment-000002.log"), start=1):
+            for number in (1, 2, 3):
+                log.append(decision(10 * outage + number)).result(10)
+            os.truncate(folder / segment, 150)  # the first record is left
+            wait_until(lambda: log.outages == outage and log.outage is None)  # noqa: B023 - called at once
+            assert log.lost == 2 * outage
+
+
 @pytest.mark.parametrize(
     ("change", "reason", "loss"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from mbcal.errors import ModelError, OptionError, OutputError
 from mbcal.registry import publication
 from mbcal.registry import registry as registry_module
 from mbcal.registry.registry import Registry
+from mbcal.registry.updates import read_updates
 from mbcal.registry.version import Version, open_version
 from mbcal.scoring.backend import to_numpy
 from tests.support import batches
@@ -177,3 +179,21 @@ def test_open_follows_the_pointer_if_the_version_was_removed(
 
     monkeypatch.setattr(registry_module, "open_version", open_after_removal)
     assert registry.open().name == "v000002"
+
+
+def test_long_texts_of_an_update_are_cut_in_lists(tmp_path: Path) -> None:
+    (tmp_path / "updates").mkdir()
+    check = {"name": "the log", "answer": "worse", "detail": "d" * 100_000}
+    update = {
+        "live": "v000001",
+        "answer": "worse",
+        "action": "refused",
+        "version": None,
+        "reason": "r" * 100_000,
+        "checks": [check],
+    }
+    (tmp_path / "updates" / "000001.json").write_text(json.dumps(update))
+    (listed,) = read_updates(tmp_path)
+    assert listed["reason"] == "r" * 999 + "…"
+    assert listed["checks"] == [check | {"detail": "d" * 999 + "…"}]
+    assert listed["version"] is None

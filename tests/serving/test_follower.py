@@ -93,9 +93,14 @@ def test_a_refused_version_is_tried_again_when_its_files_change(registry: Regist
         assert model["version"] == "v000001"
         assert "scorer.safetensors: damaged" in model["refused"]["v000002"]
         assert str(tmp_path) not in str(model)
+        ready = (await http.get("/readyz")).json()
+        reason = model["refused"]["v000002"]
+        said = f"registry: the live version v000002 was refused ({reason}); v000001 goes on serving"
+        assert (ready["version"], ready["problems"]) == ("v000001", [said])
         shutil.copy(tmp_path / "good" / "scorer.safetensors", scorer)
         await service.follower.look()
         assert (await http.post("/v1/rank", json={"candidates": ITEMS})).json()["version"] == "v000002"
         assert (await http.get("/v1/model")).json()["refused"] == {}
+        assert (await http.get("/readyz")).json()["problems"] == []
 
     run_app(registry, story)

@@ -258,6 +258,20 @@ def test_feedback_on_a_stored_decision_without_items_is_refused(registry: Regist
     run_app(registry, story)
 
 
+def test_feedback_that_came_before_its_decision_is_applied_when_it_is_sent_again(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        feedback = {"decision": "d1", "item": ITEMS[0], "behaviour": "like"}
+        for _ in range(2):
+            assert (await http.post("/v1/feedback", json=feedback)).json()["applied"] is False
+        asked = {"candidates": ITEMS[:2], "session": "s", "k": 2}
+        await http.post("/v1/rank", json=asked | {"id": "d1"})
+        assert (await http.post("/v1/feedback", json=feedback)).json()["applied"] is True
+        answer = (await http.post("/v1/rank", json=asked)).json()
+        assert [entry["item"] for entry in answer["items"]] == [ITEMS[1]]
+
+    run_app(registry, story)
+
+
 def test_a_fresh_server_says_that_the_live_version_is_damaged(registry: Registry) -> None:
     scorer = registry.open("v000001").path / "scorer.safetensors"
     scorer.write_bytes(scorer.read_bytes()[:-1])

@@ -154,3 +154,32 @@ def test_workers_share_the_rewards_of_sessions() -> None:
     assert workers[0].take_events() == []
     pool.remove("0")
     assert len(pool.exchange("1", Snapshot(workers[1].slots(), {}, None, [])).snapshots) == 1
+
+
+@pytest.mark.parametrize("step", [-400 * 86_400, 10 * 365 * 86_400])
+def test_a_clock_that_is_set_is_survived(step: int) -> None:
+    """The page broke until a clock that was set back had caught up; one set forward made slots for all the years between."""
+    now = [1_700_000_000.0]
+    workers = [Traffic(lambda: now[0]), Traffic(lambda: now[0])]
+    for worker in workers:
+        worker.request(200, 0.001)
+    before = [Snapshot(worker.slots(), {}, None, []) for worker in workers]
+    now[0] += step
+    workers[0].request(200, 0.001)
+    slots = workers[0].slots()
+    assert (slots[-1].number, slots[-1].requests) == (int(now[0] // SLOT_SECONDS), 1)
+    assert recent_traffic(slots).requests == 1
+    both = Pool([Snapshot(slots, {}, None, []), before[1]], {}, {}, 0).slots
+    assert len(both) == SLOTS
+    assert both[-1].requests == 1
+
+
+def test_sessions_count_after_the_clock_was_set_back() -> None:
+    now = [1_700_000_000.0]
+    traffic = Traffic(lambda: now[0])
+    for step in range(SLOTS):
+        traffic.decision("v1", f"before {step}", True, 1, 0, now[0] + step * SLOT_SECONDS)
+    traffic.decision("v1", "after", True, 1, 0, now[0] - 86_400)
+    traffic.feedback("after", "d", now[0], now[0] - 86_400, 2.0)
+    assert traffic.rewards.slots[int((now[0] - 86_400) // SLOT_SECONDS)]["v1"].total == 2.0
+    assert (len(traffic.rewards.slots), traffic.delay_seconds) == (SLOTS, 0.0)

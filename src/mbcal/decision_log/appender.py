@@ -59,6 +59,7 @@ class Appender:
         self._is_dirty = False  # the file may hold bytes beyond `_size`: truncate before the next write
         self._records = 0  # of the current segment, acknowledged
         self._next = 1  # number of the next record
+        self._earlier = 0  # number of the last record of the segments before the current one
         folder.mkdir(parents=True, exist_ok=True)
         fsync(folder.parent)
         self._lock = _lock_folder(folder)
@@ -148,9 +149,11 @@ class Appender:
             self.check()
         except SegmentLostError:
             existing = segment_numbers(self.folder) + parquet_numbers(self.folder)
-            lost = self._records - self._records_left()
+            left, earlier = self._records_left(), self._last_record(without=self._segment)
+            lost = self._records - left + max(self._earlier - earlier, 0)
+            last = self._earlier + left if left else earlier
             self._begin_segment(max([self._segment, mark.segment, *existing]) + 1)
-            self.lost += lost
+            self.lost, self._earlier = min(self.lost + lost, self.last_record - left), last
             self._next = max(self._next, mark.record + 1)
         self._is_dirty = True
         _write_all(self._file, bytes(PROBE_BYTES))
@@ -181,7 +184,7 @@ class Appender:
         file = _create_segment(self.folder, number)
         os.close(self._file)
         self._file, self._segment, self._size = file, number, HEADER.size
-        self._is_dirty, self._records = False, 0
+        self._is_dirty, self._records, self._earlier = False, 0, self.last_record
 
     # ---- opening
 
@@ -196,6 +199,7 @@ class Appender:
             path = segment_path(self.folder, mark.segment)
             problem = f"{self.lost:,} acknowledged records are missing at the end of the log"
             self.notes = (f"{path}: {problem}; segment {newest + 1} is begun",)
+        self._earlier = last_record
         if self.lost or not last or last in compacted or last < newest:
             return newest + 1, HEADER.size, _create_segment(self.folder, newest + 1)
         return self._open_segment(last)
@@ -219,13 +223,13 @@ class Appender:
             os.ftruncate(file, size)
         _fdatasync(file)  # a killed process may have written without fdatasync; what was read must not be lost later
         fsync(self.folder)
-        self._records = records
+        self._records, self._earlier = records, self.last_record - records
         return segment, size, file
 
-    def _last_record(self) -> int:
-        """Number of the last record in the files; 0 if there is none."""
+    def _last_record(self, without: int = 0) -> int:
+        """Number of the last record in the files, those of one segment left out; 0 if there is none."""
         compacted = compacted_numbers(self.folder)
-        for segment in sorted({*segment_numbers(self.folder), *compacted}, reverse=True):
+        for segment in sorted({*segment_numbers(self.folder), *compacted} - {without}, reverse=True):
             if segment in compacted:
                 number = last_number(self.folder, segment)
             else:

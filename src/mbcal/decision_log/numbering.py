@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mbcal.decision_log.segments import MARK_NAME, segment_path
+from mbcal.decision_log.segments import MARK_NAME, MAX_SEGMENT, segment_path
 from mbcal.storage.plain_file import read_plain
 
 _MARK = struct.Struct("<IQI")
@@ -66,7 +66,7 @@ def read_mark(folder: Path) -> Mark:
             segment, record, checksum = _MARK.unpack(read_plain(folder / MARK_NAME)[0][: _MARK.size])
         except (OSError, struct.error):
             break
-        if zlib.crc32(_MARK.pack(segment, record, 0)) == checksum:
+        if zlib.crc32(_MARK.pack(segment, record, 0)) == checksum and segment <= MAX_SEGMENT:
             return Mark(segment, record)
     return Mark(0, 0)
 

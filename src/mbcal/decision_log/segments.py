@@ -33,8 +33,10 @@ _FRAME = struct.Struct("<IIQ")
 FRAME_BYTES = _FRAME.size
 """Bytes of a record before its payload."""
 _POSITION = struct.Struct("<IQIQ")
-_SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.log")
-_PARQUET_NAME = re.compile(r"(?:decisions|feedback)-(\d{6,})\.parquet")
+MAX_SEGMENT = 999_999_999
+"""Files and marks with higher numbers are not of a log: no writer gets so far, and headers have no room for it."""
+_SEGMENT_NAME = re.compile(r"segment-([0-9]{6,9})\.log")
+_PARQUET_NAME = re.compile(r"(?:decisions|feedback)-([0-9]{6,9})\.parquet")
 _WORKER_NAME = re.compile(r"worker-(\d+)")
 
 

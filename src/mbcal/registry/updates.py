@@ -14,13 +14,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mbcal.errors import InputError
+from mbcal.errors import InputError, shortened
 from mbcal.storage.plain_file import read_plain
 
 FOLDER = "updates"
 CANARIES = "canaries"
 MAX_BYTES = 4 << 20
 """Larger files are not read."""
+MAX_TEXT = 1_000
+"""Characters of a reason or a check that a list of updates shows; the page of the update has all."""
 _RECORD_NAME = re.compile(r"(\d{6,12})\.json")
 _PAGE_NAME = re.compile(r"\d{6,12}\.html")
 
@@ -87,9 +89,13 @@ def _read_update(folder: Path, number: str) -> dict[str, Any]:
         record = json.loads(content)
         return entry | {
             "live": record["live"],
-            **{key: record[key] for key in ("answer", "action", "version", "reason")},
-            "checks": [{key: check[key] for key in ("name", "answer", "detail")} for check in record["checks"]],
+            **{key: _shown(record[key]) for key in ("answer", "action", "version", "reason")},
+            "checks": [{key: _shown(check[key]) for key in ("name", "answer", "detail")} for check in record["checks"]],
             "page": f"{number}.html" if (folder / f"{number}.html").is_file() else None,
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return entry | {"problem": f"damaged ({type(error).__name__})"}
+
+
+def _shown(value: Any) -> Any:
+    return shortened(value, MAX_TEXT) if isinstance(value, str) else value

@@ -33,6 +33,7 @@ from mbcal.serving.messages import (
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.openapi import document
 from mbcal.serving.pool import Snapshot, pool_of_one, snapshot_of
+from mbcal.serving.readiness import ready_answer
 from mbcal.serving.routes import CSS, HTML, JAVASCRIPT, NAME_PART, PROMETHEUS, Response, Route
 from mbcal.serving.service import Service
 from mbcal.serving.stats import Cached, RegistryAnswer, Shared, StatsAnswer, log_stats, registry_answer, stats_answer
@@ -103,10 +104,7 @@ class Endpoints:
         return _ok(AliveAnswer())
 
     async def ready(self, _: bytes) -> Response:
-        service = self._service
-        if service.log is not None:
-            service.log.require_writable()
-        return _ok(ReadyAnswer(service.live.version.name, service.follower.age, service.problems()))
+        return _ok(ready_answer(self._service))
 
     async def metrics(self, _: bytes) -> Response:
         text = self._metrics.to_text(self._service)

@@ -84,6 +84,8 @@ class RefusedVersions(dict[str, str]):
     def __init__(self) -> None:
         super().__init__()
         self._fingerprints: dict[str, Fingerprint] = {}
+        self.wanted: str | None = None
+        """The version that is live by the registry, refused or not."""
 
     def refuse(self, name: str, reason: str, files: Fingerprint) -> None:
         """Record why a version was refused.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mbcal.serving.traffic import Rewards, SessionEvent, SessionRewards, Slot, VersionCounts
+from mbcal.serving.traffic import SLOTS, Rewards, SessionEvent, SessionRewards, Slot, VersionCounts
 
 if TYPE_CHECKING:
     from mbcal.serving.service import Service
@@ -64,7 +64,9 @@ class Pool(msgspec.Struct, array_like=True):
                     slots[slot.number].merge(slot)
                 else:
                     slots[slot.number] = msgspec.structs.replace(slot, refusals=dict(slot.refusals))
-        return [slots.get(number) or Slot(number) for number in range(min(slots), max(slots) + 1)]
+        last = max(slots)
+        first = max(min(slots), last - SLOTS + 1)  # a snapshot of before the clock was set may be far away
+        return [slots.get(number) or Slot(number) for number in range(first, last + 1)]
 
     @property
     def counts(self) -> dict[str, VersionCounts]:

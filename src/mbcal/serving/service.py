@@ -105,7 +105,7 @@ class Service:
             ModelError: If the registry cannot be read.
         """
         pointer = await asyncio.to_thread(self.registry.pointer)
-        name = pointer.current
+        name = self.refused.wanted = pointer.current
         if name is not None and (self.ranker is None or self.ranker.version.name != name):
             ranker = self.canary.ranker_of(name) or await self._open(name)
             if ranker is not None:
@@ -287,7 +287,7 @@ class Service:
         behaviours = self.live.version.behaviours
         reward = behaviours.rewards[behaviours.index(behaviour)]
         return await self._feedback_answers.once(
-            (decision, item),
+            (decision, item, reference is not None),  # once more, if the decision was not known yet
             lambda: self._apply_feedback(
                 Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id()), reference, reward
             ),
@@ -325,15 +325,6 @@ class Service:
         rankers = {self.ranker, self.canary.ranker}
         states = sum(ranker.cached_bytes for ranker in rankers if ranker is not None)
         return self.sessions.used_bytes + self.repeated.used_bytes + self._feedback_answers.used_bytes + states
-
-    def problems(self) -> list[str]:
-        """Return what does not work at the moment, in sentences; empty if all is well."""
-        found = []
-        if self.follower.failures_in_a_row:
-            found.append("registry: the last look failed; see the server's log")
-        if not self.sessions.available:
-            found.append("state: sessions cannot be remembered; requests must carry history and shown")
-        return found
 
     def model(self) -> ModelAnswer:
         """Describe the live version; raises NotReadyError if there is none."""

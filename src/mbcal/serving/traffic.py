@@ -172,7 +172,7 @@ class SessionRewards:
     def _slot(self, event: SessionEvent) -> Rewards:
         versions = self.slots.setdefault(int(event.time // SLOT_SECONDS), {})
         if len(self.slots) > SLOTS:
-            del self.slots[min(self.slots)]
+            del self.slots[next(iter(self.slots))]  # begun first, whatever the clock
         return versions.setdefault(event.version or "", Rewards())
 
 
@@ -252,7 +252,7 @@ class Traffic:
             at: Time of the feedback.
             reward: Reward of the behaviour.
         """
-        slot, delay = self._slot(at), at - decided
+        slot, delay = self._slot(at), max(at - decided, 0.0)  # the clock may have been set back
         slot.delays[bisect_left(DELAY_BOUNDS, delay)] += 1
         self.delays += 1
         self.delay_seconds += delay
@@ -282,6 +282,7 @@ class Traffic:
     def slots(self) -> list[Slot]:
         """Return the slots of the last hour, oldest first; empty ones where nothing happened. The last one is not over."""
         last = int(self._clock() // SLOT_SECONDS)
+        self._begun = min(self._begun, last)  # the clock may have been set back
         first = max(self._begun, last - SLOTS + 1)
         kept = {slot.number: slot for slot in self._slots if slot is not None}
         return [kept.get(number) or Slot(number) for number in range(first, last + 1)]

@@ -99,7 +99,7 @@ function drawUpdates(registry) {
   const rows = registry.updates.map((update) => {
     if (update.problem) return [String(update.number), date(update.time), badge(update.problem, "bad"), "", ""];
     const link = update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "page") : null;
-    const checks = el("details", {}, el("summary", {}, update.reason),
+    const checks = el("details", { class: "why" }, el("summary", {}, update.reason),
       el("ul", { class: "checks" }, update.checks.map((check) => el("li", {}, badge(check.answer, ANSWERS[check.answer]), `${check.name}: ${check.detail}`))));
     return [el("span", {}, String(update.number), " ", link), date(update.time), badge(update.answer, ANSWERS[update.answer]),
       el("span", {}, badge(update.action, ACTIONS[update.action]), update.version ? ` ${update.version}` : ""), checks];
