@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,8 +20,21 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ConflictError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Action, Answer, Check, GateConfig, Verdict, combined_answer, interval_answer, settled_rows
+from mbcal.release.gate import (
+    Action,
+    Answer,
+    Check,
+    GateConfig,
+    Verdict,
+    combined_answer,
+    interval_answer,
+    settled_rows,
+    why_unread,
+)
 from mbcal.release.update import update, write_verdict
+from mbcal.types import SessionFields
+from mbcal.types.field import Field
+from mbcal.types.fields import Fields
 from tests.support.releases import DIFFERENCE, EPSILON, GATE, agent, let_the_log_say, served
 from tests.support.toys import logged
 
@@ -33,6 +47,30 @@ def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: 
     assert verdict.void is None
     assert verdict.difference is not None
     assert verdict.difference.value == pytest.approx(0, abs=1e-5)  # with the exploration of the log, not with less
+
+
+@pytest.mark.parametrize("kind", ["history", "fields"])
+def test_a_candidate_that_reads_what_is_not_logged_is_not_published(
+    kind: str, weak: Registry, weak_model: Path, log: Path
+) -> None:
+    """It chooses alike where the log has less than it would be given once it is live."""
+    candidate = load(weak_model, "cpu")
+    domain = candidate.domain
+    fields = SessionFields(context=Fields((Field("device", "category", vocabulary=("phone", "tv")),)))
+    more: dict[str, Any] = {"history": domain.history + 3} if kind == "history" else {"fields": fields}
+    found = why_unread(replace(domain, **more), domain)
+    expected = {
+        "history": f"it reads {domain.history + 3} steps before a session, of which the live version logs {domain.history}",
+        "fields": "it reads context that the live version does not log (device)",
+    }
+    assert found == expected[kind]
+    assert why_unread(domain, replace(domain, **more)) == ""
+    if kind == "history":
+        candidate._domain = replace(domain, **more)
+        gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)
+        verdict = update(weak, log, gate=gate, device="cpu", candidate=candidate)
+        assert (verdict.answer, verdict.action, weak.current()) == ("cannot tell", "canary", "v000001")
+        assert verdict.reason == f"the log cannot tell: {found}"
 
 
 @pytest.mark.parametrize(

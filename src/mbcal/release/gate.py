@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
+from mbcal.agents.domain import Domain
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts, Joined
 from mbcal.decision_log.visits import IDLE
@@ -45,7 +46,7 @@ ENOUGH_SEEN = 100
 UNJUDGED = (
     "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, "
     "before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that may be "
-    "parts of visits"
+    "parts of visits; or it reads what the log does not hold"
 )
 """Why the log cannot tell, whatever its numbers say."""
 SEND_ONE_SESSION = "send the same session with all requests of a visit"
@@ -228,6 +229,23 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
         named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
         found.append(f"{named}, beside {size:,} judging sessions; {SEND_ONE_SESSION}")
+    return "; ".join(found)
+
+
+def why_unread(candidate: Domain, live: Domain) -> str:
+    """Say what the candidate reads that the live version does not, and so is not logged; empty if there is nothing.
+
+    It would choose by it once it is live, and was judged without.
+    """
+    found = []
+    if candidate.history > live.history:
+        found.append(f"it reads {candidate.history} steps before a session, of which the live version logs {live.history}")
+    for kind, own, logged in (
+        ("user features", candidate.fields.user, live.fields.user),
+        ("context", candidate.fields.context, live.fields.context),
+    ):
+        if names := sorted(set(own.names) - set(logged.names)):
+            found.append(f"it reads {kind} that the live version does not log ({', '.join(names)})")
     return "; ".join(found)
 
 

@@ -53,6 +53,7 @@ from mbcal.release.gate import (
     split_judges,
     why_in_parts,
     why_undecided,
+    why_unread,
 )
 from mbcal.release.served_choices import served_choices
 from mbcal.storage.atomic import write_atomic
@@ -149,7 +150,8 @@ def update(
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         (new, old), unjudged = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
-    in_parts = why_in_parts(joined, judging, gate.tolerance)
+    in_parts, unread = why_in_parts(joined, judging, gate.tolerance), why_unread(candidate.domain, live.domain)
+    unjudged += bool(unread)
     if in_parts:
         unjudged += int(np.sum((new.best != old.best) & judged.mask))
     last_served = joined.last_served()[judging]
@@ -167,7 +169,7 @@ def update(
     verdict.answer = combined_answer(verdict.checks)
     _act(registry, pointer, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
-        why = in_parts or UNJUDGED
+        why = unread or in_parts or UNJUDGED
         verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference)
     return verdict
 
