@@ -16,7 +16,7 @@ from mbcal.cli import app
 from mbcal.decision_log import Decision, Record
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import CanaryConfig, CanaryWatcher, watch_canary
+from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
 from mbcal.release.gate import Verdict
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.update import loop
@@ -104,10 +104,44 @@ def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, 
     registry.start_canary(CANARY)
     began = registry.pointer().canary_began - 10**9
     write_quickly(tmp_path / "before", trial_records(300, canary=CANARY, live=LIVE, likes=BETTER, began=began))
-    promoted = watcher_at(registry, tmp_path / "before", 3 * day, replace(config, undecided="promote")).look()
-    assert promoted is not None
-    assert promoted.action == "promote"
-    assert promoted.comparison is None  # its log is that of a trial before
+    unserved = watcher_at(registry, tmp_path / "before", 3 * day, replace(config, undecided="promote")).look()
+    assert unserved is not None
+    assert (unserved.action, unserved.comparison) == ("wait", None)  # its log is that of a trial before
+    assert (registry.current(), registry.canary()) == (LIVE, CANARY)
+
+
+def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, tmp_path: Path) -> None:
+    log, day = log_of(tmp_path, registry, 600, EQUAL, seed=3), 86400
+    config = replace(CONFIG, longest=2 * day, undecided="promote")
+    few = watcher_at(registry, log, 3 * day, replace(config, promote_after=100_000)).look()
+    assert few is not None
+    assert few.action == "wait"
+    look = watcher_at(registry, log, 3 * day, config).look()
+    assert look is not None
+    assert (look.action, registry.current()) == ("promote", CANARY)
+    assert look.comparison is not None
+    shorter = replace(look.comparison, length=replace(look.comparison.length, upper=-0.1))
+    action, reason = judge_canary(shorter, config, 3 * day)
+    assert action == "wait"
+    assert reason.endswith("; its sessions are shorter, so a person has to decide")
+
+
+def test_a_trial_begun_anew_during_a_look_is_not_ended_by_it(registry: Registry, tmp_path: Path) -> None:
+    log, began = log_of(tmp_path, registry, 600, WORSE), registry.pointer().canary_began
+
+    def clock() -> float:
+        if registry.pointer().canary_began == began:  # after the watcher has read the pointer
+            registry.withdraw_canary()
+            registry.start_canary(CANARY)
+        return began / 1e6 + 1000
+
+    look = CanaryWatcher(registry, [log], CONFIG, clock).look()
+    assert look is not None
+    assert (look.action, look.reason) == (
+        "wait",
+        f"{registry.path}: {CANARY} became the canary in the meantime; its trial goes on",
+    )
+    assert registry.canary() == CANARY
 
 
 def test_an_operator_wins(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

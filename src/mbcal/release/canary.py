@@ -47,7 +47,8 @@ class CanaryConfig:
     longest: float = 7 * 86400.0
     """Seconds after which a trial ends."""
     undecided: Action = "withdraw"
-    """What happens then: `withdraw`, `promote`, or `wait` for a person."""
+    """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
+    sessions were compared and nothing but its reward is undecided; if not, it waits."""
     promote_alpha: float = 0.05
     """Probability that a canary no better than the live version is ever promoted by its reward."""
     withdraw_alpha: float = 0.1
@@ -104,7 +105,7 @@ def judge_canary(
     sides = () if comparison is None else (comparison.a, comparison.b)
     n_sessions, earned = sum(side.sessions for side in sides), sum(side.sessions * abs(side.reward.mean) for side in sides)
     is_whole = ignored.apart <= MAX_APART * n_sessions and ignored.apart_reward <= MAX_APART * earned
-    words = "no finished sessions of both versions yet"
+    words, may_promote = "no finished sessions of both versions yet", False
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
         lower, upper = (
@@ -123,16 +124,18 @@ def judge_canary(
             *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
         ]
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
-        if is_enough and is_whole and safe > 0 and not losses:
+        may_promote = is_enough and is_whole and not losses
+        if may_promote and safe > 0:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if lower > 0 >= safe and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
-        if safe > 0 and losses:
+        if losses and (safe > 0 or elapsed > config.longest):
             words += f"; {' and '.join(losses)}, so a person has to decide"
     if not is_whole:
         words += f"; {_not_whole(ignored)}"
     if elapsed > config.longest:
-        return config.undecided, f"undecided after {elapsed / 86400:.1f} days: {words}"
+        action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
+        return action, f"undecided after {elapsed / 86400:.1f} days: {words}"
     return "wait", words
 
 
@@ -225,7 +228,7 @@ class CanaryWatcher:
             if look.action == "promote":
                 self.registry.promote_canary(look.canary, expected=pointer)
             elif look.action == "withdraw":
-                self.registry.withdraw_canary(look.canary, reason=look.reason)
+                self.registry.withdraw_canary(look.canary, reason=look.reason, expected=pointer)
         except ConflictError as error:  # an operator was faster
             return replace(look, action="wait", reason=str(error))
         except ModelError as error:
