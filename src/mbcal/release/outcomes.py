@@ -77,7 +77,7 @@ class Outcomes:
     epsilon: NDArray[np.float64]
     """(N,) exploration of the first decision."""
     least: float
-    """A lower bound of a session's reward, whatever happens."""
+    """A lower bound of a session's reward (`CountingRule.bounds`)."""
     most: float
     """An upper bound: a reward this large may be there, and not have been met yet."""
 
@@ -289,8 +289,7 @@ class OutcomeReader:
         """
         self._count(now)
         columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
-        longest = max(self._horizon, int(columns["length"].max(initial=0)))
-        least, most = (longest * extreme((0.0, *self._rule.rewards.values())) for extreme in (min, max))
+        least, most = self._rule.bounds(columns["length"], columns["reward"], self._horizon)
         return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most)
 
     def _count(self, now: int) -> None:

@@ -15,6 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mbcal.decision_log.follow import CLOCK_SLACK
 from mbcal.decision_log.records import Decision
 from mbcal.decision_log.visits import user_name
@@ -23,6 +26,8 @@ Response = tuple[int, str, str]
 """Time, id and behaviour of feedback on one item."""
 RESPONSE_BYTES = 300
 """Memory of one response, about."""
+RARE = 0.01
+"""Share of sessions, the longest, whose length says nothing about what others may earn."""
 _SLACK = int(CLOCK_SLACK * 1e6)
 
 
@@ -38,6 +43,22 @@ class CountingRule:
     longest: int
     since: int = 0
     """Sessions that began before do not count; they last as long as they go on."""
+
+    def bounds(self, lengths: NDArray[np.int32], rewards: NDArray[np.float64], horizon: int) -> tuple[float, float]:
+        """Return what a session may earn at least and at most, also if no such session was met.
+
+        Sessions may have as many steps as the horizon, and as all met but the longest 1%: one bot with a thousand steps does
+        not make a thousand purchases likely. What was earned once may be earned again.
+
+        Args:
+            lengths: (N,) steps of the sessions.
+            rewards: (N,) their rewards.
+            horizon: Steps that a session may have in any case.
+        """
+        usual = int(np.quantile(lengths, 1 - RARE, method="lower")) if len(lengths) else 0
+        table, longest = (0.0, *self.rewards.values()), max(horizon, usual)
+        least = min(longest * min(table), float(rewards.min(initial=0.0)))
+        return least, max(longest * max(table), float(rewards.max(initial=0.0)))
 
 
 @dataclass(eq=False, slots=True)
