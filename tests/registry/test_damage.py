@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mbcal.errors import ModelError
@@ -19,12 +21,17 @@ from tests.support.registries import with_value
 
 
 def rewrite_version(
-    path: Path, arrays: dict[str, Any] | None = None, entries: dict[str, Any] | None = None, **changes: Any
+    path: Path,
+    arrays: dict[str, Any] | None = None,
+    entries: dict[str, Any] | None = None,
+    files_instead: dict[str, bytes] | None = None,
+    **changes: Any,
 ) -> None:
     """Write a version again with other arrays, manifest entries or entries of its `version`, and valid hashes."""
     opened = Artifact.open(path, VERSION_KIND)
     manifest = {key: value for key, value in opened.manifest.items() if key not in ("files", "content_hash")}
     extra = {name: (path / name).read_bytes() for name in ("weights.safetensors", "optimiser.safetensors", "items.parquet")}
+    extra |= files_instead or {}
     files = {"scorer": opened.arrays("scorer") if arrays is None else arrays, "verification": opened.arrays("verification")}
     manifest |= {"version": {**manifest["version"], **changes}, **(entries or {})}
     write_artifact(path, VERSION_KIND, manifest, files, overwrite=True, extra=extra)
@@ -45,6 +52,18 @@ def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         arrays = Artifact.open(path, VERSION_KIND).arrays("scorer")
         rewrite_version(path, {**arrays, name: change(arrays[name])})
+
+    return damage
+
+
+def with_names(change: Callable[[list[str]], list[Any]]) -> Callable[[Path], None]:
+    """Change the names of the items."""
+
+    def damage(path: Path) -> None:
+        table = pq.read_table(path / "items.parquet")
+        names = pa.array(change(table["item"].to_pylist()))
+        pq.write_table(table.set_column(0, "item", names), buffer := pa.BufferOutputStream())
+        rewrite_version(path, files_instead={"items.parquet": buffer.getvalue().to_pybytes()})
 
     return damage
 
@@ -113,6 +132,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
             ("history", -1, r"history: must lie in 0\.\.10000, got -1"),
         )
     },
+    "numbers as names": (with_names(lambda names: list(range(len(names)))), "catalogue: item names must be text"),
+    "an item without a name": (with_names(lambda names: [None, *names[1:]]), "catalogue: item names must be text"),
+    "a name twice": (with_names(lambda names: [names[1], *names[1:]]), "catalogue: item names must differ"),
     "schema": (lambda path: rewrite_version(path, schema=9), "a version of schema 9, not 1"),
 }  # fmt: skip
 

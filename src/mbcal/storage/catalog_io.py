@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from mbcal.errors import InputError
 from mbcal.types import FIRST_ITEM_ROW, AnyFeature, Catalog, Feature, NumberFeature, VectorFeature
 from mbcal.types.feature_values import FeatureDeclaration
 from mbcal.types.features import default_vocabulary
@@ -81,7 +82,9 @@ def names_catalog(data: bytes) -> Catalog:
 
 
 def table_catalog(table: pa.Table) -> Catalog:
-    """Return the catalogue of a table that `catalog_table` made."""
+    """Return the catalogue of a table that `catalog_table` made; raises InputError if an item's name is no text."""
+    if table.schema.field("item").type not in (pa.string(), pa.large_string()) or table["item"].null_count:
+        raise InputError("catalogue: item names must be text")
     loaded: dict[str, AnyFeature] = {}
     for column in table.column_names:
         if column.startswith(PREFIX):
