@@ -17,7 +17,7 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.writer import DecisionLog
-from mbcal.errors import ConflictError
+from mbcal.errors import ConflictError, LogError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import (
@@ -36,7 +36,7 @@ from mbcal.types import SessionFields
 from mbcal.types.field import Field
 from mbcal.types.fields import Fields
 from tests.support.releases import DIFFERENCE, EPSILON, GATE, agent, let_the_log_say, served
-from tests.support.toys import logged
+from tests.support.toys import BEHAVIOURS, logged
 
 
 def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: Path, log: Path) -> None:
@@ -122,6 +122,19 @@ def test_a_log_without_feedback_has_no_sessions(weak: Registry, weak_model: Path
     verdict = update(weak, tmp_path / "unanswered", device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action) == ("cannot tell", "refused")
     assert verdict.reason.startswith("0 sessions are logged, 0 of users who judge are of the live version alone;")
+
+
+def test_items_that_could_not_be_chosen_are_one_sentence(
+    weak: Registry, weak_model: Path, log: Path, tmp_path: Path
+) -> None:
+    """As in logs of other programs that repeat items and do not say so."""
+    with DecisionLog(tmp_path / "repeating") as repeating:
+        for record in read_log(log):
+            if isinstance(record, Decision):
+                record = msgspec.structs.replace(record, shown=[(record.items[0], BEHAVIOURS.names[0]), *record.shown])
+            repeating.append(record)
+    with pytest.raises(LogError, match="returned an item that is no candidate, or was shown before without repeats"):
+        update(weak, tmp_path / "repeating", gate=GATE, device="cpu", candidate=load(weak_model, "cpu"))
 
 
 def test_sessions_judge_up_to_the_first_that_may_go_on() -> None:

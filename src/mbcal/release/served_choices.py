@@ -64,7 +64,7 @@ def served_choices(
         progress: Notified of decisions.
 
     Raises:
-        LogError: If a decision is no longer in the records.
+        LogError: If a decision is no longer in the records, or returned an item that it could not choose.
     """
     wanted: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
     for number, row in enumerate(rows.tolist()):
@@ -84,6 +84,10 @@ def served_choices(
             continue
         candidates = available_candidates(record)
         position = {name: number for number, name in reversed(list(enumerate(candidates)))}
+        if not position.keys() >= set(record.items):
+            raise LogError(
+                f"decision {record.id!r}: returned an item that is no candidate, or was shown before without repeats"
+            )
         deepest = max([rank for _, _, rank in steps] + unanswered)
         orders = [_order(ranker, record, candidates, deepest + 1) for ranker in rankers]
         for order, choices in zip(orders, best, strict=True):
