@@ -16,6 +16,7 @@ from mbcal.decision_log import Decision, DecisionLog, Feedback
 from mbcal.decision_log.reader import read_log
 from mbcal.storage.artifacts import MODEL_KIND, write_artifact
 from tests.support.command_line import mbcal, refused
+from tests.support.decision_records import decision, write_log
 from tests.support.documents import blocks, commands_of, run
 from tests.support.logs import ROOT
 
@@ -54,6 +55,12 @@ def test_show_counts_by_version(shop: Path) -> None:
     assert (found["decisions"], found["feedback"], found["lost"]) == (30, 15, [])
     assert found["versions"][1] == {"version": "v2", "decisions": 10, "answered": 5, "sessions": 2}
     assert [(record["kind"], record["id"]) for record in found["last"]] == [("feedback", "f28"), ("decision", "d29")]
+
+
+def test_a_decision_without_session_and_user_is_a_session_of_its_own(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", [decision(number, session="", user="") for number in (1, 2, 3)])
+    printed = mbcal("log", "show", "log", cwd=tmp_path).stdout.splitlines()
+    assert printed[0] == "log: 3 decisions in 3 sessions, 0 feedback records"
 
 
 def test_compact_and_export(shop: Path) -> None:

@@ -55,7 +55,8 @@ def show_log(
         if isinstance(record, Decision):
             version_of[record.id] = record.version
             decisions[record.version] += 1
-            sessions[record.version].add((record.user, record.session))
+            is_alone = not record.session and not record.user  # a session of its own, as in `join_sessions`
+            sessions[record.version].add((record.user, record.id if is_alone else record.session))
         else:
             feedback += 1
             answered.add(record.decision)
