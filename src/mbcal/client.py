@@ -82,7 +82,7 @@ class Client(_BaseClient):
 
         Args:
             address: Where `mbcal serve` listens.
-            timeout: Seconds in which an attempt must have its whole answer.
+            timeout: Seconds in which an attempt must have its whole answer, and the longest pause within the answer's head.
             retries: How often a request is sent again after a broken connection or a status in `RETRY_STATUSES`.
             token: Token of a server that asks for one; by default that in the environment variable MBCAL_TOKEN.
             certificate: PEM file of the server's certificate, or of the authority that signed it; by default the
