@@ -139,7 +139,7 @@ def test_every_method_has_its_page() -> None:
 
 def test_the_python_example_of_the_readme_runs(workshop: Path) -> None:
     [code] = blocks(README, "python")
-    code = code.replace("MBCAL(gamma=0.9)", "MBCAL(gamma=0.9, epochs=4)").replace("Simulator()", "Simulator(epochs=4)")
+    code = code.replace("MBCAL()", "MBCAL(epochs=4)").replace("Simulator()", "Simulator(epochs=4)")
     assert code.count("epochs=4") == 2
     done = subprocess.run([sys.executable, "-c", code], cwd=workshop, capture_output=True, text=True, check=True)
     outcome, recommendations, best = done.stdout.splitlines()
