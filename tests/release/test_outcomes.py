@@ -14,7 +14,8 @@ from mbcal.decision_log import DecisionLog, Feedback, Record, compact_log, read_
 from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import read_logs
 from mbcal.errors import LogError, OptionError
-from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule, _CountedIds
+from mbcal.release.counted_ids import CountedIds
+from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
 from tests.support.decision_records import decision, mixed_records, write_log
 from tests.support.trials import SECOND, session_records
 
@@ -217,7 +218,7 @@ def test_a_decision_counts_once_however_often_it_is_read() -> None:
         assert len(reader.outcomes(now * SECOND)) == 30
     assert reader.ignored.repeated == 120
     assert not reader._decisions
-    counted = _CountedIds()
+    counted = CountedIds()
     for number in range(200_000):
         counted.add(f"d{number}")
     assert all(f"d{number}" in counted for number in range(0, 200_000, 997))
@@ -407,3 +408,18 @@ def test_sessions_that_were_going_on_before_do_not_count() -> None:
     found = outcomes_of([*silent, *new], since=since)
     assert rows(found) == [("user of new", "v1", 1.0, 1)]
     assert rows(outcomes_of(silent, since=96 * SECOND)) == [("ann", "v1", 0.0, 0)]
+
+
+@pytest.mark.parametrize(("users", "counted"), [(("", "ann"), "anonymous:s1"), (("ann", ""), "ann")])
+def test_a_session_that_goes_on_after_a_login_has_one_beginning(users: tuple[str, str], counted: str) -> None:
+    """All feedback comes at the end, so no decision knows that something was shown before a login or a logout."""
+    pages = [
+        decision(page, session="s1", id=f"d{page}", user=user, time=page * SECOND, version="v1", step=0)
+        for page, user in enumerate(users, 1)
+    ]
+    feedback = [Feedback(f"d{page}", "a", "like", 3 * SECOND, f"f{page}") for page in (1, 2)]
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in [*pages, *feedback, *session_records("s2", "v1", ["click"], user="ann", began=90 * SECOND)]:
+        reader.add(record)
+    assert rows(reader.outcomes(10**12)) == [(counted, "v1", 3.0, 1), ("ann", "v1", 1.0, 1)]
+    assert (reader.ignored.headless, reader.ignored.apart_reward) == (1, 3.0)

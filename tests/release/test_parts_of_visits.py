@@ -26,6 +26,8 @@ from tests.support.landing import (
     anonymous_session_of_a_page,
     halves,
     landing,
+    login,
+    logout,
     named_first,
     session_of_a_page,
     visits,
@@ -63,6 +65,17 @@ def test_the_gate_cannot_tell_by_parts_of_visits(names: Names, why: str, tmp_pat
     verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary"), verdict.reason
     assert why in verdict.reason
+
+
+@pytest.mark.parametrize("names", [login, logout])
+def test_the_gate_cannot_tell_by_visits_in_which_users_log_in_before_any_feedback(names: Names, tmp_path: Path) -> None:
+    """Nothing was shown yet, as far as the server knows, when the second part begins: only the session joins the two."""
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    write_quickly(tmp_path / "log", visits(1000, names, late=True))
+    verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu")
+    assert (verdict.answer, verdict.action) == ("cannot tell", "canary"), verdict.reason
+    assert "1,000 sessions have no beginning, beside " in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,16 @@ def halves(visit: int, page: int) -> tuple[str, str]:
     return ("", f"s{visit}") if page else (f"u{visit}", "")
 
 
+def login(visit: int, page: int) -> tuple[str, str]:
+    """Every page has the same session; the user is known from the second page on."""
+    return f"u{visit}" if page else "", f"s{visit}"
+
+
+def logout(visit: int, page: int) -> tuple[str, str]:
+    """Every page has the same session; the user is known on the first page only."""
+    return "" if page else f"u{visit}", f"s{visit}"
+
+
 def session_of_a_page(visit: int, page: int) -> tuple[str, str]:
     """Every page has a session of its own."""
     return f"u{visit}", f"s{visit}-{page}"
@@ -54,7 +64,14 @@ def anonymous_session_of_a_page(visit: int, page: int) -> tuple[str, str]:
 
 
 def visits(
-    count: int, names: Names, *, first: str = "good", pages: int = PAGES, bait_page: int = 0, canary: bool = False
+    count: int,
+    names: Names,
+    *,
+    first: str = "good",
+    pages: int = PAGES,
+    bait_page: int = 0,
+    canary: bool = False,
+    late: bool = False,
 ) -> Iterator[Record]:
     """Visits a thousand minutes apart. One page offers `good` and `bait`, the others `plain`.
 
@@ -69,6 +86,7 @@ def visits(
         pages: Pages of a visit, one item each.
         bait_page: The page that offers the bait.
         canary: Whether a third of users, or of sessions without one, gets v000002, which ranks the bait first.
+        late: Whether all feedback comes after the last page, so that the server never knows what was shown.
     """
     draw = np.random.default_rng(0)
     for visit in range(count):
@@ -84,6 +102,7 @@ def visits(
             rate = 0.05 if ("bait", "click") in shown else 1.0 if item == "bait" else 0.4
             behaviour = "click" if draw.random() < rate else "skip"
             name, time = f"d{visit}-{page}", (1000 * visit + page + 1) * MINUTE
+            answered = (1000 * visit + pages + 1) * MINUTE if late else time
             said = list(shown) if names is anonymous_session_of_a_page else list(in_session[session])
             yield Decision(
                 id=name,
@@ -100,9 +119,9 @@ def visits(
                 propensities=[propensity],
                 repeats=True,
             )
-            yield Feedback(name, item, behaviour, time + 1, f"f-{name}")
+            yield Feedback(name, item, behaviour, answered + 1, f"f-{name}")
             shown.append((item, behaviour))
-            if session:
+            if session and not late:
                 in_session[session].append((item, behaviour))
 
 

@@ -64,7 +64,7 @@ def trial_records(
 
 
 def write_quickly(folder: Path, records: Iterable[Record]) -> None:
-    """Write a log, waiting for the disk once at the end."""
-    with DecisionLog(folder) as log:
+    """Write a log, waiting for the disk once at the end, however many records wait for it."""
+    with DecisionLog(folder, max_waiting=10_000_000) as log:
         for waiting in [log.append(record) for record in records]:
             waiting.result(10)

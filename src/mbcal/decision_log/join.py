@@ -144,7 +144,8 @@ def join_sessions(
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
         has_begun_anew = any(later < earlier for (_, earlier, _), (_, later, _) in pairwise(entries))
-        if decisions[entries[0][2]].step > 0 or has_begun_anew:
+        has_other_part = user != anonymous(session) and (anonymous(session), session) in sessions  # before a login
+        if decisions[entries[0][2]].step > 0 or has_begun_anew or has_other_part:
             headless.add((user, session))
         steps: list[_Step] = []
         for _, _, decision_id in entries:

@@ -36,8 +36,9 @@ class JoinCounts:
     """Steps of histories left out for the same reason."""
     headless: int = 0
     """Sessions whose first decision in the log says that something was shown before: their beginnings are not there, or
-    have another name. Also those in which fewer steps were shown at a later time: the client, or a server that forgot the
-    session, began anew, and what followed a choice is not in its order."""
+    have another name. Also those of which some requests name the user and others none, as before a login. Also those in
+    which fewer steps were shown at a later time: the client, or a server that forgot the session, began anew, and what
+    followed a choice is not in its order."""
     nameless: int = 0
     """Decisions with neither session nor user: any of them may belong to any session."""
     unlinked: int = 0

@@ -148,7 +148,8 @@ def _not_whole(ignored: Ignored) -> str:
         (ignored.unlinked, "visits may be known by user alone at first and by session alone later"),
     )
     found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)
-    return f"not promoted, since {found}: send the same user, or the same session, with every request of a visit"
+    rule = "send the same user, or the same session and no user, with every request of a visit"
+    return f"not promoted, since {found}: {rule}"
 
 
 class CanaryWatcher:

@@ -49,7 +49,7 @@ UNJUDGED = (
     "parts of visits; or it reads what the log does not hold"
 )
 """Why the log cannot tell, whatever its numbers say."""
-SEND_ONE_SESSION = "send the same session with all requests of a visit"
+SEND_ONE_SESSION = "send the same session with all requests of a visit, and the user with all or none"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import OptionError
+from mbcal.release.counted_ids import CountedIds
 from mbcal.release.sessions import RESPONSE_BYTES, CountingRule, LoggedDecision, Response, Session, cut_sessions
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ class Ignored:
     late: int = 0
     """Feedback with a reward that came after the end of its session: `idle` seconds after the last record before it."""
     headless: int = 0
-    """Sessions whose first decision says that something was shown before: their beginnings have other names, or are in a
-    log that was not read."""
+    """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
+    now without, or the other way: their beginnings have other names, or are in a log that was not read."""
     unlinked: int = 0
     """Sessions that name no user, or those of users that name no session, whichever are fewer. These do count; but one visit
     may be both, and then had two versions."""
@@ -122,27 +123,6 @@ class Ignored:
             f"{self.dropped:,} feedback dropped for lack of memory, {self.nameless:,} decisions with neither session nor "
             f"user, {self.late:,} rewards that came after their session, {self.headless:,} sessions without a beginning"
         )
-
-
-class _CountedIds:
-    """A growing set of ids in about 8 bytes each."""
-
-    def __init__(self) -> None:
-        self._recent: set[int] = set()
-        self._sorted = np.empty(0, np.int64)
-
-    def add(self, name: str) -> None:
-        self._recent.add(hash(name))
-        if len(self._recent) > max(1 << 16, len(self._sorted) // 8):
-            self._sorted = np.union1d(self._sorted, np.fromiter(self._recent, np.int64, len(self._recent)))
-            self._recent = set()
-
-    def __contains__(self, name: str) -> bool:
-        value = hash(name)
-        if value in self._recent:
-            return True
-        place = int(np.searchsorted(self._sorted, value))
-        return place < len(self._sorted) and int(self._sorted[place]) == value
 
 
 @dataclass(eq=False)
@@ -173,9 +153,10 @@ class OutcomeReader:
         self._groups: dict[str, _Group] = {}
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
-        self._counted = _CountedIds()  # of decisions
-        self._nameless = _CountedIds()  # of decisions that belong to no session
-        self._names = _CountedIds()  # of counted sessions
+        self._counted = CountedIds()  # of decisions
+        self._nameless = CountedIds()  # of decisions that belong to no session
+        self._names = CountedIds()  # of counted sessions
+        self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
         self._without_session = self._without_user = 0  # counted sessions
         self._counted_until = since
         self._bytes = self._early_bytes = 0
@@ -314,7 +295,8 @@ class OutcomeReader:
 
     def _count_session(self, session: Session) -> None:
         """Count a session and forget its decisions. A name that began may go on after a pause."""
-        has_beginning = session.has_beginning or session.first.name in self._names
+        is_continued = self._has_other_part(session)
+        has_beginning = (session.has_beginning or session.first.name in self._names) and not is_continued
         if session.began >= self._rule.since:
             self.ignored.headless += not has_beginning
             self.ignored.late += session.late
@@ -327,6 +309,14 @@ class OutcomeReader:
             self._counted.add(decision.id)
         self._remove(session.decisions)
 
+    def _has_other_part(self, session: Session) -> bool:
+        """Whether its requests were counted without their user before, or with one if they name none, as after a logout."""
+        own, other = ("", "user") if session.first.name.startswith("session ") else ("user", "")
+        requested = {decision.session for decision in session.decisions if decision.session}
+        for name in requested:
+            self._requested[own].add(name)
+        return any(name in self._requested[other] for name in requested)
+
     def _shorten(self, session: Session, before: int) -> None:
         """Forget decisions of a session that does not count and is still going on, except when it began."""
         n_old = sum(decision.time < before for decision in session.decisions)
@@ -335,7 +325,7 @@ class OutcomeReader:
             self._remove(session.decisions[:n_old])
 
     def _append(self, session: Session) -> None:
-        self._without_session += not any(decision.has_session for decision in session.decisions)
+        self._without_session += not any(decision.session for decision in session.decisions)
         self._without_user += session.first.name.startswith("session ")
         values = {
             "version": self._versions.setdefault(session.first.version, len(self._versions)),

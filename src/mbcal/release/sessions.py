@@ -74,8 +74,8 @@ class LoggedDecision:
     version: str
     epsilon: float
     items: frozenset[str]
-    has_session: bool
-    """Whether the request named a session."""
+    session: str
+    """The session that the request named; empty if none."""
     began: int
     """When its session began, if it is the first that is kept of it."""
     responses: dict[str, Response] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class LoggedDecision:
             version=decision.version,
             epsilon=decision.epsilon,
             items=frozenset(decision.items),
-            has_session=bool(decision.session),
+            session=decision.session,
             began=decision.time,
         )
 
