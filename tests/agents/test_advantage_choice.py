@@ -18,6 +18,7 @@ from mbcal.errors import ModelError, TrainingError
 from mbcal.scoring.scorers import UNKNOWN_USER
 from mbcal.storage.checkpoints import Checkpoints
 from tests.support.batches import sessions
+from tests.support.progress import Interrupt
 from tests.support.toys import logged
 from tests.support.workers import together
 
@@ -69,6 +70,19 @@ def test_the_interval_covers_sessions_judges_and_folds() -> None:
     assert both.mean == 2.5
     assert both.stderr == pytest.approx((3.0 / 2) ** 0.5)  # that of a mean of two
     assert both.high - both.mean == pytest.approx(4.303 * 1.5**0.5, rel=1e-3)  # two degrees of freedom
+
+
+@pytest.mark.parametrize(("gain", "kind"), [(0.45, "counterfactual"), (0.55, "planned")])
+def test_a_candidate_is_taken_if_it_is_better_with_95_percent_confidence(
+    gain: float, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judges differ by a standard deviation of 0.365 in both folds, with six degrees of freedom: the limit is 0.502."""
+    by_judge = np.array([-0.4, -0.2, 0.2, 0.4])[:, None] + np.zeros((4, 50))
+    base = np.zeros((4, 50))
+    fold = Fold(np.stack([base, base - 5, base + gain + by_judge]), np.arange(50, dtype=np.int32))
+    monkeypatch.setattr(advantage_choice, "cross_fit", lambda *_: [fold, fold])
+    chosen = agent().fit(sessions(count=60, seed=2))
+    assert chosen.choices["advantage"]["kind"] == chosen.config.advantage == kind
 
 
 def test_users_are_resampled_whole() -> None:
@@ -140,18 +154,14 @@ def test_growing_rounds_choose_again_when_the_log_has_doubled(monkeypatch: pytes
 
 
 def test_a_choice_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupt:
-        def phase(self, title: str, total: int | None = None) -> None:
-            if title.startswith("environment: epoch 2"):
-                raise KeyboardInterrupt
-
-        def advance(self, amount: int) -> None:
-            pass
-
     known = sessions(count=100, seed=2)
     straight, interrupted = agent().fit(known), agent()
     with pytest.raises(KeyboardInterrupt):
-        interrupted.fit(known, progress=Interrupt(), checkpoints=Checkpoints(tmp_path / "checkpoints", {}, every=-1))
+        interrupted.fit(
+            known,
+            progress=Interrupt("environment: epoch 2"),
+            checkpoints=Checkpoints(tmp_path / "checkpoints", {}, every=-1),
+        )
     assert (interrupted.config.advantage, interrupted.choices) == ("auto", {})
     monkeypatch.setattr(advantage_choice, "cross_fit", refuse)
     resumed = agent().fit(known, checkpoints=Checkpoints(tmp_path / "checkpoints", {}))

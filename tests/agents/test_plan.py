@@ -23,6 +23,7 @@ from mbcal.training.branches import Branches
 from mbcal.training.losses import LEVEL_WEIGHT, branch_mse
 from mbcal.training.random import Noise
 from tests.support.batches import sessions
+from tests.support.progress import Interrupt
 from tests.support.toys import BEST, DelayedPrize, logged, starts
 from tests.support.workers import together
 
@@ -134,18 +135,11 @@ def test_every_iteration_imagines_with_the_policy_of_the_one_before(monkeypatch:
 
 
 def test_a_killed_fit_resumes_to_the_identical_result(tmp_path: Path) -> None:
-    class Interrupt:
-        def phase(self, title: str, total: int | None = None) -> None:
-            if title.startswith("advantage, iteration 2: epoch 2"):
-                raise KeyboardInterrupt
-
-        def advance(self, amount: int) -> None:
-            pass
-
     known = sessions(count=100, seed=2)
     straight = agent().fit(known)
+    interrupt = Interrupt("advantage, iteration 2: epoch 2")
     with pytest.raises(KeyboardInterrupt):
-        agent().fit(known, progress=Interrupt(), checkpoints=Checkpoints(tmp_path / "checkpoints", {}, every=-1))
+        agent().fit(known, progress=interrupt, checkpoints=Checkpoints(tmp_path / "checkpoints", {}, every=-1))
     resumed = agent().fit(known, checkpoints=Checkpoints(tmp_path / "checkpoints", {}))
     assert same(straight, resumed)
 

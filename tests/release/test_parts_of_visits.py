@@ -103,6 +103,9 @@ def test_few_parts_that_hold_much_of_the_reward_count(user: str, session: str, w
     joined = join_sessions(records, CATALOG, behaviours, horizon=PAGES, history=PAGES)
     judging = np.flatnonzero([name.count("-") == 0 for name in joined.session_names])
     found = why_in_parts(joined, judging, 0.01)
+    if session and user:  # what follows sessions of users who do not judge is not missed
+        others = judging[joined.sessions.user[judging] != joined.sessions.user[judging[0]]]
+        assert why_in_parts(joined, others[~joined.in_succession()[0][others]], 0.01) == ""
     assert found.startswith(why if behaviour == "buy" else "")
     assert bool(found) == bool(why and behaviour == "buy")
 

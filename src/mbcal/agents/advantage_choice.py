@@ -7,17 +7,13 @@ first candidate, MBCAL's, stays unless another is better beyond chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mbcal.agents.config import AgentConfig
-from mbcal.agents.cross_fitting import Trial, cross_fit, last_better
+from mbcal.agents.cross_fitting import PolicyFit, Trial, cross_fit, last_better
 from mbcal.agents.fit_context import FitContext
 from mbcal.config import from_dict, to_dict
-from mbcal.environments.rollout import Policy
-from mbcal.progress import Progress
-from mbcal.types import SessionTensors
 
 AdvantageKind = Literal["counterfactual", "none", "planned"]
 """The advantage of the logged continuation (`labels`), none, or that of the policy's own continuation (`plan`)."""
@@ -57,20 +53,13 @@ class AdvantageChoice:
         return {**to_dict(self), "trials": [to_dict(trial) for trial in self.trials]}
 
 
-PolicyFit = Callable[[SessionTensors, AgentConfig, Progress, Sequence[AdvantageKind]], Sequence[Policy]]
-"""(sessions, settings, progress, candidates) -> one policy per candidate."""
-
-
-def choose_advantage(
-    context: FitContext, config: AgentConfig, fit_policies: PolicyFit, candidates: Sequence[AdvantageKind] = CANDIDATES
-) -> AdvantageChoice:
+def choose_advantage(context: FitContext, config: AgentConfig, fit_policies: PolicyFit) -> AdvantageChoice:
     """Choose the advantage, or return the choice that a checkpoint holds.
 
     Args:
         context: The fit that has to choose. Its checkpoints keep the choice.
         config: Networks, training settings and seed of the agent.
-        fit_policies: Fits the policies of all candidates to sessions.
-        candidates: What can be chosen, the simplest first.
+        fit_policies: Fits one policy for each of `CANDIDATES` to sessions.
 
     Returns:
         The choice: the first candidate if there were too few users to compare them.
@@ -79,18 +68,12 @@ def choose_advantage(
     record = checkpoints.stage(STAGE)[0] if checkpoints else None
     if record is not None:
         return from_dict(AdvantageChoice, record)
-    folds = cross_fit(
-        context,
-        config,
-        "advantage",
-        lambda sessions, settings, progress: fit_policies(sessions, settings, progress, candidates),
-        JUDGES,
-    )
+    folds = cross_fit(context, config, "advantage", fit_policies, JUDGES)
     if not folds:
-        return AdvantageChoice(candidates[0], 0, ())
+        return AdvantageChoice(CANDIDATES[0], 0, ())
     best, trials = last_better(folds, LEVEL)
-    named = (AdvantageTrial(**vars(trial), kind=kind) for trial, kind in zip(trials, candidates, strict=True))
-    choice = AdvantageChoice(candidates[best], sum(len(fold.users) for fold in folds), tuple(named))
+    named = (AdvantageTrial(**vars(trial), kind=kind) for trial, kind in zip(trials, CANDIDATES, strict=True))
+    choice = AdvantageChoice(CANDIDATES[best], sum(len(fold.users) for fold in folds), tuple(named))
     if checkpoints and context.worker_slice.group.rank == 0:
         checkpoints.save(STAGE, choice.record(), {})
     return choice

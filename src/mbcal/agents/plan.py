@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mbcal.agents.advantage_choice import AdvantageKind, choose_advantage
+from mbcal.agents.advantage_choice import CANDIDATES, AdvantageKind, choose_advantage
 from mbcal.agents.base import Agent
 from mbcal.agents.config import AgentConfig
 from mbcal.agents.cross_fitting import has_outgrown
@@ -140,16 +140,13 @@ class MBCALPlan(Agent):
             raise self._not_fitted()
         return self.config.advantage
 
-    def _fit_policies(
-        self, sessions: SessionTensors, settings: AgentConfig, progress: Progress, candidates: Sequence[AdvantageKind]
-    ) -> list[NetScorer]:
-        """One policy per candidate, all with the same environment models and initial weights."""
+    def _fit_policies(self, sessions: SessionTensors, settings: AgentConfig, progress: Progress) -> list[NetScorer]:
+        """One policy for each of `CANDIDATES`, all with the same environment models and initial weights."""
         iterations = min(self.config.iterations, CHOICE_ITERATIONS)
         config = replace(
             self.config, net=settings.net, training=settings.training, seed=settings.seed, iterations=iterations
         )
-        agent = _Candidates(replace(config, advantage=candidates[0]), self.device.type)
-        agent.candidates = candidates
+        agent = _Candidates(replace(config, advantage=CANDIDATES[0]), self.device.type)
         return agent.fit(sessions, progress=progress).policies
 
     def _fit_models(self, context: FitContext) -> None:
@@ -309,14 +306,13 @@ class MBCALPlan(Agent):
 class _Candidates(MBCALPlan):
     """Fits one policy per candidate of a choice."""
 
-    candidates: Sequence[AdvantageKind] = ()
     policies: list[NetScorer]
 
     def learn(self, context: FitContext) -> None:
         self._fit_models(context)
         self.policies = []
         untrained = self.nets["advantage"]
-        for candidate in self.candidates:
+        for candidate in CANDIDATES:
             net = self.nets["advantage"] = untrained.copy()
             optimisers = {**context.optimisers, "advantage": self.create_optimiser(net)}
             self.config = replace(self.config, advantage=candidate)

@@ -1,0 +1,82 @@
+"""Following a log while it is written: every record once, whatever happens to the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mbcal.decision_log import DecisionLog, Record, compact_log
+from mbcal.decision_log.follow import LogFollower
+from mbcal.errors import LogError
+from tests.support.decision_records import decision, mixed_records, write_log
+
+
+def test_a_follower_reads_every_record_once(tmp_path: Path) -> None:
+    records, folder = mixed_records(60), tmp_path / "log"
+    follower = LogFollower(folder)
+    assert list(follower.read()) == []
+    with DecisionLog(folder, segment_bytes=1500) as log:
+        read: list[Record] = []
+        for number, record in enumerate(records):
+            log.append(record).result(10)
+            if number % 7 == 0:
+                read += follower.read()
+            if number == 40:
+                assert compact_log(folder).segments > 1
+    read += follower.read()
+    assert read == records
+    assert list(follower.read()) == []
+    assert list(LogFollower(folder).read()) == records  # a restart begins anew
+    write_log(folder / "worker-1", mixed_records(4))
+    assert list(follower.read()) == mixed_records(4)
+
+
+def test_a_follower_reads_a_log_that_was_begun_anew(tmp_path: Path) -> None:
+    old, new = mixed_records(40), [decision(number, id=f"new-{number}") for number in range(10)]
+    log, follower = tmp_path / "log", LogFollower(tmp_path / "log")
+    write_log(log, old, segment_bytes=1500)
+    assert list(follower.read()) == old
+    log.rename(tmp_path / "old")
+    assert list(follower.read()) == []
+    write_log(log, new)
+    assert list(follower.read()) == new
+    assert list(follower.read()) == []
+    log.rename(tmp_path / "old2")
+    write_log(log, old[:1])  # now a segment with the same number
+    assert list(follower.read()) == old[:1]
+    compact_log(log)
+    assert list(follower.read()) == []
+
+
+def test_an_error_in_one_log_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = mixed_records(20)
+    for worker in range(2):
+        write_log(tmp_path / f"worker-{worker}", records[worker::2])
+    follower, path = LogFollower(tmp_path), tmp_path / "worker-1" / "segment-000001.log"
+    read: list[Record] = []
+    hidden = path.rename(tmp_path / "hidden")
+    path.mkdir()
+    with pytest.raises(LogError):
+        read.extend(follower.read())
+    path.rmdir()
+    hidden.rename(path)
+    read.extend(follower.read())
+    assert {record.id for record in read} == {record.id for record in records}
+    assert len(read) == 20
+
+
+def test_a_follower_waits_for_the_rest_of_a_record_and_skips_damage(tmp_path: Path) -> None:
+    records = mixed_records(6)
+    write_log(tmp_path, records)
+    (segment,) = tmp_path.glob("segment-*.log")
+    content = segment.read_bytes()
+    segment.write_bytes(content[:-3])
+    follower = LogFollower(tmp_path)
+    assert list(follower.read()) == records[:-1]
+    segment.write_bytes(content)
+    assert list(follower.read()) == records[-1:]
+    damaged = bytearray(content)
+    damaged[40] ^= 1  # in the first record
+    segment.write_bytes(damaged)
+    assert list(LogFollower(tmp_path).read()) == records[1:]
