@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mbcal import MBCAL, AgentConfig, GRU4Rec, MBCALConfig, NetConfig, TrainingConfig, load
-from mbcal.agents import MBCALWithoutVarianceReduction
+from mbcal.agents import MBCALPlan, MBCALWithoutVarianceReduction
 from mbcal.agents.domain import Domain
 from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError, TrainingError
@@ -29,6 +29,14 @@ SMALL = NetConfig(hidden=8, embedding=8)
 
 def config(**more: Any) -> MBCALConfig:
     return MBCALConfig(**{"net": SMALL, "training": QUICK, "gamma": 0.95, **more})
+
+
+def test_rewards_count_in_full_unless_a_discount_is_given() -> None:
+    kinds = (MBCAL, MBCALWithoutVarianceReduction, MBCALPlan)
+    assert [kind().config.gamma for kind in kinds] == [1.0, 1.0, 1.0]
+    for wrong in (-0.1, 1.5):
+        with pytest.raises(OptionError, match=r"gamma: must be in \[0, 1\]"):
+            MBCALConfig(gamma=wrong)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.95])
