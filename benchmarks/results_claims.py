@@ -22,10 +22,10 @@ from results_experiments import DEFINITIONS, ResultFiles, Row
 from mbcal.metrics import Mean, t_quantile
 from mbcal.report.formats import format_interval, format_mean
 
-Verdict = Literal["holds", "does not hold", "cannot be told"]
+Verdict = Literal["holds", "does not hold", "inconclusive"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
-UNKNOWN: Verdict = "cannot be told"
+UNKNOWN: Verdict = "inconclusive"
 NORMAL = 1.959964
 RATINGS = ("netflix", "ml1m")
 YARDSTICKS = ("yardstick", "BoredInf")

@@ -66,7 +66,7 @@ def _claims_parts(data: str, files: ResultFiles) -> Iterator[str]:
             rows.append([claim.says, claim.by, cell_text(found).replace("<br>", " "), found.judge or None])
     if rows:
         yield "## Claims"
-        yield "✓ holds, ✗ does not hold, ? cannot be told; what decides, with its 95% interval over users and trainings."
+        yield "✓ holds, ✗ does not hold, ? inconclusive; what decides, with its 95% interval over users and trainings."
         yield Table("", "", ("claim", "whose", "evidence", "judge"), rows).grid()
 
 
