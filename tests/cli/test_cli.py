@@ -15,7 +15,7 @@ import pytest
 from mbcal import Store, __version__
 from mbcal.data.log_facts import first_time
 from mbcal.data.store_format import PARTS
-from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal
+from tests.support.command_line import HEADER, REWARDS, ROWS, TABLE, mbcal, refused
 from tests.support.logs import write_csv
 
 
@@ -231,3 +231,8 @@ def test_a_stopped_run_cleans_up(tmp_path: Path, number: int) -> None:
         assert process.returncode == 128 + number, said
         assert b"Traceback" not in said
         assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_a_watcher_needs_a_registry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused("watch-canary", "--registry", "nowhere", "--log", "log", cwd=tmp_path, capsys=capsys)
+    assert said == "mbcal: nowhere: no such folder; create one with 'mbcal registry publish'"

@@ -105,12 +105,12 @@ def watch_canary_command(
     'mbcal serve --canary' and 'mbcal loop' do this themselves. Run it alone where several machines serve: one watcher must
     read the logs of all. What it sees is in REGISTRY/canaries.
     """
-    from mbcal.registry.registry import Registry
+    from mbcal.cli.registry import existing_registry
     from mbcal.release.canary import CanaryWatcher, watch_canary
 
     config = canary_config(promote_after, withdraw_below, canary_days, undecided, idle)
     watch_canary(
-        CanaryWatcher(Registry(registry), log, config),
+        CanaryWatcher(existing_registry(registry), log, config),
         every,
         until=lambda: parent is not None and os.getppid() != parent,
         on_look=print_look,

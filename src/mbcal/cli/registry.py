@@ -61,7 +61,7 @@ def publish_model(
 @app.command("list")
 def list_versions(folder: RegistryOption, as_json: Json = False) -> None:
     """List all versions, oldest first: which is live, which is the canary, and what is known of each."""
-    registry = _existing(folder)
+    registry = existing_registry(folder)
     pointer, rows = registry.pointer(), version_summaries(registry)
     if as_json:
         values = {"current": pointer.current, "canary": pointer.canary, "before": pointer.before, "versions": rows}
@@ -87,7 +87,7 @@ def show_version(
 
     Every file, shape and verification score is checked, as the service does when it opens a version.
     """
-    registry = _existing(folder)
+    registry = existing_registry(folder)
     opened = registry.open(version)
     summary = version_summary(registry, opened.name) | {
         "path": str(opened.path),
@@ -125,14 +125,14 @@ def show_version(
 @app.command("activate")
 def activate_version(version: VersionArgument, folder: RegistryOption) -> None:
     """Verify a version and make it live. A canary ends with that."""
-    _existing(folder).activate(version)
+    existing_registry(folder).activate(version)
     typer.echo(f"{version} is live")
 
 
 @app.command("rollback")
 def roll_back(folder: RegistryOption) -> None:
     """Make the version live that was live before the current one. Run again to go back one more."""
-    registry = _existing(folder)
+    registry = existing_registry(folder)
     replaced = registry.current()
     typer.echo(f"{registry.rollback()} is live again instead of {replaced}")
 
@@ -144,7 +144,7 @@ def start_canary(version: VersionArgument, folder: RegistryOption) -> None:
     It goes on until the canary is promoted or withdrawn, by a person or by the watcher that 'mbcal serve --canary' and
     'mbcal loop' run. Making any version live by hand ends it, too.
     """
-    registry = _existing(folder)
+    registry = existing_registry(folder)
     registry.start_canary(version)
     typer.echo(f"{version} is the canary beside {registry.current()}; to end it: mbcal registry promote, or withdraw")
 
@@ -152,7 +152,7 @@ def start_canary(version: VersionArgument, folder: RegistryOption) -> None:
 @app.command("promote")
 def promote_canary(folder: RegistryOption) -> None:
     """Make the canary live now, whatever its sessions say."""
-    registry = _existing(folder)
+    registry = existing_registry(folder)
     replaced = registry.current()
     typer.echo(f"{registry.promote_canary()} is live instead of {replaced}")
 
@@ -163,7 +163,7 @@ def withdraw_canary(
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; 'mbcal registry list' shows it.")] = "by hand",
 ) -> None:
     """End the canary: the live version serves all sessions again. The withdrawn version is kept."""
-    registry = _existing(folder)
+    registry = existing_registry(folder)
     typer.echo(f"{registry.withdraw_canary(reason=reason)} is withdrawn; {registry.current()} serves all sessions")
 
 
@@ -173,11 +173,12 @@ def remove_versions(
     keep: Annotated[int, typer.Option(help="Previously live versions to keep for rollback.")] = 5,
 ) -> None:
     """Remove versions older than the live one, except those kept for rollback, and leftovers of killed processes."""
-    removed = _existing(folder).gc(keep)
+    removed = existing_registry(folder).gc(keep)
     typer.echo(f"removed {', '.join(removed)}" if removed else "nothing to remove")
 
 
-def _existing(path: Path) -> Registry:
+def existing_registry(path: Path) -> Registry:
+    """Open a registry for a command that does not create one; raises ModelError if there is none."""
     if not (path / "versions").is_dir():
         problem = "not a registry (no versions folder)" if path.exists() else "no such folder"
         raise ModelError(f"{path}: {problem}; create one with 'mbcal registry publish'")
