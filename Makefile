@@ -29,7 +29,7 @@ demo: $(STAMP) ## MBCAL against three other policies on a generated newsfeed: a 
 	$(BIN)/mbcal experiment newsfeed --agents mbcal,gru4rec,dqn,random --seeds 1 --set rounds=2 --set round_sessions=800 \
 	  --set test_sessions=1000 --set log_sessions=6400 --set net.hidden=32 --out $(DEMO)
 
-loop-demo: $(STAMP) ## simulated users and a real server: collect, update, gate, publish, again
+loop-demo: $(STAMP) ## simulated users and a real server: collect, update, gate, canary, again
 	$(BIN)/python examples/closed_loop.py --folder build/loop
 
 test: $(STAMP) ## run the tests

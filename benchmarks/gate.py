@@ -1,14 +1,16 @@
-"""How often does the gate publish candidates that are worse, and how often those that are not? On the newsfeed, truth known.
+"""How often does the gate find candidates no worse that are worse, and those that are not? On the newsfeed, truth known.
 
     python benchmarks/gate.py                      200 replications of every candidate (minutes)
     python benchmarks/gate.py --replications 20
     python benchmarks/gate.py --power              how many sessions it takes to see a difference
 
 The live policy serves users of the newsfeed, sessions of four steps. Each candidate is then judged by its log, as `mbcal
-update` does, with other users in every replication. Two logs: one as a careful service writes it (epsilon 0.1, 40
-candidates, 1,600 judging sessions), one that explores (epsilon 0.5, 8 candidates, 6,000 judging sessions). Prints, per
-candidate, its true difference, the answers, and the coverage and width of the interval the gate uses; and for comparison the
-coverage of a bootstrap of the doubly robust estimate with clipped weights.
+update` does, with other users in every replication. Answers are counted, whatever `GateConfig.no_worse` makes of them.
+
+Two logs: one as a careful service writes it (epsilon 0.1, 40 candidates, 1,600 judging sessions), one that explores (epsilon
+0.5, 8 candidates, 6,000 judging sessions). Prints, per candidate, its true difference, the answers, and the coverage and
+width of the interval the gate uses; and for comparison the coverage of a bootstrap of the doubly robust estimate with
+clipped weights.
 """
 
 from __future__ import annotations

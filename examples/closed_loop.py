@@ -4,14 +4,14 @@ Run:  python examples/closed_loop.py --folder build/loop      (or: make loop-dem
 
 ::
 
-    users ──▶ mbcal serve --canary 0.5 ──▶ decision log ──▶ update: a candidate ──▶ gate ──▶ refused, live, or canary
+    users ──▶ mbcal serve --canary 0.5 ──▶ decision log ──▶ update: a candidate ──▶ gate ──▶ refused, or canary
                                                 └─▶ the server's watcher: sessions of the canary against the live version's
                                                     ──▶ promoted or withdrawn
 
-Users of the generated newsfeed are served round by round. After every round a candidate learns from the decision log. Of a
-new policy such a log mostly cannot tell, so the candidate becomes the canary: the server gives it half of the sessions, and
-promotes or withdraws it by what they earn. Nobody does that by hand. Last comes a candidate that was fitted on shuffled
-behaviours. It must never go live.
+Users of the generated newsfeed are served round by round. After every round a candidate learns from the decision log. Unless
+the log shows that it is worse, it becomes the canary: the server gives it half of the sessions, and promotes or withdraws it
+by what they earn. Nobody does that by hand. Last comes a candidate that was fitted on shuffled behaviours. It must never go
+live.
 """
 
 from __future__ import annotations
@@ -172,10 +172,8 @@ def follow(users: Users, registry: Registry, verdict: Verdict) -> None:
     for check in verdict.checks:
         print(f"  the gate's {check.name} check: {check.answer}. {check.detail}")
     print(f"  so the candidate is {verdict.action}: {verdict.reason}", flush=True)
-    if verdict.action == "canary" and verdict.version is not None:
+    if verdict.version is not None:
         try_canary(users, registry, verdict.version)
-    elif verdict.action == "published":
-        users.wait_for(verdict.version, None)
 
 
 def fit_on_shuffled(config: mbcal.MBCALConfig, sessions: mbcal.Sessions) -> mbcal.MBCAL:

@@ -16,6 +16,8 @@ from mbcal.cli import app
 from mbcal.decision_log import Decision, read_log
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import read_trial
+from mbcal.release.gate import Answer
+from tests.support.releases import let_the_log_say
 from tests.support.servers import serving
 from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 
@@ -75,7 +77,13 @@ def registry(tmp_path: Path) -> Registry:
     return registry
 
 
-def test_the_loop_learns_a_canary_that_users_promote_and_goes_on(registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["cannot tell", "no worse"])
+def test_the_loop_learns_a_canary_that_users_promote_and_goes_on(
+    answer: Answer, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log itself cannot tell; that it is no worse, which it is made to say, changes nothing about the trial."""
+    if answer == "no worse":
+        let_the_log_say(answer, monkeypatch)
     log = tmp_path / "log"
     trial = ["--promote-after", "40"]
     server_options = ["--log", str(log), "--canary", "0.5", "--epsilon", "0.3", "--lifetime", "2", *trial]
@@ -97,7 +105,7 @@ def test_the_loop_learns_a_canary_that_users_promote_and_goes_on(registry: Regis
     first, second = (json.loads((registry.path / "updates" / f"00000{number}.json").read_text()) for number in (1, 2))
     assert (first["live"], first["answer"], first["action"], first["version"]) == (
         "v000001",
-        "cannot tell",
+        answer,
         "canary",
         "v000002",
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbcal.errors import InputError, OptionError
-from mbcal.release.canary import CanaryConfig, judge_canary
+from mbcal.release.canary import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
 from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
@@ -36,7 +36,7 @@ def test_decisions_follow_the_limits() -> None:
     action, reason = judge_canary(shorter, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("its sessions are shorter, so a person has to decide")
-    assert judge_canary(None, CONFIG, 10) == ("wait", "no finished sessions of both versions yet")
+    assert judge_canary(None, CONFIG, 10) == ("wait", UNSERVED)
     assert judge_canary(None, CONFIG, 1e9)[0] == "withdraw"
     for settings in ({"promote_after": 0}, {"withdraw_below": 1.0}, {"longest": 0.0}, {"promote_alpha": 0.5}):
         with pytest.raises(OptionError, match="canary: "):

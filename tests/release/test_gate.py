@@ -35,12 +35,12 @@ from mbcal.release.update import update, write_verdict
 from mbcal.types import SessionFields
 from mbcal.types.field import Field
 from mbcal.types.fields import Fields
-from tests.support.releases import DIFFERENCE, EPSILON, GATE, agent, let_the_log_say, served
+from tests.support.releases import DIFFERENCE, EPSILON, GATE, PUBLISHING, agent, let_the_log_say, served
 from tests.support.toys import BEHAVIOURS, logged
 
 
 def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: Path, log: Path) -> None:
-    gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
+    gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
     verdict = update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action, weak.current()) == ("no worse", "published", "v000002"), verdict.checks
     assert "it chooses as the live version does at all " in verdict.checks[0].detail
@@ -67,7 +67,7 @@ def test_a_candidate_that_reads_what_is_not_logged_is_not_published(
     assert why_unread(domain, replace(domain, **more)) == ""
     if kind == "history":
         candidate._domain = replace(domain, **more)
-        gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)
+        gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)
         verdict = update(weak, log, gate=gate, device="cpu", candidate=candidate)
         assert (verdict.answer, verdict.action, weak.current()) == ("cannot tell", "canary", "v000001")
         assert verdict.reason == f"the log cannot tell: {found}"
@@ -176,8 +176,9 @@ def test_answers() -> None:
     assert combined_answer([log["worse"]]) == "worse"
 
 
+@pytest.mark.parametrize("gate", [GATE, PUBLISHING], ids=["canary", "publish"])
 def test_a_canary_that_an_operator_starts_meanwhile_stays(
-    weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+    gate: GateConfig, weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start_canary(*_: Any, **__: Any) -> Any:
         weak.start_canary(weak.publish(weak_model, activate=False))
@@ -185,12 +186,13 @@ def test_a_canary_that_an_operator_starts_meanwhile_stays(
 
     monkeypatch.setattr("mbcal.release.update.compare_by_log", start_canary)
     with pytest.raises(ConflictError, match="v000002 became the canary in the meantime; its trial goes on"):
-        update(weak, log, gate=GateConfig(sessions=100), device="cpu", candidate=load(weak_model, "cpu"))
+        update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
 
 
+@pytest.mark.parametrize("gate", [GATE, PUBLISHING], ids=["canary", "publish"])
 def test_a_version_that_an_operator_activates_meanwhile_stays(
-    weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+    gate: GateConfig, weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def activate_another(*_: Any, **__: Any) -> Any:
         weak.publish(weak_model)
@@ -199,7 +201,7 @@ def test_a_version_that_an_operator_activates_meanwhile_stays(
     let_the_log_say("no worse", monkeypatch)
     monkeypatch.setattr("mbcal.release.update.compare_by_log", activate_another)
     with pytest.raises(ConflictError, match="v000002"):
-        update(weak, log, gate=GATE, device="cpu", candidate=agent(30, epochs=1))
+        update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert weak.current() == "v000002"
     assert weak.versions() == ["v000001", "v000002"]
 
@@ -261,7 +263,7 @@ def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_mode
             if isinstance(record, Decision):
                 record = msgspec.structs.replace(record, propensities=[value / 2 for value in record.propensities])
             wrong.append(record)
-    gate = GateConfig(sessions=100, judges=0.9, level=0.5, tolerance=0.9)
+    gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)
     verdict = update(weak, tmp_path / "wrong", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     assert "instead of 1, so its numbers mean nothing" in verdict.checks[0].detail

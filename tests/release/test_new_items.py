@@ -20,7 +20,7 @@ from mbcal.nn.fields import FieldEncoder
 from mbcal.registry.registry import Registry
 from mbcal.release.update import update
 from mbcal.types import Field, Fields, NumberFeature, SessionFields, VectorFeature
-from tests.support.releases import GATE, agent, let_the_log_say
+from tests.support.releases import GATE, PUBLISHING, agent, let_the_log_say
 from tests.support.toys import CATALOG, logged
 from tests.support.workers import ThreadedEngine
 
@@ -110,7 +110,7 @@ def test_after_an_update_the_item_is_known(tmp_path: Path, monkeypatch: pytest.M
     write_log(tmp_path / "log", 150)
     let_the_log_say("no worse", monkeypatch)
     engine = ThreadedEngine(workers) if workers else None
-    verdict = update(registry, tmp_path / "log", epochs=3, gate=GATE, device="cpu", engine=engine)
+    verdict = update(registry, tmp_path / "log", epochs=3, gate=PUBLISHING, device="cpu", engine=engine)
     assert (verdict.action, verdict.version) == ("published", "v000002")
     assert verdict.counts is not None
     assert verdict.counts.new_items == 1

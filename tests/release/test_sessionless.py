@@ -10,7 +10,7 @@ import pytest
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Decision, Record
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import CanaryWatcher
+from mbcal.release.canary import UNSERVED, CanaryWatcher
 from mbcal.release.gate import UNJUDGED, Verdict
 from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.release.update import update
@@ -112,6 +112,6 @@ def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: py
     assert look is not None
     assert (look.action, look.comparison, look.ignored.nameless) == ("wait", None, 600 * STEPS)
     words = "not promoted, since 3,600 decisions have neither session nor user: send the same user, or the same session and"
-    assert look.reason.startswith(f"no finished sessions of both versions yet; {words}")
+    assert look.reason.startswith(f"{UNSERVED}; {words}")
     said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)
     assert said.endswith("no session can be counted, since requests had neither session nor user; send a session")

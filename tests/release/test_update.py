@@ -1,4 +1,4 @@
-"""From served sessions to the next version: better ones go live, worse ones are refused with a reason."""
+"""From served sessions to the next version: better ones are tried, worse ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mbcal.registry.registry import Registry
 from mbcal.release.gate import Check, GateConfig, split_judges
 from mbcal.release.update import update
 from mbcal.types import SessionTensors
-from tests.support.releases import DIFFERENCE, GATE, let_the_log_say, served
+from tests.support.releases import DIFFERENCE, GATE, PUBLISHING, let_the_log_say, served
 from tests.support.toys import DelayedPrize, logged, starts
 from tests.support.workers import ThreadedEngine
 
@@ -62,7 +62,7 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     test = starts(200, seed=9)
     earned = [evaluate(load(weak.open(name).path, "cpu"), DelayedPrize(), test).mean.mean for name in weak.versions()]
     assert earned[1] > earned[0] + 1
-    with pytest.raises(ConflictError, match="v000002 is the canary; wait"):
+    with pytest.raises(ConflictError, match="v000002 is the canary, and its trial goes on; update when"):
         update(weak, tmp_path / "log", gate=GATE, device="cpu")
     weak.promote_canary()
     assert served(weak, tmp_path / "later", 100, seed=1) > before
@@ -77,7 +77,7 @@ def test_an_engine_teaches_what_one_process_would(
     shutil.copytree(weak.path, tmp_path / "other")
     made: list[Any] = []
     for registry, engine in ((weak, None), (Registry(tmp_path / "other"), ThreadedEngine(2))):
-        settings: dict[str, Any] = {"epochs": 3, "gate": GATE, "device": "cpu"}
+        settings: dict[str, Any] = {"epochs": 3, "gate": PUBLISHING, "device": "cpu"}
         verdict = update(registry, log, engine=engine, **settings)
         assert verdict.version == "v000002"
         made.append(load(registry.open().path, "cpu"))
@@ -112,7 +112,7 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, log: Path, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(RuntimeError):
-                update(weak, log, gate=GATE, device="cpu")
+                update(weak, log, gate=PUBLISHING, device="cpu")
         assert weak.current() == "v000001"
         assert weak.versions() == ["v000001"]
     assert [path.name for path in weak.path.glob(".candidate-*")] == []

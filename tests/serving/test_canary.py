@@ -221,9 +221,12 @@ def test_without_a_share_there_is_no_canary(registry: Registry) -> None:
 
     async def story() -> None:
         service = service_of(registry, share=0.0)
-        await service.refresh_version()
+        for _ in range(3):
+            await service.refresh_version()
         assert {await version_of(service, f"s{number}") for number in range(20)} == {LIVE}
         assert registry.canary() == CANARY
+        told = ("canary gets no sessions here", {"version": CANARY, "hint": "start the server with --canary 0.1 to try it"})
+        assert service.events[1:] == [told]  # type: ignore[attr-defined]
 
     asyncio.run(story())
 

@@ -125,12 +125,31 @@ def test_updates_and_versions(address: str, browser: Browser) -> None:
     assert [row[0] for row in versions] == ["v000003 canary", "v000002 live", "v000001 live before"]
     assert versions[2][4] == "mbcal registry rollback --registry DIR"
     canary = browser.texts("#canary")[0]
-    assert canary.startswith("v000003 gets a share of sessions beside v000002.")
+    assert canary.startswith(
+        "v000003 is the canary beside v000002, but gets no sessions from this server, which was started"
+    )
     assert HOSTILE in canary
     assert "wait for more" in canary
     assert "v000003\t40\t30\t2.50\t[2.00, 3.00]\t4.00" in canary
     assert "Difference +0.500 per session; [−0.250, 1.25] holds at all looks together." in canary
     assert browser.run("document.title") == "mbcal service"
+
+
+@needs_browser
+def test_the_canary_and_its_share(models: list[Path], tmp_path: Path, browser: Browser) -> None:
+    registry = Registry(tmp_path / "registry")
+    registry.publish(models[0])
+    registry.start_canary(registry.publish(models[0], activate=False))
+    with serving(registry, "--log", str(tmp_path / "log"), "--canary", "0.3", "--no-watch") as (_, port):
+        while httpx.get(f"http://127.0.0.1:{port}/v1/stats").json()["canary"] is None:
+            time.sleep(0.05)
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait("document.body.dataset.drawn")
+        shown = browser.texts("#canary")[0].splitlines()
+    assert [line for line in shown if line] == [
+        "v000002 gets 30% of users beside v000001.",
+        "It has not been looked at yet.",
+    ]
 
 
 @needs_browser

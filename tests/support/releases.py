@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 
 EPSILON = 0.3
 GATE = GateConfig(sessions=100)
+PUBLISHING = replace(GATE, no_worse="publish")
 DIFFERENCE = Difference(
     value=0.0,
     low=-1.0,

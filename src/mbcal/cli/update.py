@@ -1,7 +1,8 @@
-"""`mbcal update` and `mbcal loop`: learn from the decision log, publish or refuse."""
+"""`mbcal update` and `mbcal loop`: learn from the decision log; try, publish or refuse what was learned."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 EXIT_CODES = {"published": 0, "refused": 3, "canary": 4}
 """By what became of the candidate; 3 and 4 are not failures of the command."""
 
-NoWorse = Literal["publish", "canary"]
+NoWorse = Literal["canary", "publish"]
 RegistryOption = Annotated[Path, typer.Option(help="The registry to publish to.", show_default=False)]
 LogOption = Annotated[
     list[Path],
@@ -58,7 +59,7 @@ ToleranceOption = Annotated[
 ]
 NoWorseOption = Annotated[
     NoWorse,
-    typer.Option(help="What happens to a candidate that is no worse: it goes live at once, or becomes the canary."),
+    typer.Option(help="What happens to a candidate that is no worse: it becomes the canary, or goes live at once."),
 ]
 SeedOption = Annotated[int, typer.Option(help="Names resamples and simulated noise.")]
 
@@ -71,7 +72,7 @@ def update_registry(
     epochs: PassesOption = None,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
-    no_worse: NoWorseOption = "publish",
+    no_worse: NoWorseOption = "canary",
     candidate: Annotated[Path | None, typer.Option(help="Judge this model instead of learning one.")] = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
@@ -80,12 +81,13 @@ def update_registry(
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
 ) -> None:
-    """Learn from the live version's decisions; publish the result, make it the canary, or refuse it.
+    """Learn from the live version's decisions; make the result the canary, or refuse it.
 
-    Users are split by name: most teach the candidate, the others judge it. If their log shows that it is no worse, it goes
-    live. If the log cannot tell, which is the rule where little was explored, it becomes the canary ('mbcal serve
-    --canary'). If it is worse, it is refused. The reasons are written to REGISTRY/updates as a page and as JSON. Exit code
-    0: published, 3: refused, 4: canary.
+    Users are split by name: most teach the candidate, the others judge it. If it is worse by their log, it is refused. If it
+    is no worse, or the log cannot tell, which is the rule where little was explored, it becomes the canary: servers started
+    with --canary try it on users, and promote or withdraw it. With --no-worse publish, what is no worse goes live at once.
+    While a canary is on trial, an update changes nothing and ends with an error. The reasons are written to REGISTRY/updates
+    as a page and as JSON. Exit code 0: published, 3: refused, 4: canary.
     """
     from mbcal.agents import load
 
@@ -93,7 +95,7 @@ def update_registry(
     judged = None if candidate is None else load(candidate, device)
     with _runner(registry, log, config, simulator, judged, device, engine, workers, address, gpus) as run_update:
         verdict = run_update()
-    _show_verdict(registry, verdict)
+    _show_verdict(registry, log, verdict)
     raise typer.Exit(EXIT_CODES[verdict.action])
 
 
@@ -107,7 +109,7 @@ def loop_updates(
     epochs: PassesOption = None,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
-    no_worse: NoWorseOption = "publish",
+    no_worse: NoWorseOption = "canary",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",
@@ -122,8 +124,9 @@ def loop_updates(
 ) -> None:
     """Update again and again. An update that fails or is refused changes nothing; the next one tries again.
 
-    While a candidate is the canary, nothing new is learned: the loop watches the canary's sessions and promotes or withdraws
-    it ('mbcal watch-canary'). Servers give it sessions if they were started with --canary.
+    A candidate that is not refused becomes the canary (see 'mbcal update'). While it is, nothing new is learned: the loop
+    watches the canary's sessions and promotes or withdraws it ('mbcal watch-canary'). Servers give it sessions if they were
+    started with --canary; without any, it is withdrawn after --canary-days.
     """
     from mbcal.registry.registry import Registry
     from mbcal.release.canary import CanaryWatcher, watch_canary
@@ -148,7 +151,7 @@ def loop_updates(
             every=every,
             times=times,
             wait_for_canary=wait_for_canary,
-            on_verdict=lambda verdict: _show_verdict(registry, verdict),
+            on_verdict=lambda verdict: _show_verdict(registry, log, verdict, is_watched=times == 0),
             on_error=lambda error: typer.echo(f"update failed: {error}", err=True),
         )
 
@@ -202,7 +205,8 @@ def _runner(
         yield run_update
 
 
-def _show_verdict(registry: Path, verdict: Verdict) -> None:
+def _show_verdict(registry: Path, log: list[Path], verdict: Verdict, is_watched: bool = False) -> None:
+    """Write the verdict and print it; of a canary, also what to do next. `is_watched` as in `_next_step`."""
     from mbcal.release.update import write_verdict
 
     page = write_verdict(registry / "updates", verdict)
@@ -215,3 +219,28 @@ def _show_verdict(registry: Path, verdict: Verdict) -> None:
         "refused": f"refused; {verdict.live} stays live",
     }[verdict.action]
     typer.echo(f"{outcome}: {verdict.reason} ({page})")
+    if verdict.action == "canary":
+        typer.echo(_next_step(registry, log, str(verdict.version), is_watched))
+
+
+def _next_step(registry: Path, log: list[Path], version: str, is_watched: bool) -> str:
+    """Say, as commands, what gives a canary sessions and decides about it.
+
+    Args:
+        registry: The registry.
+        log: The decision logs of all servers.
+        version: The canary.
+        is_watched: Whether this process goes on watching it, so that servers need not.
+    """
+    where, logs = f"--registry {shlex.quote(str(registry))}", " ".join(f"--log {shlex.quote(str(one))}" for one in log)
+    if is_watched:
+        how = f"mbcal serve {where} --log FOLDER --canary 0.1 --no-watch (this loop watches)"
+    elif len(log) == 1:
+        how = f"mbcal serve {where} {logs} --canary 0.1"
+    else:
+        how = f"mbcal serve {where} --log FOLDER --canary 0.1 --no-watch on every machine"
+        how += f", mbcal watch-canary {where} {logs} on one"
+    return (
+        f"next: servers that run with --canary try it on users, and what these earn decides; if none does: {how}\n"
+        f"or decide by hand: mbcal registry activate {version} {where}, or mbcal registry withdraw {where}"
+    )

@@ -11,6 +11,7 @@ and the limits hold at all looks together. Several watchers do no harm if they r
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +23,7 @@ from mbcal.decision_log.reader import merge_by_time
 from mbcal.errors import ConflictError, MbcalError, ModelError, OptionError
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
-from mbcal.registry.updates import CANARIES
+from mbcal.registry.updates import CANARIES, read_trial
 from mbcal.release.comparison import VersionComparison, compare_versions
 from mbcal.release.outcomes import Ignored, OutcomeReader, SessionRule
 from mbcal.storage.atomic import write_atomic
@@ -31,9 +32,10 @@ Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
 """Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
 reward: few sessions may hold most of it."""
-
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
+UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
+"""Why nothing is known of a trial."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def judge_canary(
     sides = () if comparison is None else (comparison.a, comparison.b)
     n_sessions, earned = sum(side.sessions for side in sides), sum(side.sessions * abs(side.reward.mean) for side in sides)
     is_whole = ignored.apart <= MAX_APART * n_sessions and ignored.apart_reward <= MAX_APART * earned
-    words, may_promote = "no finished sessions of both versions yet", False
+    words, may_promote = UNSERVED, False
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
         lower, upper = (
@@ -150,6 +152,22 @@ def _not_whole(ignored: Ignored) -> str:
     found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)
     rule = "send the same user, or the same session and no user, with every request of a visit"
     return f"not promoted, since {found}: {rule}"
+
+
+def why_blocked(registry: Registry, pointer: Pointer) -> str:
+    """Say which trial an update would disturb, whether anything decides about it, and what to do.
+
+    Args:
+        registry: The registry.
+        pointer: Its pointer, which has a canary.
+    """
+    look, where = read_trial(registry.path, str(pointer.canary)), f"--registry {shlex.quote(str(registry.path))}"
+    is_watched = look is not None and look.get("began") == pointer.canary_began
+    unwatched = "" if is_watched else "; nothing has looked at its sessions yet: start 'mbcal serve' with --canary 0.1"
+    return (
+        f"{pointer.canary} is the canary, and its trial goes on; update when it is promoted or withdrawn{unwatched}; "
+        f"by hand: 'mbcal registry activate {pointer.canary} {where}' or 'mbcal registry withdraw {where}'"
+    )
 
 
 class CanaryWatcher:

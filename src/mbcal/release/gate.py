@@ -1,8 +1,8 @@
 """Whether a candidate may replace the live version, by sessions of users who did not teach it.
 
-The answer is one of three. *Worse*: the candidate is refused. *No worse*: it is published, or becomes the canary, as
-configured. *Cannot tell*: it becomes the canary, and is never published on that alone. What a log cannot show counts as the
-worst it could be (`mbcal.evaluation.ope.difference`), so a log without exploration mostly cannot tell.
+The answer is one of three. *Worse*: the candidate is refused. *No worse*: it becomes the canary, or is published at once if
+configured so. *Cannot tell*: it becomes the canary, and is never published on that alone. What a log cannot show counts as
+the worst it could be (`mbcal.evaluation.ope.difference`), so a log without exploration mostly cannot tell.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class GateConfig:
     the log it is less, as far as exploration hides the difference (`Difference.decided`)."""
     level: float = 0.95
     """Coverage of the bounds, both sides together, in (0, 1)."""
-    no_worse: NoWorse = "publish"
-    """It goes live at once, or is the canary first."""
+    no_worse: NoWorse = "canary"
+    """It is the canary first, since some things no log can show (docs/off-policy.md), or goes live at once."""
 
     def __post_init__(self) -> None:
         if not 0 < self.judges < 1 or not 0 < self.level < 1 or not 0 <= self.tolerance < 1:

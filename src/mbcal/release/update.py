@@ -2,13 +2,14 @@
 
 ::
 
-    log ──▶ sessions of the live version ──▶ users who teach ──▶ warm-started candidate ─┐    no worse: published, or canary
+    log ──▶ sessions of the live version ──▶ users who teach ──▶ warm-started candidate ─┐    no worse: canary, or published
                                          └─▶ users who judge ──▶ bounds by the log ──────┼─▶  cannot tell: canary
                                              simulator (if any) ──▶ both served, paired ─┘    worse: refused
 
-No user who taught a candidate judges it, in this update or a later one. The candidate goes live only if the log shows that
-it is no worse than the version it would replace, up to a small tolerance, and no simulator finds it worse. A crash anywhere
-leaves the old version live; a version that an operator activates in the meantime stays live, too.
+No user who taught a candidate judges it, in this update or a later one. By default no update makes a candidate live: it
+becomes the canary, and real users decide. With `no_worse="publish"` it goes live at once if the log shows that it is no
+worse than the version it would replace, up to a small tolerance, and no simulator finds it worse. A crash anywhere leaves
+the old version live; a version that an operator activates in the meantime stays live, too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from mbcal.errors import ConflictError, InputError, MbcalError, OptionError, Out
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
+from mbcal.release.canary import why_blocked
 from mbcal.release.gate import (
     UNJUDGED,
     GateConfig,
@@ -97,7 +99,7 @@ def update(
     progress: Progress = SILENT,
     **settings: Any,
 ) -> Verdict:
-    """Learn from what the live version decided, and publish the result, make it the canary or refuse it, as the gate says.
+    """Learn from what the live version decided; make the result the canary, publish or refuse it, as the gate says.
 
     Args:
         registry: Where the live version is, and where the candidate goes.
@@ -116,7 +118,7 @@ def update(
 
     Raises:
         InputError: If no version is live.
-        ConflictError: If another version went live, or became the canary, in the meantime.
+        ConflictError: If there is a canary, or another version went live or became the canary in the meantime.
         LogError: If the log cannot be read. What it has lost is named in the verdict's `counts.lost`, and the rest is used.
     """
     config = with_settings(config or UpdateConfig(), settings, "update: ")
@@ -125,7 +127,7 @@ def update(
     if live_name is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
     if pointer.canary is not None:
-        raise ConflictError(f"{registry.path}: {pointer.canary} is the canary; wait until it is promoted or withdrawn")
+        raise ConflictError(f"{registry.path}: {why_blocked(registry, pointer)}")
     live = load(registry.open(live_name).path, device)
     is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
@@ -175,7 +177,7 @@ def update(
 
 
 def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
-    """Publish the candidate, make it the canary, or leave it; fills in action, version and reason.
+    """Make the candidate the canary, publish it, or leave it; fills in action, version and reason.
 
     Raises:
         ConflictError: If the registry is no longer as the pointer says; nothing is written.

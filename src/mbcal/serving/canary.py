@@ -42,6 +42,7 @@ class Canary:
         self.settings, self._registry, self._on_event = settings, registry, on_event
         self.ranker: Ranker | None = None
         self._failed: set[str] = set()
+        self._unserved: str | None = None  # a canary that gets no sessions here, as was said
 
     @property
     def name(self) -> str | None:
@@ -73,6 +74,8 @@ class Canary:
             self.ranker = None
             if name is None:
                 self._failed.clear()
+            if self.settings.share == 0:
+                self._tell_unserved(name)
         elif self.ranker_of(name) is None:
             self.ranker = None
             self.ranker = await open_version(name)
@@ -86,6 +89,12 @@ class Canary:
         name, self.ranker = self.name, None
         if name is not None:
             await self._withdraw(name, f"it failed while ranking ({error})")
+
+    def _tell_unserved(self, name: str | None) -> None:
+        """Say once that the registry's canary gets no sessions here: without any, its trial decides nothing."""
+        if name not in (None, self._unserved):
+            self._on_event("canary gets no sessions here", version=name, hint="start the server with --canary 0.1 to try it")
+        self._unserved = name
 
     async def _withdraw(self, name: str, reason: str) -> None:
         self._failed.add(name)

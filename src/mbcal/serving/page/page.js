@@ -70,12 +70,14 @@ function drawRewards(stats) {
   byId("versions-served").replaceChildren(...[rows.length ? el("h3", {}, "Since the server started") : null, rows.length ? table([["version", "fixed"], ["decisions", "number"], ["sessions", "number"], ["feedback", "number"], ["reward per session", "number"], ["95% interval", "number"]], rows) : null, elsewhere].filter(Boolean));
 }
 
-function drawCanary(registry) {
+function drawCanary(registry, stats) {
   if (!registry.canary) {
     byId("canary").replaceChildren(el("p", { class: "empty" }, "None: every session gets the live version."));
     return;
   }
-  const content = [el("p", {}, badge(registry.canary, "second"), ` gets a share of sessions beside ${registry.live}.`)], look = registry.trial, compared = look && look.comparison;
+  const here = stats.canary === registry.canary ? ` gets ${percent(stats.canary_share)} of users beside ${registry.live}.`
+    : ` is the canary beside ${registry.live}, but gets no sessions from this server` + (stats.canary_share ? "." : ", which was started without --canary.");
+  const content = [el("p", {}, badge(registry.canary, "second"), here)], look = registry.trial, compared = look && look.comparison;
   if (!look) content.push(el("p", { class: "note" }, "It has not been looked at yet."));
   else content.push(el("p", {}, `${date(look.time / 1e6)}: ${look.reason || look.action}`));
   if (compared) {
@@ -145,7 +147,7 @@ async function refresh() {
     if (turn++ % REGISTRY_EVERY === 0) {
       const open = [...document.querySelectorAll("#updates details")].map((details) => details.open);
       registry = await ask("v1/registry");
-      drawCanary(registry);
+      drawCanary(registry, stats);
       drawUpdates(registry);
       drawVersions(registry, model);
       document.querySelectorAll("#updates details").forEach((details, k) => { details.open = open[k] || false; });
