@@ -149,6 +149,8 @@ def test_cells_side_by_side_end_as_one_after_another(tmp_path: Path) -> None:
         run.prepare()
         execute_all(run, run.missing, workers, SilentObserver())
         means.append({result.cell: result.record["judges"]["truth"]["mean"] for result in run.results()})
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        assert unused < 64 << 20, "memory that other processes on the GPU could use"
     assert len(means[0]) == 9  # with the oracle
     assert means[0] == pytest.approx(means[1], rel=0.02)
 

@@ -56,7 +56,7 @@ from mbcal.storage.atomic import write_atomic
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.storage.json_text import parse_json
 from mbcal.storage.manifest import ArtifactKind
-from mbcal.training.device import resolve_device
+from mbcal.training.device import release_memory, resolve_device
 from mbcal.types import Catalog, Sessions
 from mbcal.version import __version__
 
@@ -237,6 +237,7 @@ class Run:
             simulator.provenance = {"data": store.manifest["content_hash"]}
             simulator.save(path, card=simulator.evaluate(self.test_sessions(store), progress=progress))
             checkpoints.remove()
+            release_memory()
 
     def sweep(self) -> None:
         """Remove files and folders that killed processes left half-written. No process may be writing to the run."""
@@ -296,6 +297,7 @@ class Run:
         manifest = {"cell": list(cell), "record": result.record}
         write_artifact(self.path(cell), CELL_KIND, manifest, {"rewards": result.rewards}, overwrite=True)
         shutil.rmtree(partial, ignore_errors=True)
+        release_memory()
 
     def results(self) -> Iterator[CellRecord]:
         """Read the results of all cells that are done, in the order of `cells`."""
