@@ -33,5 +33,4 @@ def release_memory() -> None:
     PyTorch keeps what it once needed: tens of gigabytes after the largest step of a fit. Then processes that share a GPU run
     out of memory, though none of them uses much.
     """
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
