@@ -39,8 +39,8 @@ from mbcal.training.losses import huber
 from mbcal.training.random import Noise
 from mbcal.types import Catalog, SessionTensors
 
-CPU_BLOCK = 512
-"""Steps scored at a time on a CPU: few enough for its cache."""
+CPU_BLOCK, GPU_BLOCK = 512, 32_768
+"""Steps scored at a time: few enough for the cache of a CPU, and for a GPU that other processes share."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def candidate_values(net: ValueNet, term: ScoreTerm, batch: SessionTensors) -> T
     if candidates.dim() == 2:
         candidates = candidates.unsqueeze(1).expand(-1, horizon, -1)
     per_step = candidates.flatten(0, 1)  # (B·T, C)
-    block = CPU_BLOCK if states.device.type == "cpu" else len(states)
+    block = CPU_BLOCK if states.device.type == "cpu" else GPU_BLOCK
     context = batch.encoded_by(net.fields).context
     gates = None if context is None else term.tables.context_gates(context.flatten(0, 1))
     values = []
