@@ -42,6 +42,11 @@ _COLUMNS: Mapping[str, Column] = {
     "trusted from": Column(
         "trusted from", "Smallest difference in reward per session that its own error does not explain (docs/models.md)."
     ),
+    "advantage": Column("advantage", "What is added to the instant reward (docs/methods/mbcal-plan.md)."),
+    "judged reward": Column("judged reward", "Mean reward per session, by models of users who did not teach the policy."),
+    "judged gain": Column("judged gain", "The same minus that of the best candidate before it."),
+    "gain from": Column("from", "Lower end of the interval of the gain, over sessions and models."),
+    "gain to": Column("to", "Upper end of the interval."),
     "MSE": Column("error of values", "Mean squared error of the value network on the sessions of its own test."),
     "label variance": Column("variance of labels", "Variance of what the value network is trained on."),
     "R²": Column("explained", "Share of the labels' variance that the network predicts (R²)."),

@@ -64,7 +64,7 @@ def run_tables(summary: RunSummary) -> list[Table]:
     """Return all tables of the report that have rows."""
     tables = [data_table(summary), simulators_table(summary)]
     tables += [rewards_table(summary, protocol) for protocol in PROTOCOLS if summary.by_agent(protocol)]
-    tables += [variance_table(summary), exposure_table(summary), agreement_table(summary)]
+    tables += [choices_table(summary), variance_table(summary), exposure_table(summary), agreement_table(summary)]
     return [table for table in tables if table.rows]
 
 
@@ -138,6 +138,24 @@ def _mean_rounds(summary: RunSummary, agent: str) -> float | None:
     rounds = [rounds_to([entry["mean"] for entry in result.record["rounds"]]) for result in results]
     counts = [count for count in rounds if count is not None]
     return float(np.mean(counts)) if counts else None
+
+
+def choices_table(summary: RunSummary) -> Table:
+    """What methods chose from data, in their last choice, with the evidence: a row for every candidate."""
+    rows: list[Row] = []
+    results = [result for protocol in PROTOCOLS for found in summary.by_agent(protocol).values() for result in found]
+    for result in results:
+        choice = result.record.get("choices", {}).get("advantage", {"trials": []})
+        for trial in choice["trials"]:
+            evidence = [trial[name] for name in ("kind", "reward", "gain", "low", "high")]
+            rows.append([*result.cell, *evidence, trial["kind"] == choice["kind"]])
+    note = (
+        "Policies with these advantages, fitted on half of the train users, served the other half, as several models of "
+        "that half imagine them, and the other way round. A candidate replaces the best one before it if the lower end of "
+        "its gain is above 0."
+    )
+    columns = ("protocol", "agent", "seed", "advantage", "judged reward", "judged gain", "gain from", "gain to", "chosen")
+    return Table("choices", "What was chosen from data", columns, rows, note)
 
 
 def variance_table(summary: RunSummary) -> Table:

@@ -54,6 +54,7 @@ def batch_rl(
         "curves": {net: record.curve for net, record in agent.records.items()},
         "xray": xray(agent, served[: settings.xray]) if seed == 0 else None,
         "gamma": getattr(agent.config, "gamma", None),
+        "choices": agent.choices,
     }
     return CellResult(record, rewards, agent)
 

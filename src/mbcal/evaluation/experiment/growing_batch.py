@@ -71,7 +71,7 @@ def growing_batch(
     for judge in context.judges:
         result = judge_policy(context, agent, judge, progress=progress)
         judged[judge], rewards[judge] = summarise(result), result.rewards
-    return CellResult({"judges": judged, "rounds": rounds}, rewards, agent)
+    return CellResult({"judges": judged, "rounds": rounds, "choices": agent.choices}, rewards, agent)
 
 
 def run_round(
