@@ -2,12 +2,16 @@
 
     python benchmarks/planning.py choice STORE [--device cuda] [--seeds 0 1 2] [--output docs/results/planning-choice.csv]
         [--simulators build/lstm build/transformer]
+    python benchmarks/planning.py evidence STORE [--device cuda] [--seeds 0 1 2]
+        [--output docs/results/planning-evidence.csv]
     python benchmarks/planning.py error STORE [--device cuda] [--seeds 0 1 2] [--output docs/results/planning-error.csv]
 
 choice   fits gru4rec, mbcal and mbcal-plan, which chooses its advantage, and mbcal-plan with every advantage it could have
          chosen. All serve the same test sessions under the same noise: in the truth of a generated newsfeed, else in an LSTM
          and a transformer simulator, which are fitted first unless folders of `mbcal simulator` are given. Gains are
          over gru4rec; regret is that of the chosen advantage to the best one.
+evidence makes the choice alone, and writes what it was made on: what every candidate earned, its gain over the best one
+         before it, and the interval that decides. Test users take no part.
 error    generated newsfeeds: rewards that planning imagines in its own environment model, true ones, and those of the same
          planner in the true world (behaviours of the truth, instant rewards of the model): what model error costs, and what
          is left to the oracle.
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,8 @@ from numpy.typing import NDArray
 
 import mbcal
 from mbcal.agents import MBCALPlan, agent_class
-from mbcal.agents.advantage_choice import CANDIDATES
+from mbcal.agents.advantage_choice import CANDIDATES, choose_advantage
+from mbcal.agents.fit_context import FitContext
 from mbcal.environments.base import Environment
 from mbcal.environments.branches import PredictingEnvironment
 from mbcal.environments.candidates import session_candidates
@@ -53,6 +59,14 @@ class TrueWorldPlan(MBCALPlan):
     def environment(self, name: str = "environment") -> PredictingEnvironment:  # noqa: ARG002 - there is one truth
         world: PredictingEnvironment = self.world
         return world
+
+
+class Chooser(MBCALPlan):
+    """Chooses its advantage and learns nothing else."""
+
+    def learn(self, context: FitContext) -> None:
+        choice = choose_advantage(context, self.config, self._fit_policies)
+        self.config, self.choices["advantage"] = replace(self.config, advantage=choice.kind), choice.record()
 
 
 def test_sessions(store: mbcal.Store, count: int, device: str) -> SessionTensors:
@@ -127,6 +141,22 @@ def compare(options: argparse.Namespace) -> None:
             table.add(**row, **{"regret": regret.mean, "regret low": regret.low, "regret high": regret.high})
 
 
+def show_evidence(options: argparse.Namespace) -> None:
+    """What the choice is made on, by seed."""
+    store, data = mbcal.Store.open(options.store), options.store.name
+    columns = ("reward", "gain", "low", "high", "sessions", "seconds", "chosen")
+    table = measurements(options, store, ("advantage",), columns)
+    for seed in options.seeds:
+        if all(table.has(data=data, seed=seed, advantage=kind) for kind in CANDIDATES):
+            continue
+        begin = time.monotonic()
+        choice = Chooser(seed=seed, device=options.device).fit(store).choices["advantage"]
+        shared = {"data": data, "seed": seed, "sessions": choice["sessions"], "seconds": time.monotonic() - begin}
+        for trial in choice["trials"]:
+            evidence = {name: trial[name] for name in ("reward", "gain", "low", "high")}
+            table.add(**shared, **evidence, advantage=trial["kind"], chosen=trial["kind"] == choice["kind"])
+
+
 def measure_error(options: argparse.Namespace) -> None:
     """Imagined and true rewards, and those of planning in the true world."""
     store = mbcal.Store.open(options.store)
@@ -154,18 +184,21 @@ def measure_error(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for name, function in (("choice", compare), ("error", measure_error)):
+    for name, function in (("choice", compare), ("evidence", show_evidence), ("error", measure_error)):
         command = commands.add_parser(name)
         command.add_argument("store", type=Path)
         command.add_argument("--device", default="auto")
         command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-        command.add_argument("--sessions", type=int, default=20_000, help="test sessions")
         command.add_argument("--output", type=Path, help="CSV file to write; a JSON file beside it says how it was made")
         command.set_defaults(function=function)
     commands.choices["choice"].add_argument(
         "--simulators", nargs="+", default=[], metavar="FOLDER", help="simulators that judge; by default they are fitted"
     )
-    command.add_argument("--models", type=int, nargs="+", default=[1, 2, 4], help="numbers of environment models")
+    for name in ("choice", "error"):
+        commands.choices[name].add_argument("--sessions", type=int, default=20_000, help="test sessions")
+    commands.choices["error"].add_argument(
+        "--models", type=int, nargs="+", default=[1, 2, 4], help="numbers of environment models"
+    )
     options = parser.parse_args()
     options.device = resolve_device(options.device).type
     options.function(options)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mbcal import NewsfeedConfig, prepare_newsfeed
+from mbcal.agents.advantage_choice import AdvantageChoice, AdvantageTrial
 from tests.support.logs import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -84,3 +85,24 @@ def test_regret_of_the_choice_is_that_to_the_best_advantage(
     planning.main()
     assert {seed for _, seed in fits[6:]} == {1}  # the first seed is not run again
     assert len(rows(output)) == 12
+
+
+def test_evidence_of_the_choice_by_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(60, 100))
+    output = tmp_path / "planning-evidence.csv"
+    trials = tuple(
+        AdvantageTrial(kind=kind, reward=5.0 + gain, gain=gain, low=gain - 1, high=gain + 1)
+        for kind, gain in (("counterfactual", 0.0), ("none", -2.0), ("planned", 1.5))
+    )
+    monkeypatch.setattr(planning, "choose_advantage", lambda *_: AdvantageChoice("planned", 24, trials))
+    monkeypatch.setattr(
+        sys, "argv", ["planning.py", "evidence", str(tmp_path / "feed"), "--seeds", "1", "--output", str(output)]
+    )
+    planning.main()
+    found = {row["advantage"]: row for row in rows(output)}
+    assert [name for name, row in found.items() if row["chosen"] == "True"] == ["planned"]
+    assert [found["planned"][name] for name in ("seed", "reward", "gain", "low", "high", "sessions")] == [
+        *("1", "6.5", "1.5", "0.5", "2.5", "24")
+    ]
+    monkeypatch.setattr(planning, "choose_advantage", None)
+    planning.main()  # the rows are there, so nothing is chosen again
