@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from mbcal import NetConfig, Sessions, TrainingConfig
+from mbcal import NetConfig, NewsfeedConfig, SessionConfig, Sessions, TrainingConfig, prepare_newsfeed
 from mbcal.agents import MBCALPlan, PlanConfig
 from mbcal.distributed.group import Group
-from mbcal.environments.branches import imagine_branches
+from mbcal.environments.branches import PredictingEnvironment, imagine_branches
 from mbcal.environments.candidates import session_candidates
+from mbcal.environments.newsfeed.oracle import OraclePolicy
 from mbcal.environments.rollout import rollout
 from mbcal.errors import OptionError
 from mbcal.evaluation.evaluator import evaluate
+from mbcal.evaluation.judges import true_environment
 from mbcal.nn.base import expected_reward
 from mbcal.storage.checkpoints import Checkpoints
 from mbcal.training.branches import Branches
@@ -59,6 +61,28 @@ def test_growing_rounds_stay_at_the_best_answer() -> None:
             Sessions.concat([part.tensors().without("propensities").sessions() for part in collected]), training=shrunk
         )
     assert evaluate(model, world, starts(200, seed=99)).mean.mean >= 0.95 * BEST
+
+
+def test_in_the_true_world_planning_approaches_the_oracle(tmp_path: Path) -> None:
+    """With the true behaviours in its imagination, only the instant reward and the policy can err."""
+    store = prepare_newsfeed(tmp_path / "feed", NewsfeedConfig(3_000, 100), SessionConfig(horizon=8))
+    world = true_environment(store, "cpu")
+
+    class TrueWorldPlan(MBCALPlan):
+        def environment(self, name: str = "environment") -> PredictingEnvironment:
+            return world
+
+    shared: Any = {
+        "net": NetConfig(hidden=16, embedding=16),
+        "training": TrainingConfig(epochs=6, batch=64, warmup=20, learning_rate=5e-3),
+        "models": 1,
+    }
+    myopic = MBCALPlan(PlanConfig(**shared, advantage="none"), "cpu").fit(store)
+    planned = TrueWorldPlan(PlanConfig(**shared, advantage="planned", iterations=2, branches=800), "cpu").fit(store)
+    policies = (myopic, planned, OraclePolicy(world, 8))
+    least, earned, most = (evaluate(policy, world, store.sessions("test")).mean.mean for policy in policies)
+    assert most - least > 3
+    assert (earned - least) / (most - least) > 0.35
 
 
 def test_the_ensemble_corrects_the_first_model() -> None:
