@@ -266,7 +266,7 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
             square = best**2 / other + other**2 / best + (candidates - 2) * other
             second_moment = max(1 + spread**2, (most - 1) ** 2 + spread**2)
             variance = differing * (square - 1) * second_moment
-            found = Difference(0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, variance, spread**2, most, 1.0, 1 - epsilon)
+            found = Difference(0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, variance, spread**2, most, 1.0, 1 - epsilon, 0)
             yield {
                 "candidates": str(candidates),
                 "epsilon": str(epsilon),

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from mbcal import Behaviours, Catalog
 from mbcal.data.user_split import stable_hash
-from mbcal.decision_log import Decision, Feedback, Joined
+from mbcal.decision_log import Decision, Feedback, Joined, candidate_width
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Record
+from mbcal.decision_log.visits import newest_time
 from mbcal.errors import OptionError
 
 CATALOG = Catalog(("a", "b", "c", "d"))  # rows 2, 3, 4, 5
@@ -79,6 +80,7 @@ def test_a_session_by_hand() -> None:
         "headless": 0,
         "nameless": 0,
         "unlinked": 0,
+        "narrowed": 0,
         "lost": [],
         "new_items": 0,
     }
@@ -215,6 +217,39 @@ def test_sessions_may_go_on_until_they_are_idle_full_or_left() -> None:
         "new": True,
         "full": False,
     }
+
+
+def test_a_clock_that_runs_ahead_does_not_end_all_sessions() -> None:
+    """One of 201 records is a day ahead; all others are of the same minute."""
+    minute = 60 * 10**6
+    times = [minute + number for number in range(200)]
+    assert newest_time(np.asarray(times, np.int64)) == times[-2]  # 0.5% left out
+    assert newest_time(np.asarray([5, 3], np.int64)) == 5
+    assert newest_time(np.zeros(0, np.int64)) == 0
+    records: list[Record] = []
+    for number, time in enumerate([*times, 86_400 * 10**6]):
+        records += [decided(f"d{number}", session=f"s{number}", user=f"u{number}", time=time), answered(f"d{number}")]
+    assert joined(*records).may_go_on().all()
+
+
+def test_one_request_with_many_candidates_does_not_widen_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = ["d", *(f"unheard of {number}" for number in range(500))]
+    records: list[Record] = [
+        record for number in range(200) for record in (decided(f"d{number}", session=f"s{number}"), answered(f"d{number}"))
+    ]
+    records += [decided("wide", session="wide", candidates=wide, items=["d"]), answered("wide", "d")]
+    found = joined(*records)
+    assert found.sessions.tensors().require_candidates().numpy().shape == (201, 4, 501)
+    assert found.counts.narrowed == 0
+    monkeypatch.setattr(candidate_width, "MAX_BYTES", 201 * 4 * 4 * 10)  # room for ten
+    found = joined(*records)
+    candidates = found.sessions.tensors().require_candidates().numpy()
+    assert (candidates.shape, found.counts.narrowed) == ((201, 4, 10), 1)
+    row = found.session_names.index("wide")
+    assert candidates[row, 0].tolist() == [5, *[1] * 9]  # d, and nine that are unknown
+    assert np.array_equal(joined(*reversed(records)).sessions.tensors().require_candidates().numpy(), candidates)
+    monkeypatch.setattr(candidate_width, "MAX_BYTES", 0)
+    assert joined(*records).sessions.tensors().require_candidates().numpy().shape == (201, 4, 3)  # what 99% of steps have
 
 
 def test_what_was_served_before_feedback_came() -> None:

@@ -100,6 +100,42 @@ def test_every_step_may_have_an_exploration_of_its_own() -> None:
     assert bound_difference(log, live, live, epsilon=0.1).value > 0.05  # as if it went live with less exploration
 
 
+def test_a_loss_where_much_was_explored_does_not_hide_behind_a_gain_where_little_was() -> None:
+    """Nine tenths of the sessions gain 0.1 and the others lose 0.4; in these, more exploration shows less of it."""
+
+    def found(epsilons: tuple[float, float]) -> tuple[Difference, str]:
+        parts = [
+            one_step(n, epsilon, np.ones(n, np.int64), np.array([0.5, 0.5 + gain, *[0.5] * 8]), seed)
+            for seed, (n, epsilon, gain) in enumerate(zip((180_000, 20_000), epsilons, (0.1, -0.4), strict=True))
+        ]
+        items, liked, propensities = (
+            np.concatenate([getattr(part[0], name) for part in parts]) for name in ("items", "behaviours", "propensities")
+        )
+        log, epsilon = sessions(items - 2, liked == 1, propensities), np.repeat(epsilons, (180_000, 20_000))[:, None]
+        policy, live = (choices(np.full_like(items, best, np.int64), items.astype(np.int64) - 2) for best in (1, 0))
+        check, difference = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilon)
+        return difference, check.answer
+
+    even, answer = found((0.3, 0.3))
+    assert (even.hidden, answer) == (0, "no worse")
+    assert even.value == pytest.approx(0.7 * (0.9 * 0.1 - 0.1 * 0.4), abs=0.01)
+    uneven, answer = found((0.3, 0.6))  # weighed as if both had explored alike
+    assert uneven.decided == pytest.approx(0.67)
+    assert uneven.value == pytest.approx(0.67 * (0.9 * 0.1 - 0.1 * 0.4), abs=0.01)
+    assert uneven.hidden == 0
+    extreme, answer = found((0.3, 0.9))
+    assert extreme.hidden == pytest.approx(0.1, abs=0.02)
+    assert answer == "cannot tell"
+
+
+def test_the_tolerance_is_that_of_users_or_of_sessions_whichever_is_less() -> None:
+    """Two users with three sessions each that earn nothing beside two who earn 1 in one session."""
+    log, policy, live = one_step(8, 0.5, np.zeros(8, np.int64), np.ones(10), 0)
+    user = np.array([0, 0, 0, 1, 1, 1, 2, 3], np.int32)
+    log = replace(log, user=user, behaviours=(user >= 2)[:, None].astype(np.uint8))
+    assert bound_difference(log, policy, live, epsilon=0.5).reward == pytest.approx(0.25)  # 0.5 over users
+
+
 @pytest.mark.parametrize("fault", ["propensities", "feedback"])
 def test_a_log_that_is_not_what_it_says_is_found_out(fault: str) -> None:
     """Propensities that are too small; or feedback on the live policy's item that mostly does not come."""

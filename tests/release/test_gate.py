@@ -28,9 +28,8 @@ from mbcal.release.gate import (
     Verdict,
     combined_answer,
     interval_answer,
-    settled_rows,
-    why_unread,
 )
+from mbcal.release.obstacles import settled_rows, why_unread
 from mbcal.release.update import update, write_verdict
 from mbcal.types import SessionFields
 from mbcal.types.field import Field

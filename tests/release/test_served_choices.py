@@ -74,7 +74,7 @@ def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str, tmp_path: 
     domain = agent.domain
     joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
     rows = np.arange(len(joined.sessions))
-    (found, _), unjudged = served_choices([version, version], records, joined, rows)
+    (found, _), unjudged, _ = served_choices([version, version], records, joined, rows)
     assert unjudged == 0
     mask = joined.sessions.mask
     assert mask.sum() > 200
@@ -119,7 +119,7 @@ def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_p
     domain = agent.domain
     joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=5, history=domain.history)
     rows = np.arange(len(joined.sessions))[2:]
-    (same, another), unjudged = served_choices([live, candidate], records, joined, rows)
+    (same, another), unjudged, _ = served_choices([live, candidate], records, joined, rows)
     assert unjudged > 0  # some items had no feedback, some sessions go on beyond the horizon
     mask = joined.sessions[rows].mask
     assert np.array_equal(same.best[mask], same.logged[mask])

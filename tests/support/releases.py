@@ -40,6 +40,7 @@ DIFFERENCE = Difference(
     range=6.0,
     least_weight=0.9,
     decided=1.0,
+    hidden=0.0,
 )
 
 

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
+from mbcal.decision_log.candidate_width import candidate_width, sample_candidates
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import IDLE, SessionlessDecision, anonymous, join_visits, user_name
+from mbcal.decision_log.visits import IDLE, SessionlessDecision, anonymous, join_visits, newest_time, user_name
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
@@ -139,7 +140,7 @@ def join_sessions(
         sessions[decision.user, session].append((step, decision.time, decision_id))
     starts = {key: min(time for _, time, _ in entries) for key, entries in sessions.items()}
     hashes = {user: stable_hash(user, 0, "user") for user, _ in sessions}
-    newest = max((decision.time for decision in decisions.values()), default=0)
+    newest = newest_time(np.asarray([decision.time for decision in decisions.values()], np.int64))
     headless: set[tuple[str, str]] = set()
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
@@ -280,7 +281,7 @@ class _SessionBuilder:
 
         Args:
             steps: At least one.
-            newest: Time of the newest decision of the log, in microseconds.
+            newest: Time of the newest decision of the log (`newest_time`), in microseconds.
             horizon: Steps of a row.
         """
         last, n_observed = steps[-1], self.behaviours.n_observed
@@ -303,7 +304,7 @@ class _SessionBuilder:
     def to_joined(self, horizon: int, apart: Collection[tuple[str, str]]) -> Joined:
         """Return all windows as padded arrays; `apart` are users and names of sessions that may be parts of others."""
         size = len(self.windows)
-        width = max((len(step.candidates) for window in self.windows for step in window.steps), default=0)
+        width = candidate_width([len(s.candidates) for window in self.windows for s in window.steps], size * horizon)
         arrays: dict[str, Any] = {
             "items": np.zeros((size, horizon), np.int32),
             "behaviours": np.zeros((size, horizon), np.uint8),
@@ -325,7 +326,13 @@ class _SessionBuilder:
                 latest = max(latest, step.origin.time)  # times do not decrease within a row, even if a clock was set back
                 arrays["items"][row, column], arrays["behaviours"][row, column] = step.item, step.behaviour
                 arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
-                arrays["candidates"][row, column, : len(step.candidates)] = step.candidates
+                candidates = step.candidates
+                if len(candidates) > width:
+                    candidates = sample_candidates(
+                        candidates, step.item, width, f"{step.origin.decision} {step.origin.rank}"
+                    )
+                    self.counts.narrowed += 1
+                arrays["candidates"][row, column, : len(candidates)] = candidates
                 epsilons[row, column] = step.epsilon
         if len(self.fields.context):
             arrays["context"] = np.zeros((size, horizon, self.fields.context.width), np.float32)

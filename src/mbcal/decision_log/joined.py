@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.visits import IDLE
+from mbcal.decision_log.visits import IDLE, newest_time
 from mbcal.types import Sessions
 
 
@@ -44,6 +44,8 @@ class JoinCounts:
     unlinked: int = 0
     """Sessions that name no user, or visits that name no session, whichever are fewer: a visit may be known by its user
     alone at first, and by its session alone later."""
+    narrowed: int = 0
+    """Steps with so many more candidates than others that only a sample of them is kept."""
     lost: list[str] = field(default_factory=list)
     """What the log has lost, one sentence each: damaged bytes, missing segments. The reader of the log fills it in."""
     new_items: int = 0
@@ -68,7 +70,8 @@ class Joined:
     """Sessions, and the names behind their numbers."""
 
     sessions: Sessions
-    """N rows, with candidates (N, T, C), propensities (N, T) and timestamps (N, T)."""
+    """N rows, with candidates (N, T, C), propensities (N, T) and timestamps (N, T). Where few steps have very many more
+    candidates than others, these have a sample of them (`counts.narrowed`)."""
     users: tuple[str, ...]
     """User names by number, only users with steps. They are ordered by a hash, so that any prefix is a random sample."""
     session_names: tuple[str, ...]
@@ -86,12 +89,12 @@ class Joined:
     def may_go_on(self) -> NDArray[np.bool_]:
         """Return which rows may be continued after the end of the log, (N,).
 
-        Those below the horizon, without a terminal behaviour, whose last decision is at most `IDLE` seconds older than the
-        newest of all.
+        Those below the horizon, without a terminal behaviour, whose last step is at most `IDLE` seconds older than the
+        newest of all (`newest_time`).
         """
         sessions = self.sessions
         times = np.asarray([row[-1].time for row in self.origins], np.int64)
-        is_recent = times > times.max(initial=0) - int(IDLE * 1e6)
+        is_recent = times > newest_time(times) - int(IDLE * 1e6)
         return np.asarray(is_recent & (sessions.length < sessions.horizon) & ~sessions.left)
 
     def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.agents.base import Agent
-from mbcal.agents.domain import Domain
 from mbcal.data.user_split import stable_hash
-from mbcal.decision_log.joined import JoinCounts, Joined
-from mbcal.decision_log.visits import IDLE
+from mbcal.decision_log.joined import JoinCounts
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import OptionError
@@ -49,7 +47,6 @@ UNJUDGED = (
     "parts of visits; or it reads what the log does not hold"
 )
 """Why the log cannot tell, whatever its numbers say."""
-SEND_ONE_SESSION = "send the same session with all requests of a visit, and the user with all or none"
 
 
 @dataclass(frozen=True)
@@ -173,80 +170,11 @@ def compare_by_log(
     detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
     if difference.is_contradicted:
         answer, detail = "cannot tell", f"{detail}; but {_contradiction(difference)}"
+    elif difference.hidden > gate.tolerance and answer == "no worse":
+        answer, detail = "cannot tell", f"{detail}; but {_exploration(difference)}"
     if unjudged and answer == "no worse":
         answer, detail = "cannot tell", f"{detail}; but {UNJUDGED}"
     return Check("log", answer, detail), difference
-
-
-def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
-    """Return the judging sessions up to the first that may still be going on, in the order in which they began.
-
-    What a choice costs later is missing from sessions that go on, while what it gains at once is there. To leave out these
-    alone would keep the short ones.
-
-    Args:
-        joined: The sessions.
-        judging: (N,) which of them judge.
-        tolerance: Share of those returned that may go on: one that never ends does not hold up all others.
-
-    Returns:
-        Their indices; all of them if none is left, which `why_in_parts` then says.
-    """
-    order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
-    n_going_on = np.cumsum(joined.may_go_on()[order])
-    is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
-    return np.sort(order[: is_settled[-1] + 1]) if len(is_settled) else judging
-
-
-def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> str:
-    """Say why judging sessions may be parts of visits, whose other parts show what a choice led to; empty if they are whole.
-
-    Args:
-        joined: The sessions.
-        judging: (N,) which of them judge.
-        tolerance: Share of them that may be parts, and share of their reward that other parts may hold, since a choice may
-            cost all of it. Sessions without a beginning, and decisions and sessions that may belong to any other, count
-            wherever they are: any choice of the judging sessions may be what they lack.
-    """
-    counts, size = joined.counts, len(judging)
-    preceding, following = joined.in_succession()
-    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
-    sessions = joined.sessions
-    earned = ((sessions.rewards - min(sessions.behaviour_set.rewards)) * sessions.mask).sum(1, dtype=np.float64)
-    most = tolerance * earned[judging].sum()
-    is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
-    apart = {
-        "sessions have no beginning": counts.headless,
-        "decisions have neither session nor user": counts.nameless,
-        "visits may be known by user alone at first and by session alone later": counts.unlinked,
-    }
-    found = []
-    if n_going_on > tolerance * size:
-        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on; update later")
-    if n_preceding > tolerance * size or is_followed:
-        follow = f"their users began another session within {IDLE / 60:.0f} minutes"
-        found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}; {SEND_ONE_SESSION}")
-    if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
-        named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
-        found.append(f"{named}, beside {size:,} judging sessions; {SEND_ONE_SESSION}")
-    return "; ".join(found)
-
-
-def why_unread(candidate: Domain, live: Domain) -> str:
-    """Say what the candidate reads that the live version does not, and so is not logged; empty if there is nothing.
-
-    It would choose by it once it is live, and was judged without.
-    """
-    found = []
-    if candidate.history > live.history:
-        found.append(f"it reads {candidate.history} steps before a session, of which the live version logs {live.history}")
-    for kind, own, logged in (
-        ("user features", candidate.fields.user, live.fields.user),
-        ("context", candidate.fields.context, live.fields.context),
-    ):
-        if names := sorted(set(own.names) - set(logged.names)):
-            found.append(f"it reads {kind} that the live version does not log ({', '.join(names)})")
-    return "; ".join(found)
 
 
 def other_estimates(
@@ -294,10 +222,18 @@ def compare_by_simulator(
     return Check("simulator", answer, detail)
 
 
-def why_undecided(difference: Difference, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
-    """Say why the log cannot tell: it contradicts itself, or how many sessions show differences of these shares."""
+def why_undecided(difference: Difference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
+    """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of these shares.
+
+    Args:
+        difference: What was found.
+        tolerance: Share of the reward that may be earned where exploration hides the difference.
+        shares: Differences as shares of the reward.
+    """
     if difference.is_contradicted:
         return f"the log cannot tell: {_contradiction(difference)}"
+    if difference.hidden > tolerance:
+        return f"the log cannot tell: {_exploration(difference)}"
     if difference.reward_variance == 0:
         return "the log cannot tell: the rewards of its judging sessions do not vary"
     in_log, by_canary = (
@@ -314,6 +250,13 @@ def _contradiction(difference: Difference) -> str:
     return (
         f"its weights have a mean of at least {difference.least_weight:.3g} instead of 1, so its numbers mean nothing: the "
         "logged propensities are wrong, or feedback is missing for some items more than for others"
+    )
+
+
+def _exploration(difference: Difference) -> str:
+    return (
+        f"{difference.hidden:.1%} of its reward was earned in sessions that explored much more than the others, and so hide "
+        "what the candidate costs there; judge them apart"
     )
 
 

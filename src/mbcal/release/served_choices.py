@@ -15,7 +15,7 @@ neither session nor user are joined to no others, so all of their choices belong
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mbcal.decision_log.join import available_candidates
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Decision, Record
-from mbcal.decision_log.visits import user_name
+from mbcal.decision_log.visits import IDLE, user_name
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
@@ -45,6 +45,9 @@ class ServedChoices(NamedTuple):
     """Served choices at which the versions differ and whose effect no weight contains: those without feedback, those in a
     window after which the session went on, or before whose beginning not all feedback on earlier windows had come, and those
     of decisions with neither session nor user. Counted up to the first where they are not steps of the sessions."""
+    unanswered: int
+    """Served choices without feedback, of users for whom the versions differ at a step: what another choice cost may be
+    what users did not do there, or have not reported yet."""
 
 
 def served_choices(
@@ -99,20 +102,27 @@ def served_choices(
         progress.advance(bool(steps))
     if wanted:
         raise LogError(f"{len(wanted):,} decisions have left the log while it was judged; run the update again")
-    linked = _linked(joined)[rows][:, None] & joined.sessions[rows].mask
-    n_linked = sum(int(np.sum((choices != best[0]) & linked)) for choices in best[1:])
-    return ServedChoices([PolicyChoices(choices, logged, count) for choices in best], hidden.differing + n_linked)
+    sessions = joined.sessions[rows]
+    differs = sum((choices != best[0] for choices in best[1:]), np.zeros(shape, np.int64)) * sessions.mask
+    n_linked = int(differs[_linked(joined)[rows]].sum())
+    users = {joined.users[user] for user in sessions.user[differs.any(1)].tolist()}
+    every = [PolicyChoices(choices, logged, count) for choices in best]
+    return ServedChoices(every, hidden.differing + n_linked, sum(hidden.unanswered[user] for user in users))
 
 
 class _HiddenChoices:
     """Served choices of which the log does not show what follows, of users who judge or have no step at all.
 
-    No feedback came, or neither session nor user says which decisions followed.
+    No feedback came, or neither session nor user says which decisions followed. Decisions long after the last step that
+    judges do not matter.
     """
 
     def __init__(self, joined: Joined, rows: NDArray[np.int64]) -> None:
         self.differing = 0
         """How many were found at which the versions differ; the search ends with the first."""
+        self.unanswered: Counter[str] = Counter()
+        """Choices without feedback by user."""
+        self._until = max(origin.time for row in rows.tolist() for origin in joined.origins[row]) + IDLE * 1e6
         self._answered: dict[tuple[str, int], set[int]] = defaultdict(set)
         for origin in chain.from_iterable(joined.origins):
             self._answered[origin.decision, origin.time].add(origin.rank)
@@ -121,12 +131,14 @@ class _HiddenChoices:
 
     def ranks(self, decision: Decision) -> list[int]:
         """The ranks of a decision whose effect is not shown; none if they do not matter."""
-        if self.differing or user_name(decision) in self._teaching:
+        if decision.time > self._until or (user := user_name(decision)) in self._teaching:
             return []
-        if not decision.session and not decision.user:
-            return list(range(len(decision.items)))
         answered = self._answered.get((decision.id, decision.time), set())
-        return [rank for rank in range(len(decision.items)) if rank not in answered]
+        unanswered = [rank for rank in range(len(decision.items)) if rank not in answered]
+        self.unanswered[user] += len(unanswered)
+        if self.differing:
+            return []
+        return unanswered if decision.session or decision.user else list(range(len(decision.items)))
 
     def compare(self, decision: Decision, orders: Sequence[Sequence[str]], ranks: Sequence[int]) -> None:
         """Count ranks at which orders have another best item."""

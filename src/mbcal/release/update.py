@@ -51,12 +51,10 @@ from mbcal.release.gate import (
     compare_by_log,
     compare_by_simulator,
     other_estimates,
-    settled_rows,
     split_judges,
-    why_in_parts,
     why_undecided,
-    why_unread,
 )
+from mbcal.release.obstacles import settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
 from mbcal.release.served_choices import served_choices
 from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
@@ -151,11 +149,17 @@ def update(
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
-        (new, old), unjudged = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
-    in_parts, unread = why_in_parts(joined, judging, gate.tolerance), why_unread(candidate.domain, live.domain)
-    unjudged += bool(unread)
-    if in_parts:
-        unjudged += int(np.sum((new.best != old.best) & judged.mask))
+        served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
+    new, old = served.choices
+    obstacles = [why_unread(candidate.domain, live.domain)]
+    if np.any((new.best != old.best) & judged.mask):
+        obstacles += [
+            why_in_parts(joined, judging, gate.tolerance),
+            why_unanswered(served.unanswered, judged, gate.tolerance),
+            why_lost(joined.counts),
+        ]
+    obstacles = [obstacle for obstacle in obstacles if obstacle]
+    unjudged = served.unjudged + len(obstacles)
     last_served = joined.last_served()[judging]
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
@@ -171,8 +175,8 @@ def update(
     verdict.answer = combined_answer(verdict.checks)
     _act(registry, pointer, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
-        why = unread or in_parts or UNJUDGED
-        verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference)
+        why = "; ".join(obstacles) or UNJUDGED
+        verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference, gate.tolerance)
     return verdict
 
 

@@ -20,7 +20,9 @@ Users are the independent units. The bounds hold for the mean over users of thei
 sessions users have, for the mean over sessions: a few users with many sessions may not lose what many users with few gain.
 Weights whose mean is below 1 make both bounds wider than they need be; a mean that is surely above 1 shows that the log
 cannot be trusted. The policy explores as the log did, so the difference is that of the choices that were not random
-(`Difference.decided`): with epsilon 1 there is none between any two policies.
+(`Difference.decided`): with epsilon 1 there is none between any two policies. Sessions that explored more than others count
+more, by the same factor by which exploration made their differences smaller: a loss where much was explored cannot hide
+behind a gain where little was.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ from mbcal.evaluation.ope.intervals import betting_lower_bound, user_means, user
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.types import Sessions
 
+LARGEST_SCALE = 2.0
+"""How much more than others the sessions count, at most, that explored more. Those that should count still more hide what
+the policy costs in them (`Difference.hidden`)."""
 POWER = 0.8
 """Probability with which a difference is to be seen, where numbers of sessions are given."""
 
@@ -53,7 +58,7 @@ class Difference:
     level: float
     """Coverage of the bounds together."""
     reward: float
-    """Reward per session of the log."""
+    """Reward per session of the log: the mean over users or that over sessions, whichever is nearer to 0."""
     sessions: int
     users: int
     differing: int
@@ -74,6 +79,8 @@ class Difference:
     decided: float
     """Mean probability of a choice that is not random, 1 - epsilon, at the differing steps; 1 without any. Served without
     exploration, the policies differ by 1 / decided times as much, about."""
+    hidden: float
+    """Share of the reward that was earned in sessions with a differing step that explored too much for it to show."""
 
     @property
     def is_contradicted(self) -> bool:
@@ -146,31 +153,38 @@ def bound_difference(
     excess = np.multiply.accumulate(ratio, 1) - 1
     if last_served is not None:
         excess = np.take_along_axis(excess, last_served, 1)
+    differing, explored = mask & (policy.best != live.best), np.broadcast_to(epsilon, mask.shape)
+    decided = float((1 - explored[differing]).mean()) if differing.any() else 1.0
+    scale = decided / np.maximum(1 - explored[:, 0], decided / LARGEST_SCALE) if decided else np.ones(len(sessions))
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     width, tail = sessions.horizon * (most - least), (1 + level) / 2
 
-    low = _lower_bound((excess * (rewards - least)).sum(1), sessions.user, -width, tail)
-    high = -_lower_bound(-(excess * (rewards - most)).sum(1), sessions.user, -width, tail)
-    value = float(user_means((excess * (rewards - rewards[mask].mean())).sum(1), sessions.user).mean())
+    lowest = -width * float(scale.max())
+    low = _lower_bound(scale * (excess * (rewards - least)).sum(1), sessions.user, lowest, tail)
+    high = -_lower_bound(-scale * (excess * (rewards - most)).sum(1), sessions.user, lowest, tail)
+    value = float(user_means(scale * (excess * (rewards - rewards[mask].mean())).sum(1), sessions.user).mean())
     least_weight = betting_lower_bound(user_means(1 + excess.mean(1), sessions.user), 0.0, level=tail)
-    differing = mask & (policy.best != live.best)
+    earned = rewards.sum(1)
+    is_hidden = differing.any(1) & (1 - explored[:, 0] < decided / LARGEST_SCALE)
+    above_least = np.where(mask, rewards - least, 0).sum(1)
     return Difference(
         value=min(max(value, low), high),
         low=low,
         high=high,
         level=level,
-        reward=float(user_means(rewards.sum(1), sessions.user).mean()),
+        reward=min(float(user_means(earned, sessions.user).mean()), float(earned.mean()), key=abs),
         sessions=len(sessions),
         users=len(np.unique(sessions.user)),
         differing=int(differing.sum()),
         seen=int((differing & (policy.best == policy.logged)).sum()),
         steps=int(mask.sum()),
         weight_variance=_weight_variance(policy, live, epsilon, mask, np.stack([rewards - least, most - rewards]).sum(2)),
-        reward_variance=float(rewards.sum(1).var()),
+        reward_variance=float(earned.var()),
         range=width,
         least_weight=least_weight,
-        decided=float((1 - np.broadcast_to(epsilon, mask.shape)[differing]).mean()) if differing.any() else 1.0,
+        decided=decided,
+        hidden=float(above_least[is_hidden].sum() / max(above_least.sum(), 1e-12)),
     )
 
 

@@ -1,0 +1,113 @@
+"""What keeps a log from showing that a candidate is no worse, whatever its numbers say.
+
+What users do after a choice must be in the session of that choice, or the log shows what it gained and not what it cost.
+Each function says in words what is wrong, for the reason of a verdict; nothing if all is well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.agents.domain import Domain
+from mbcal.decision_log.joined import JoinCounts, Joined
+from mbcal.decision_log.visits import IDLE
+from mbcal.types import Sessions
+
+SEND_ONE_SESSION = "send the same session with all requests of a visit, and the user with all or none"
+
+
+def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
+    """Return the judging sessions up to the first that may still be going on, in the order in which they began.
+
+    What a choice costs later is missing from sessions that go on, while what it gains at once is there. To leave out these
+    alone would keep the short ones.
+
+    Args:
+        joined: The sessions.
+        judging: (N,) which of them judge.
+        tolerance: Share of those returned that may go on: one that never ends does not hold up all others.
+
+    Returns:
+        Their indices; all of them if none is left, which `why_in_parts` then says.
+    """
+    order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
+    n_going_on = np.cumsum(joined.may_go_on()[order])
+    is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
+    return np.sort(order[: is_settled[-1] + 1]) if len(is_settled) else judging
+
+
+def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> str:
+    """Say why judging sessions may be parts of visits, whose other parts show what a choice led to; empty if they are whole.
+
+    Args:
+        joined: The sessions.
+        judging: (N,) which of them judge.
+        tolerance: Share of them that may be parts, and share of their reward that other parts may hold, since a choice may
+            cost all of it. Sessions without a beginning, and decisions and sessions that may belong to any other, count
+            wherever they are: any choice of the judging sessions may be what they lack.
+    """
+    counts, size = joined.counts, len(judging)
+    preceding, following = joined.in_succession()
+    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
+    sessions = joined.sessions
+    earned = ((sessions.rewards - min(sessions.behaviour_set.rewards)) * sessions.mask).sum(1, dtype=np.float64)
+    most = tolerance * earned[judging].sum()
+    is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
+    apart = {
+        "sessions have no beginning": counts.headless,
+        "decisions have neither session nor user": counts.nameless,
+        "visits may be known by user alone at first and by session alone later": counts.unlinked,
+    }
+    found = []
+    if n_going_on > tolerance * size:
+        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on; update later")
+    if n_preceding > tolerance * size or is_followed:
+        follow = f"their users began another session within {IDLE / 60:.0f} minutes"
+        found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}; {SEND_ONE_SESSION}")
+    if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
+        named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
+        found.append(f"{named}, beside {size:,} judging sessions; {SEND_ONE_SESSION}")
+    return "; ".join(found)
+
+
+def why_unanswered(unanswered: int, sessions: Sessions, tolerance: float) -> str:
+    """Say that choices without feedback may hide what other choices led to; empty if they cannot hide much.
+
+    Args:
+        unanswered: Choices without feedback, of users for whom candidate and live version differ
+            (`ServedChoices.unanswered`).
+        sessions: The sessions that judge.
+        tolerance: Share of their reward that may be hidden, if each of these choices would have earned the most possible.
+    """
+    table = sessions.behaviour_set.rewards
+    least, most = min(0.0, *table), max(0.0, *table)
+    earned = float(((sessions.rewards - least) * sessions.mask).sum(dtype=np.float64))
+    if unanswered * (most - least) <= tolerance * earned:
+        return ""
+    return (
+        f"{unanswered:,} choices served to users for whom it chooses otherwise have no feedback, and may hide more than "
+        f"{tolerance:.0%} of the reward; send feedback on all items, also on skipped ones, and update when it has come"
+    )
+
+
+def why_lost(counts: JoinCounts) -> str:
+    """Say that the log has lost records, which may have shown what choices led to; empty if it has not."""
+    return f"the log has lost records ({'; '.join(counts.lost)})" if counts.lost else ""
+
+
+def why_unread(candidate: Domain, live: Domain) -> str:
+    """Say what the candidate reads that the live version does not, and so is not logged; empty if there is nothing.
+
+    It would choose by it once it is live, and was judged without.
+    """
+    found = []
+    if candidate.history > live.history:
+        found.append(f"it reads {candidate.history} steps before a session, of which the live version logs {live.history}")
+    for kind, own, logged in (
+        ("user features", candidate.fields.user, live.fields.user),
+        ("context", candidate.fields.context, live.fields.context),
+    ):
+        if names := sorted(set(own.names) - set(logged.names)):
+            found.append(f"it reads {kind} that the live version does not log ({', '.join(names)})")
+    return "; ".join(found)
