@@ -113,9 +113,11 @@ class _HiddenChoices:
     def __init__(self, joined: Joined, rows: NDArray[np.int64]) -> None:
         self.differing = 0
         """How many were found at which the versions differ; the search ends with the first."""
-        self._answered: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._answered: dict[str, set[int]] = defaultdict(set)
+        self._times: dict[str, int] = {}
         for origin in chain.from_iterable(joined.origins):
-            self._answered[origin.decision, origin.time].add(origin.rank)
+            self._answered[origin.decision].add(origin.rank)
+            self._times[origin.decision] = origin.time
         judging = {joined.users[user] for user in joined.sessions.user[rows].tolist()}
         self._teaching = set(joined.users) - judging
 
@@ -123,9 +125,11 @@ class _HiddenChoices:
         """The ranks of a decision whose effect is not shown; none if they do not matter."""
         if self.differing or user_name(decision) in self._teaching:
             return []
+        if self._times.get(decision.id, decision.time) != decision.time:  # another decision with this id was served
+            return []
         if not decision.session and not decision.user:
             return list(range(len(decision.items)))
-        answered = self._answered.get((decision.id, decision.time), set())
+        answered = self._answered.get(decision.id, set())
         return [rank for rank in range(len(decision.items)) if rank not in answered]
 
     def compare(self, decision: Decision, orders: Sequence[Sequence[str]], ranks: Sequence[int]) -> None:
