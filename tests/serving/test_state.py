@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -24,19 +23,10 @@ from mbcal.serving.state import (
     latest_steps,
     session_store,
 )
-from tests.support.redis import RedisServer
 from tests.support.versions import ITEMS
 
 BEGIN = Session("u1", (("item 1", "click"),))
 STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
-
-
-@pytest.fixture(scope="module")
-def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis server on a free port."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server.address
-    server.kill()
 
 
 def test_steps_are_ordered_whatever_order_they_arrive_in() -> None:
