@@ -43,7 +43,8 @@ class IdConflictError(MbcalError):
 
 class _Stored(NamedTuple):
     known: DecisionRef
-    """With the hash of the request and the answer; complete if it was recovered from the log."""
+    """With the hash of the request and the answer. If it was recovered from the log, also all else but the items, which the
+    answer has, too."""
     expires: float
     """Seconds since 1970."""
 
@@ -119,7 +120,8 @@ class RepeatedRequests:
         _require_same(decision, request, recovered.known.request)
         answer = _decode(recovered.known.answer)
         try:
-            await self._sessions.remember_decision(decision, recovered.known)
+            complete = msgspec.structs.replace(recovered.known, items=[entry.item for entry in answer.items])
+            await self._sessions.remember_decision(decision, complete)
         except StateAwayError:
             answer.remembered = False
         return answer
@@ -145,7 +147,8 @@ class RepeatedRequests:
             if reference is not None:
                 earlier = self._known.get(key)
                 if earlier is None or earlier.known.time <= reference.time:
-                    self._known.put(key, _Stored(reference, reference.time / 1e6 + self._lifetime))
+                    kept = msgspec.structs.replace(reference, items=[])
+                    self._known.put(key, _Stored(kept, reference.time / 1e6 + self._lifetime))
                 count += 1
         return count
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from mbcal.decision_log.tail import recent_decisions
+from mbcal.errors import MbcalError
 from mbcal.serving.events import print_event
 from mbcal.serving.hub import Hub
 from mbcal.serving.repeats import logged_reference
@@ -120,7 +121,8 @@ class Supervisor:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         if not self._stopping.is_set():
-            await self._settle(number)
+            with contextlib.suppress(MbcalError, OSError):  # without its log, the claims are void after `CLAIM_SECONDS`
+                await self._settle(number)
         return int(process.returncode or 0)
 
     async def _settle(self, number: int) -> None:
