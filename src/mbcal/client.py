@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mbcal.errors import InputError, OptionError, ServiceError
-from mbcal.received import ReceivedAnswer
+from mbcal.received import LATE, ReceivedAnswer
 from mbcal.types import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.fields import Values
 
@@ -48,8 +48,14 @@ class _BaseClient:
             raise OptionError("client: needs httpx and msgspec; pip install 'mbcal[serve]'") from error
         self._httpx = httpx
         self._address, self._retries, self._timeout = address.rstrip("/"), retries, timeout
-        token = token or os.environ.get("MBCAL_TOKEN")
-        self._headers = _HEADERS | ({} if token is None else {"authorization": f"Bearer {token.strip()}"})
+        try:
+            httpx.URL(self._address)
+        except httpx.InvalidURL as error:
+            raise OptionError(f"address: {address!r} is none ({error}); write http://HOST:PORT") from error
+        token = (token or os.environ.get("MBCAL_TOKEN") or "").strip()
+        if not (token.isascii() and token.isprintable()):
+            raise OptionError("token: has a character that no server takes; give the token that the server was started with")
+        self._headers = _HEADERS | ({"authorization": f"Bearer {token}"} if token else {})
         self._verify = _tls_context(certificate)
 
     def _waits(self) -> Iterator[float | None]:
@@ -61,9 +67,8 @@ class _BaseClient:
         yield None
 
     def _unreachable(self, error: Exception) -> ServiceError:
-        return ServiceError(
-            f"{self._address}: no answer ({error or type(error).__name__}); is 'mbcal serve' running there?", 0
-        )
+        reason = LATE if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return ServiceError(f"{self._address}: no answer ({reason}); is 'mbcal serve' running there?", 0)
 
 
 class Client(_BaseClient):
@@ -89,7 +94,8 @@ class Client(_BaseClient):
                 authorities of the system are trusted.
 
         Raises:
-            OptionError: If httpx or msgspec is not installed, or the certificate cannot be read.
+            OptionError: If httpx or msgspec is not installed, the address or the token cannot be one, or the certificate
+                cannot be read.
         """
         super().__init__(address, timeout, retries, token, certificate)
         self._http = self._httpx.Client(base_url=self._address, timeout=timeout, headers=self._headers, verify=self._verify)
@@ -197,7 +203,7 @@ class AsyncClient(_BaseClient):
         token: str | None = None,
         certificate: str | Path | None = None,
     ) -> None:
-        """Prepare a connection; see `Client`."""
+        """Prepare a connection; see `Client`. Here the timeout bounds the whole attempt, the answer's head included."""
         super().__init__(address, timeout, retries, token, certificate)
         self._http = self._httpx.AsyncClient(
             base_url=self._address, timeout=timeout, headers=self._headers, verify=self._verify
@@ -238,7 +244,7 @@ class AsyncClient(_BaseClient):
         for wait in self._waits():
             ends = time.monotonic() + self._timeout
             try:
-                async with self._http.stream(method, path, content=body) as response:
+                async with asyncio.timeout(self._timeout), self._http.stream(method, path, content=body) as response:
                     answer = ReceivedAnswer(path, response.status_code, ends)
                     async for part in response.aiter_raw():
                         answer.add(part)

@@ -9,6 +9,7 @@ from mbcal.errors import ServiceError, shortened
 
 MAX_ANSWER = 32 << 20
 """Bytes of an answer; 10,000 items with the longest names need 20 MiB."""
+LATE = "the answer was not complete in time"
 MAX_PROBLEM = 1_000
 """Characters of what an answer says is wrong."""
 
@@ -40,7 +41,7 @@ class ReceivedAnswer:
         if len(self._content) > MAX_ANSWER:
             raise self._error(f"the answer is longer than {MAX_ANSWER >> 20} MiB; is this 'mbcal serve'?")
         if time.monotonic() > self._ends:
-            raise TimeoutError("the answer was not complete in time")
+            raise TimeoutError(LATE)
 
     def decode(self, kind: type[T]) -> T:
         """Return the answer as a value of this type.

@@ -16,7 +16,7 @@ from mbcal.decision_log import Decision, DecisionLog, Feedback
 from mbcal.decision_log.reader import read_log
 from mbcal.storage.artifacts import MODEL_KIND, write_artifact
 from tests.support.command_line import mbcal, refused
-from tests.support.decision_records import decision, write_log
+from tests.support.decision_records import decision, feedback, write_log
 from tests.support.documents import blocks, commands_of, run
 from tests.support.logs import ROOT
 
@@ -61,6 +61,13 @@ def test_a_decision_without_session_and_user_is_a_session_of_its_own(tmp_path: P
     write_log(tmp_path / "log", [decision(number, session="", user="") for number in (1, 2, 3)])
     printed = mbcal("log", "show", "log", cwd=tmp_path).stdout.splitlines()
     assert printed[0] == "log: 3 decisions in 3 sessions, 0 feedback records"
+
+
+def test_feedback_is_counted_for_the_latest_of_decisions_with_one_id(tmp_path: Path) -> None:
+    write_log(tmp_path / "log" / "worker-0", [decision(1, time=9, version="v2"), feedback(1)])
+    write_log(tmp_path / "log" / "worker-1", [decision(1, time=5, version="v1")])  # read last, and nobody saw it
+    found = json.loads(mbcal("log", "show", "log", "--json", cwd=tmp_path).stdout)
+    assert [(entry["version"], entry["answered"]) for entry in found["versions"]] == [("v1", 0), ("v2", 1)]
 
 
 def test_compact_and_export(shop: Path) -> None:

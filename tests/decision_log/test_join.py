@@ -99,12 +99,12 @@ def test_the_first_of_repeated_feedback_counts() -> None:
     assert found.counts.repeated_feedback == 3
 
 
-def test_the_first_of_repeated_decisions_counts() -> None:
+def test_the_latest_of_decisions_with_one_id_counts() -> None:
     early, late = decided("d1", time=5, propensities=[0.25]), decided("d1", time=6, propensities=[1.0])
     for records in ([early, late], [late, early], [late, early, late]):
         found = joined(*records, answered("d1"))
         assert found.sessions.propensities is not None
-        assert found.sessions.propensities[0, 0] == 0.25
+        assert found.sessions.propensities[0, 0] == 1.0
         assert found.counts.repeated_decisions == len(records) - 1
 
 

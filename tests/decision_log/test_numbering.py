@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,24 @@ def test_a_damaged_mark_is_not_believed(log: Path) -> None:
     assert list(read_log(log)) == mixed_records(12)
     with DecisionLog(log) as opened:
         assert (opened.last_record, opened.notes) == (12, ())
+
+
+def test_a_mark_that_was_removed_is_written_again(folder: Path) -> None:
+    mark, records = folder / "acknowledged", mixed_records(3)
+    with DecisionLog(folder) as log:
+        log.append(records[0]).result(10)
+        mark.unlink()
+        log.append(records[1]).result(10)
+        assert read_mark(folder) == Mark(1, 2)
+        mark.unlink()
+        deadline = time.monotonic() + 10
+        while read_mark(folder) != Mark(1, 2) and time.monotonic() < deadline:  # also while nothing is logged
+            time.sleep(0.01)
+        assert read_mark(folder) == Mark(1, 2)
+        mark.unlink()
+        mark.mkdir()
+        log.append(records[2]).result(10)  # a mark that cannot be written stops nothing
+    assert list(read_log(folder)) == records
 
 
 def test_the_logs_of_several_workers_are_read_as_one(folder: Path) -> None:

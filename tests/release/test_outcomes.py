@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
@@ -207,6 +208,20 @@ def test_only_feedback_on_items_of_the_decision_counts_and_the_earliest_of_it() 
             reader.add(record)
         assert rows(reader.outcomes(10**12)) == [("u", made.version, 1.0, 1)]
         assert reader.ignored == Ignored(not_shown=30)
+
+
+def test_the_latest_of_decisions_with_one_id_counts() -> None:
+    """A worker was killed after it had logged the first, which nobody saw."""
+    changes = {"id": "d", "session": "", "user": "u", "step": 0, "propensities": [1.0]}
+    unseen = decision(0, **changes, time=SECOND, items=["a"], version="v1")
+    seen = decision(0, **changes, time=2 * SECOND, items=["b"], version="v2")
+    answer = Feedback("d", "b", "like", 3 * SECOND, "f")
+    for records in permutations([unseen, seen, answer]):
+        reader = OutcomeReader(REWARDS, RULE)
+        for record in records:
+            reader.add(record)
+        assert rows(reader.outcomes(10**12)) == [("u", "v2", REWARDS["like"], 1)]
+        assert reader.ignored == Ignored(repeated=1)
 
 
 def test_a_decision_counts_once_however_often_it_is_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -146,3 +147,6 @@ def test_choices_whose_effect_the_log_does_not_show_are_counted(tmp_path: Path) 
     assert unjudged(answers, horizon=2) > 0  # the third step of a session may depend on the first two
     assert unjudged(answers[::3], horizon=3) > 0  # what came of most choices is unknown
     assert unjudged([answer for answer in answers if answer.decision.endswith("-0")], horizon=3) > 0
+    unseen = [msgspec.structs.replace(record, time=record.time - 1) for record in decisions]
+    decisions[:0] = unseen  # of killed workers: nobody saw them, and the later ones with their ids were answered
+    assert unjudged(answers, horizon=3) == 0

@@ -34,6 +34,32 @@ def test_equal_methods_are_level() -> None:
     assert "ahead" not in close.sentence()
 
 
+def test_the_quoted_gap_is_that_to_the_method_that_is_level() -> None:
+    """A noisy third method is level, the steady runner-up is not."""
+    steady = rewards(4.0) + 0.1 * OTHER_NOISE
+    noisy = rewards(3.9, noise=25 * (OTHER_NOISE - OTHER_NOISE.mean()))
+    found = standing({"a": rewards(5.0), "b": steady, "c": noisy}, USERS, "b")
+    assert (found.best, found.level) == ("a", ("c",))
+    assert found.runner_up is not None
+    assert found.runner_up.other == "b"
+    text = found.sentence()
+    assert text.startswith("a is level with c (+1.")
+    low, high = text.split("[")[1].split("]")[0].split(", ")
+    assert float(low) < 0 < float(high)
+    assert "per session against c), and ahead of b by " in text
+
+
+def test_a_few_equal_gaps_and_gaps_that_are_no_numbers_are_no_lead() -> None:
+    for count, relation in ((2, "level"), (5, "level"), (6, "ahead")):
+        constant = {"x": np.full((1, count), 5.0), "y": np.full((1, count), 4.0)}
+        assert compare("x", "y", constant, np.arange(count)).relation == relation
+    damaged = {"x": np.full((3, 9), 5.0), "y": np.full((3, 9), 5.0)}
+    damaged["y"][0, 0] = np.nan
+    found = standing(damaged, np.arange(9), "y")
+    assert len(found.level) == 1
+    assert " is level with " in found.sentence()
+
+
 def test_the_best_is_compared_with_the_runner_up_and_with_the_baseline() -> None:
     found = standing(
         {"mbcal": rewards(5.0), "dqn": rewards(4.0, noise=OTHER_NOISE), "gru4rec": rewards(2.0, noise=OTHER_NOISE)},

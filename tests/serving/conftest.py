@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mbcal.registry.registry import Registry
+from tests.support.redis import RedisServer
 from tests.support.versions import fitted
 
 
@@ -35,6 +37,14 @@ def shared_registry(models: list[Path], tmp_path_factory: pytest.TempPathFactory
     registry = Registry(tmp_path_factory.mktemp("shared") / "registry")
     registry.publish(models[0])
     return registry
+
+
+@pytest.fixture(scope="module")
+def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis server on a free port."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server.address
+    server.kill()
 
 
 @pytest.fixture(scope="session")

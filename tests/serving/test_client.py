@@ -18,7 +18,7 @@ from mbcal.agents import load
 from mbcal.client import AsyncClient, Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
-from mbcal.errors import InputError, ServiceError
+from mbcal.errors import InputError, OptionError, ServiceError
 from mbcal.registry.registry import Registry
 from tests.support.servers import CuttingProxy, serving
 from tests.support.versions import HISTORY, ITEMS, SHOWN
@@ -111,6 +111,39 @@ def test_an_answer_without_end_takes_neither_memory_nor_time() -> None:
     for said in _answers_of(drop_by_drop, timeout=0.5):
         assert "no answer (the answer was not complete in time)" in said
     assert time.monotonic() - began < 5
+
+
+def test_headers_without_end_do_not_hold_the_asynchronous_client() -> None:
+    def header_by_header(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            for number in range(30):
+                connection.sendall(b"X-%d: y\r\n" % number)
+                time.sleep(0.1)
+
+    async def ask(address: str) -> None:
+        async with AsyncClient(address, timeout=0.5, retries=0) as client:
+            await client.model()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=header_by_header, args=(listener,))
+        server.start()
+        began = time.monotonic()
+        with pytest.raises(ServiceError, match=r"no answer \(the answer was not complete in time\)"):
+            asyncio.run(ask(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        assert 0.4 < time.monotonic() - began < 2
+        server.join()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_address_or_a_token_that_cannot_be_one_is_one_sentence(kind: type[Client] | type[AsyncClient]) -> None:
+    for address in ("http://[::1", "http://\ud800"):
+        with pytest.raises(OptionError, match=r"address: .* is none .*; write http://HOST:PORT"):
+            kind(address)
+    for token in ("é", "\ud800", "a\r\nX: y"):
+        with pytest.raises(OptionError, match="token: has a character that no server takes"):
+            kind(token=token)
 
 
 def test_a_long_error_is_cut() -> None:

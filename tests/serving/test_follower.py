@@ -73,6 +73,26 @@ def test_a_damaged_pointer_is_survived_and_visible(registry: Registry) -> None:
     run_app(registry, story)
 
 
+def test_a_registry_that_has_vanished_is_visible_and_its_version_serves_on(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        folder, away = registry.path, registry.path.with_name("away")
+        folder.rename(away)
+        for make in (lambda: None, folder.mkdir, lambda: (folder.rmdir(), folder.touch())):  # nothing, a folder, a file
+            make()
+            failures = service.follower.failures
+            await service.follower.look()
+            assert service.follower.failures == failures + 1
+            ready = (await http.get("/readyz")).json()
+            assert (ready["version"], len(ready["problems"])) == ("v000001", 1)
+            assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
+        folder.unlink()
+        away.rename(folder)
+        await service.follower.look()
+        assert (await http.get("/readyz")).json()["problems"] == []
+
+    run_app(registry, story)
+
+
 def test_a_refused_version_is_tried_again_when_its_files_change(registry: Registry, tmp_path: Path) -> None:
     async def story(http: httpx.AsyncClient, service: Service) -> None:
         folder = registry.path / "versions" / "v000002"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from uvicorn.server import ServerState
 
 from mbcal.serving.connections import ConnectionLimits, Connections
 from mbcal.serving.protocol import bounded_protocol
+from mbcal.serving.run import allow_files
 
 LARGE = b"x" * (16 << 20)
 Story = Callable[[int, Connections], Awaitable[None]]
@@ -280,3 +282,24 @@ def test_tunnels_and_too_many_upgrades_are_refused() -> None:
             writer.close()
 
     run_server(ConnectionLimits(max_pipelined=4), story, echo)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "limit", "allowed"),
+    [
+        (1024, 4096, 1000, 1256, 1000),
+        (1024, resource.RLIM_INFINITY, 5000, 5256, 5000),
+        (512, 1024, 1000, 1024, 768),  # an address with all connections leaves files to the server
+        (64, 100, 1000, 100, 50),
+        (4096, 4096, 1000, None, 1000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1000, None, 1000),
+    ],
+)
+def test_connections_are_as_many_as_the_system_allows_files_for(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: int, limit: int | None, allowed: int
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    assert allow_files(wanted) == allowed
+    assert raised == ([] if limit is None else [(limit, hard)])

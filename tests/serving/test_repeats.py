@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,46 @@ def test_a_restart_changes_nothing_for_an_id(registry: Registry, tmp_path: Path,
         assert (await http.post("/v1/rank", json={**REQUEST, "id": 0, "k": 1})).json()["version"] == "v000002"
 
     serve(ServerSettings(str(registry.path), log=str(tmp_path / "log"), lifetime=0.0), unknown)  # its time is over
+
+
+def test_what_others_know_comes_before_what_the_log_had(registry: Registry, tmp_path: Path) -> None:
+    """A killed process logged an answer that nobody saw, and another one answered since."""
+    settings, store, bodies = ServerSettings(str(registry.path), epsilon=0.5), SharedStore(), list[bytes]()
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        bodies.append((await http.post("/v1/rank", json={**REQUEST, "k": 8})).content)
+
+    unseen = DecisionLog(tmp_path / "log" / "worker-1")
+    serve(settings, ask, Service(registry, MemoryStore(), unseen, 0.5))
+    seen = DecisionLog(tmp_path / "log" / "worker-0")
+    serve(settings, ask, Service(registry, store, seen, 0.5))
+    assert bodies[0] != bodies[1]
+    of_one = replace(settings, log=str(tmp_path / "log" / "worker-1"))
+    serve(of_one, ask, make_service(of_one, store))  # it has only its own log, in which the unseen answer is
+    of_all = replace(settings, log=str(tmp_path / "log"))
+    serve(of_all, ask, make_service(of_all))  # nothing but the logs is left: the latest counts, though it is read first
+    assert bodies[2:] == [bodies[1]] * 2
+
+
+def test_a_decision_that_was_recovered_is_remembered_when_it_is_asked_for(registry: Registry, tmp_path: Path) -> None:
+    settings = ServerSettings(str(registry.path), log=str(tmp_path / "log"))
+    request, answers = {**REQUEST, "session": "s", "context": {}}, list[dict[str, Any]]()
+
+    async def ask(http: httpx.AsyncClient) -> None:
+        answers.append((await http.post("/v1/rank", json=request)).json())
+
+    async def respond(http: httpx.AsyncClient) -> None:
+        unknown = await http.post("/v1/feedback", json={"decision": "mine", "behaviour": "click"})
+        assert unknown.status_code == 422
+        await ask(http)
+        assert (await http.post("/v1/feedback", json={"decision": "mine", "behaviour": "click"})).status_code == 200
+
+    serve(settings, ask)
+    serve(settings, respond)
+    assert answers[0] == answers[1]
+    assert answers[0]["remembered"]
+    found = [record for record in read_log(tmp_path / "log") if not isinstance(record, Decision)]
+    assert [(record.decision, record.item) for record in found] == [("mine", answers[0]["items"][0]["item"])]
 
 
 def test_what_is_recovered_is_bounded(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mbcal.metrics import mean_interval
 from mbcal.serving import traffic as module
 from mbcal.serving.pool import Pool, Snapshot, TrafficPool
 from mbcal.serving.stats import recent_traffic, reward_points, traffic_series
-from mbcal.serving.traffic import BOUNDS, SLOT_SECONDS, SLOTS, Traffic, VersionCounts, quantile
+from mbcal.serving.traffic import BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Traffic, VersionCounts, quantile
 
 
 class Clock:
@@ -75,6 +75,15 @@ def test_feedback_counts_for_the_decision_it_is_about() -> None:
     assert (recent.decisions, recent.with_feedback, recent.candidates, recent.unknown) == (4, 2, 40, 12)
     assert recent.delay_p50 == pytest.approx(40, rel=0.5)
     assert (traffic.delays, traffic.delay_seconds) == (3, pytest.approx(101.0))
+
+
+def test_rewards_whose_squares_no_float_can_hold_have_no_interval() -> None:
+    for reward in (1e300, -1e300, 1e308):
+        rewards = Rewards(sessions=3)
+        for before in (0.0, reward):
+            rewards.add(before, reward)
+        assert rewards.interval() is None
+    assert Rewards(sessions=2, total=2.0, squares=2.0).interval() == (1.0, 1.0)
 
 
 def test_the_interval_of_the_reward_per_session_is_that_of_the_session_sums() -> None:

@@ -275,3 +275,19 @@ def test_the_c_parser_and_python_read_the_same(candidates: list[Any], compact: b
         except InputError as error:
             found.append(str(error))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_request_says_the_same_whichever_items_a_version_knows(in_c: bool) -> None:
+    """A new version knows an item that the request described: its id is still that of the same request."""
+    declared = {"words": FeatureDeclaration("words", "number")}
+
+    def packed(catalog: tuple[str, ...], words: int) -> bytes:
+        described = json.dumps(["a", {"item": "new", "features": {"words": words}}])
+        reader = CandidateReader(Catalog(catalog), np.empty(100, np.int32) if in_c else None, declared)
+        read = reader.read(msgspec.Raw(described.encode()), 1, 50)
+        assert len(read.features) == len(read.logged_features()) == ("new" not in catalog)
+        return read.packed()
+
+    assert packed(("a",), 3) == packed(("a", "new"), 3)
+    assert packed(("a", "new"), 3) != packed(("a", "new"), 4)

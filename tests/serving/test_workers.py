@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -20,7 +22,12 @@ from mbcal.client import Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision
 from mbcal.registry.registry import Registry
-from mbcal.serving.hub import merge_metrics
+from mbcal.serving.hub import HubStore, merge_metrics
+from mbcal.serving.messages import RankAnswer
+from mbcal.serving.run import ServerSettings
+from mbcal.serving.state import DecisionRef, session_store
+from mbcal.serving.supervisor import Supervisor
+from tests.support.decision_records import decision, write_log
 from tests.support.servers import events_of, metric, serving
 from tests.support.versions import ITEMS
 
@@ -55,6 +62,51 @@ def test_several_workers_are_one_service(shared_registry: Registry, tmp_path: Pa
     assert acknowledged <= {record.id for record in records}
     assert all(any(read_log(log / f"worker-{worker}")) for worker in (0, 1))  # both took part
     assert {record.step for record in records} == {0, 1, 2}  # each worker knew what the other had shown
+
+
+@pytest.mark.parametrize("has_redis", [False, True])
+def test_what_a_killed_worker_had_logged_is_the_answer_of_all(
+    shared_registry: Registry, tmp_path: Path, redis_address: str, has_redis: bool
+) -> None:
+    """It is killed between logging and answering: nobody can claim the ids until its log was read."""
+    state = redis_address if has_redis else "memory"
+    settings = ServerSettings(str(shared_registry.path), log=str(tmp_path), state=state)
+    now = time.time_ns() // 1000
+    answered = {"request": "hash", "scores": [2.0, 1.0], "seen": [True, False], "parts": {"instant": [2.0, 1.0]}}
+    made = decision(0, id="logged", time=now, items=["a", "c"], propensities=[0.5, 1.0], context={"hour": 7}, **answered)
+    write_log(tmp_path / "worker-0", [made])
+
+    async def story() -> None:
+        with socket.socket() as listener:
+            supervisor = Supervisor(settings, 2, listener)
+            tasks, workers = [], []
+            for number in range(2):
+                ours, its = socket.socketpair()
+                tasks.append(asyncio.create_task(supervisor._hub.serve(str(number), ours)))
+                workers.append(HubStore(its, number, lambda: None))
+            killed, other = workers
+            assert [await killed.claim_decision(name) for name in ("logged", "not logged", "given up")] == [True] * 3
+            await killed.release_decision("given up")
+            await killed.close()
+            await tasks[0]
+            assert [await other.claim_decision(name) for name in ("logged", "not logged")] == [False] * 2
+            await supervisor._settle(0)
+            known = await other.claim_decision("logged")
+            assert isinstance(known, DecisionRef)
+            assert known.items == ["a", "c"]
+            assert (known.session, known.time, known.context) == (made.session, now, '{"hour":7}')
+            answer = msgspec.msgpack.decode(known.answer, type=RankAnswer)
+            assert [(item.item, item.score, item.propensity) for item in answer.items] == [("a", 2.0, 0.5), ("c", 1.0, 1.0)]
+            assert await other.claim_decision("not logged") is True
+            assert supervisor._hub.claimed_by("0") == set()
+            if has_redis:  # other servers know it, too
+                store = session_store(redis_address, 60.0)
+                assert await store.claim_decision("logged") == known
+                await store.close()
+            await other.close()
+            await tasks[1]
+
+    asyncio.run(story())
 
 
 def test_workers_give_a_canary_its_share_and_agree_who_gets_it(registry: Registry, tmp_path: Path) -> None:

@@ -117,6 +117,14 @@ def test_only_the_printed_address_opens_it(running: tuple[subprocess.Popen[str],
     assert "SameSite=Strict" in cookie
 
 
+def test_cookies_of_other_programs_do_not_matter(running: tuple[subprocess.Popen[str], str]) -> None:
+    _, address = running
+    ours, url = httpx.get(address).headers["set-cookie"].split(";")[0], f"{address.split('/?')[0]}/api/list"
+    for other in ("a,b=1", "foo[bar]=1", "session", 'a="never closed', "path=/", "=", "", f"{ours[:9]}=1"):
+        for cookies, status in ((f"{other}; {ours}", 200), (f"{ours};{other}", 200), (other, 403)):
+            assert httpx.get(url, headers={"cookie": cookies}).status_code == status, cookies
+
+
 def test_files_that_are_no_artifacts_are_not_read(http: httpx.Client) -> None:
     for route in ("report", "api/store", "api/model", "api/run", "api/registry", "update"):
         for path in ("secret.txt", "../../etc", "/etc/passwd", "models/outside", "%2e%2e"):

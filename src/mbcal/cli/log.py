@@ -45,7 +45,7 @@ def show_log(
 
     lost: list[Loss] = []
     tail: deque[Record] = deque(maxlen=last)
-    version_of: dict[str, str] = {}
+    version_of: dict[str, tuple[int, str]] = {}  # the latest of decisions with one id, with its time
     decisions: Counter[str] = Counter()
     sessions: dict[str, set[tuple[str, str]]] = defaultdict(set)
     answered: set[str] = set()
@@ -53,14 +53,14 @@ def show_log(
     for record in read_log(folder, lost):
         tail.append(record)
         if isinstance(record, Decision):
-            version_of[record.id] = record.version
+            version_of[record.id] = max(version_of.get(record.id, (record.time, "")), (record.time, record.version))
             decisions[record.version] += 1
             is_alone = not record.session and not record.user  # a session of its own, as in `join_sessions`
             sessions[record.version].add((record.user, record.id if is_alone else record.session))
         else:
             feedback += 1
             answered.add(record.decision)
-    answers = Counter(version_of[decision] for decision in answered if decision in version_of)
+    answers = Counter(version_of[decision][1] for decision in answered if decision in version_of)
     versions: list[dict[str, Any]] = [
         {"version": version, "decisions": count, "answered": answers[version], "sessions": len(sessions[version])}
         for version, count in sorted(decisions.items())

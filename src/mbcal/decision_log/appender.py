@@ -1,7 +1,7 @@
 """The file side of a decision log: the folder's lock, the current segment, the numbers of records, and repairs.
 
 Before every write the segment is looked for under its name: one that was unlinked, moved with its folder, cut or written to
-by another program would lose records without an error.
+by another program would lose records without an error. So is the mark, without which a loss would not be noticed later.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Appender:
         return len(frames)
 
     def check(self) -> None:
-        """Compare the current segment with what was written to it; remove what a failed write left.
+        """Compare the current segment with what was written to it; remove what a failed write left; restore a lost mark.
 
         Raises:
             SegmentLostError: If it is not under its name, or has another size.
@@ -127,6 +127,9 @@ class Appender:
                 raise SegmentLostError(errno.EIO, "another program has written to the current segment")
             os.ftruncate(self._file, self._size)
         self._is_dirty = False
+        with contextlib.suppress(OSError):  # without a mark the log is as good, but a later loss at its end is not noticed
+            if self._follow_mark():
+                self._mark.write(Mark(self._segment, self.last_record))
 
     def recover(self) -> None:
         """Make the log writable again after a failure: with the same segment if it is intact, else with a new one.
@@ -141,10 +144,7 @@ class Appender:
             os.close(self._lock)
             self._lock = lock
         mark = read_mark(self.folder)
-        if not _is_same(self.folder / MARK_NAME, self._mark.file):
-            mark_file = MarkFile(self.folder)
-            self._mark.close()
-            self._mark = mark_file
+        self._follow_mark()
         try:
             self.check()
         except SegmentLostError:
@@ -170,6 +170,15 @@ class Appender:
         self._mark.close()
         os.close(self._file)
         os.close(self._lock)
+
+    def _follow_mark(self) -> bool:
+        """Open the mark again if it is not the file under its name any more; return whether that was so."""
+        if _is_same(self.folder / MARK_NAME, self._mark.file):
+            return False
+        mark_file = MarkFile(self.folder)
+        self._mark.close()
+        self._mark = mark_file
+        return True
 
     def _records_left(self) -> int:
         """Number of records that are still in the current segment, under its name."""

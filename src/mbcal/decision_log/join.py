@@ -112,7 +112,7 @@ def join_sessions(
     seconds. All decisions are held in memory, about 4 bytes per candidate.
 
     Args:
-        records: In any order; repeated records count once.
+        records: In any order; repeated records count once, and of several decisions with one id the latest.
         catalog: The model's items. Other items become the unknown item.
         behaviours: The model's behaviours. Feedback with others is left out.
         horizon: Steps of a row, T.
@@ -179,7 +179,7 @@ def _gather(
             compact = builder.compact(record)
             if record.id in decisions:
                 counts.repeated_decisions += 1
-                compact = min(compact, decisions[record.id])
+                compact = max(compact, decisions[record.id])
             decisions[record.id] = compact
         elif isinstance(record, Feedback):
             counts.feedback += 1

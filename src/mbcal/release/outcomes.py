@@ -174,7 +174,10 @@ class OutcomeReader:
         return cls(rewards, replace(rule, horizon=version.horizon), since, version.behaviours.terminal)
 
     def add(self, record: Record) -> None:
-        """Take note of a record. Records may come in any order; repeated ones count once."""
+        """Take note of a record.
+
+        Records may come in any order. Repeated ones count once, and of several decisions with one id the latest.
+        """
         if isinstance(record, Decision):
             if record.time >= self._rule.since - self._rule.longest:  # it may show that a session was going on before
                 self._add_decision(record)
@@ -199,10 +202,11 @@ class OutcomeReader:
         known = self._decisions.get(decision.id)
         if known is not None or decision.id in self._counted:
             self.ignored.repeated += 1
-            if known is None or known.order <= decision.order:
+            if known is None or known.order >= decision.order:
                 return
             self._remove([known])
-            decision.responses = {item: known.responses[item] for item in known.responses if item in decision.items}
+            decision.responses = known.responses
+            self.ignored.not_shown += sum((item in known.items) - (item in decision.items) for item in known.responses)
         early = self._early.pop(decision.id, {})
         self._early_bytes -= RESPONSE_BYTES * len(early)
         for item, response in early.items():
@@ -227,9 +231,8 @@ class OutcomeReader:
             waiting = self._early.setdefault(feedback.decision, {})
             self._early_bytes += RESPONSE_BYTES * (feedback.item not in waiting)
             waiting[feedback.item] = min(waiting.get(feedback.item, response), response)
-        elif feedback.item not in decision.items:
-            self.ignored.not_shown += 1
         else:
+            self.ignored.not_shown += feedback.item not in decision.items
             before = decision.size
             decision.respond(feedback.item, response)
             self._change(self._groups[decision.name], decision.size - before)

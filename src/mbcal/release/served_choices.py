@@ -123,9 +123,11 @@ class _HiddenChoices:
         self.unanswered: Counter[str] = Counter()
         """Choices without feedback by user."""
         self._until = max(origin.time for row in rows.tolist() for origin in joined.origins[row]) + IDLE * 1e6
-        self._answered: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._answered: dict[str, set[int]] = defaultdict(set)
+        self._times: dict[str, int] = {}
         for origin in chain.from_iterable(joined.origins):
-            self._answered[origin.decision, origin.time].add(origin.rank)
+            self._answered[origin.decision].add(origin.rank)
+            self._times[origin.decision] = origin.time
         judging = {joined.users[user] for user in joined.sessions.user[rows].tolist()}
         self._teaching = set(joined.users) - judging
 
@@ -133,7 +135,9 @@ class _HiddenChoices:
         """The ranks of a decision whose effect is not shown; none if they do not matter."""
         if decision.time > self._until or (user := user_name(decision)) in self._teaching:
             return []
-        answered = self._answered.get((decision.id, decision.time), set())
+        if self._times.get(decision.id, decision.time) != decision.time:  # another decision with this id was served
+            return []
+        answered = self._answered.get(decision.id, set())
         unanswered = [rank for rank in range(len(decision.items)) if rank not in answered]
         self.unanswered[user] += len(unanswered)
         if self.differing:

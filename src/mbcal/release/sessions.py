@@ -79,7 +79,7 @@ class LoggedDecision:
     began: int
     """When its session began, if it is the first that is kept of it."""
     responses: dict[str, Response] = field(default_factory=dict)
-    """By item, the earliest."""
+    """By item, the earliest; also on items that it did not return, which do not count."""
 
     @classmethod
     def of(cls, decision: Decision) -> LoggedDecision | None:
@@ -101,7 +101,7 @@ class LoggedDecision:
 
     @property
     def order(self) -> tuple[int, int, str, str, str]:
-        """The order within a session; of two decisions with one id, the smaller counts."""
+        """The order within a session; of two decisions with one id, the larger counts."""
         return self.time, self.step, self.id, self.name, self.version
 
     @property
@@ -110,9 +110,8 @@ class LoggedDecision:
         return 800 + 100 * len(self.items) + RESPONSE_BYTES * len(self.responses)
 
     def respond(self, item: str, response: Response) -> None:
-        """Take note of feedback. Only that on items of the decision counts, and of several on one item the earliest."""
-        if item in self.items:
-            self.responses[item] = min(self.responses.get(item, response), response)
+        """Take note of feedback; of several on one item the earliest counts."""
+        self.responses[item] = min(self.responses.get(item, response), response)
 
 
 class Session:
@@ -144,8 +143,9 @@ class Session:
         self.decisions.append(decision)
         self.last = max(self.last, decision.time)
         self.has_beginning |= decision.step == 0 and decision.time - self.began <= _SLACK
-        for response in decision.responses.values():
-            heapq.heappush(self._responses, response)
+        for item, response in decision.responses.items():
+            if item in decision.items:
+                heapq.heappush(self._responses, response)
 
     def respond_until(self, time: float) -> None:
         """Count responses up to a time, in their order."""

@@ -16,6 +16,8 @@ from mbcal.report.formats import format_interval, format_mean
 
 BASELINES = ("gru4rec", "popular", "random")
 """Methods that others are compared with, in order of preference: the first that a run has is its baseline."""
+FEWEST_USERS = 6
+"""With fewer users, a gap that is the same for all of them may be chance: by a sign test, p is 2 / 2^users."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,11 @@ class Gap:
 
     @property
     def relation(self) -> str:
-        """`level` if the interval contains zero, `untrusted` if the judge is not good enough, else `ahead` or `behind`."""
-        if self.gap.low <= 0 <= self.gap.high:
+        """`level` if the interval contains zero, `untrusted` if the judge is not good enough, else `ahead` or `behind`.
+
+        An interval that is none, because a reward is NaN, excludes nothing.
+        """
+        if not (self.gap.low > 0 or self.gap.high < 0):
             return "level"
         if self.trust is not None and not self.trust.covers(self.gap.mean):
             return "untrusted"
@@ -58,6 +63,8 @@ class Standing:
     """The best against the second; None if there is one method."""
     baseline: Gap | None
     """The best against the baseline; None if it is the best itself, or there is none."""
+    nearest: Gap | None = None
+    """The best against the first that is level with it; None if there is none."""
 
     @property
     def leaders(self) -> set[str]:
@@ -68,7 +75,7 @@ class Standing:
         """Return who leads, in a sentence."""
         if self.runner_up is None:
             return f"{self.best} is the only method, so there is nothing to compare it with."
-        second, base = self.runner_up, self.baseline
+        second, base = self.nearest or self.runner_up, self.baseline
         if self.level:
             text = f"{self.best} is level with {_listed(self.level)} ({second.amount} per session against {second.other})"
         else:
@@ -98,13 +105,16 @@ def standing(
     best = ordered[0]
     gaps = {other: compare(best, other, rewards, users, trust) for other in ordered[1:]}
     level = tuple(other for other, gap in gaps.items() if gap.relation == "level")
-    return Standing(best, level, gaps[ordered[1]] if gaps else None, gaps.get(baseline or ""))
+    second, nearest = (gaps[ordered[1]] if gaps else None), (gaps[level[0]] if level else None)
+    return Standing(best, level, second, gaps.get(baseline or ""), nearest)
 
 
 def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None) -> Gap:
     """Compare two methods on the same sessions; arguments are those of `standing`."""
     first, second = (np.atleast_2d(rewards[name]) for name in (method, other))
     gap = paired_difference(first, second, users)[0]
+    if gap.mean and gap.low == gap.high and len(np.unique(users)) < FEWEST_USERS:
+        gap = Mean(gap.mean, -np.inf, np.inf, gap.count, np.inf)
     means = sorted((first.mean(1), second.mean(1)), key=lambda seeds: -float(seeds.mean()))
     overlap = min(len(first), len(second)) > 1 and bool(means[0].min() <= means[1].max())
     return Gap(method, other, gap, trust, overlap)

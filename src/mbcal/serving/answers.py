@@ -34,6 +34,15 @@ class RememberedAnswers(Generic[T]):
         """Estimated bytes of all answers."""
         return self._known.used_bytes
 
+    def get(self, key: Hashable) -> T | None:
+        """Return an answer that may still be given; None if there is none, or it is being made."""
+        known = self._known.get(key)
+        return None if known is None or isinstance(known, asyncio.Future) or not self._is_valid(known) else known
+
+    def pop(self, key: Hashable) -> None:
+        """Forget an answer, if it is there."""
+        self._known.pop(key)
+
     def put(self, key: Hashable, answer: T) -> None:
         """Remember an answer that was made elsewhere."""
         self._known.put(key, answer, self._size_of(answer))

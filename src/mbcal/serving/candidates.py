@@ -45,11 +45,9 @@ class NameList:
             catalog: The version's catalogue.
             features: Position -> the features that the request gave; those of known items are not used.
         """
-        self._names, self.rows = names, catalog.rows_of(names)
-        self.features: dict[int, UnknownItem] = {}
+        self._names, self.rows, self._given = names, catalog.rows_of(names), features or {}
+        self.features = _of_unknown(self._given, self.rows)
         """Position -> features, of unknown items only."""
-        if features:
-            self.features = {position: item for position, item in features.items() if self.rows[position] == UNKNOWN_ROW}
 
     def at(self, positions: Iterable[int]) -> list[str]:
         """Return the names at these positions."""
@@ -60,13 +58,16 @@ class NameList:
         return list(self._names)
 
     def packed(self) -> bytes:
-        """Return all names as MessagePack, one after another, and the features: the same bytes for every class."""
+        """Return what the request says, as MessagePack: all names one after another, and all features that it gave.
+
+        The bytes are the same for every class and every catalogue.
+        """
         names = b"".join(map(_pack, self._names))
-        return names + _pack(self.logged_features()) if self.features else names
+        return names + _pack(_by_name(self, self._given)) if self._given else names
 
     def logged_features(self) -> dict[str, Any]:
         """Return the features of unknown items by name, in the form the decision log encodes."""
-        return {self._names[position]: msgspec.Raw(item.packed) for position, item in self.features.items()}
+        return _by_name(self, self.features)
 
 
 class JsonNames:
@@ -76,7 +77,7 @@ class JsonNames:
         json: The list of names.
         rows: Their rows.
         finder: Has found them.
-        features: Position -> features of unknown items.
+        features: Position -> the features that the request gave; those of known items are not used.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class JsonNames:
         finder: NameFinder,
         features: Mapping[int, UnknownItem] = MappingProxyType({}),
     ) -> None:
-        self._json, self.rows, self._finder, self.features = json, rows, finder, features
+        self._json, self.rows, self._finder, self._given = json, rows, finder, features
+        self.features = _of_unknown(features, rows)
 
     def at(self, positions: Iterable[int]) -> list[str]:
         """Return the names at these positions."""
@@ -97,21 +99,31 @@ class JsonNames:
         return msgspec.Raw(self._finder.packed())  # type: ignore[return-value]
 
     def packed(self) -> bytes:
-        """Return all names as MessagePack, one after another, and the features: the same bytes for every class."""
+        """Return what the request says, as `NameList.packed` does."""
         names = self._finder.packed()[3:]  # without the length of the list
-        return names + _pack(self.logged_features()) if self.features else names
+        return names + _pack(_by_name(self, self._given)) if self._given else names
 
     def logged_features(self) -> dict[str, Any]:
         """Return the features of unknown items by name, in the form the decision log encodes."""
-        if not self.features:
-            return {}
-        items = zip(self.at(self.features), self.features.values(), strict=True)
-        return {name: msgspec.Raw(item.packed) for name, item in items}
+        return _by_name(self, self.features)
 
 
 Candidates = NameList | JsonNames
 _Objects = list[tuple[int, UnknownItem | None]]
 """Where items with features begin in a list of names, and the features."""
+
+
+def _of_unknown(features: Mapping[int, UnknownItem], rows: NDArray[np.int32]) -> dict[int, UnknownItem]:
+    """Position -> features of items that the catalogue does not have."""
+    return {position: item for position, item in features.items() if rows[position] == UNKNOWN_ROW}
+
+
+def _by_name(candidates: Candidates, features: Mapping[int, UnknownItem]) -> dict[str, Any]:
+    """Name -> features as MessagePack."""
+    if not features:
+        return {}
+    items = zip(candidates.at(features), features.values(), strict=True)
+    return {name: msgspec.Raw(item.packed) for name, item in items}
 
 
 class CandidateReader:
@@ -159,7 +171,7 @@ class CandidateReader:
                 count = self._finder.find(plain)
                 if 0 < count <= most >= k >= 1:
                     rows = self._rows[:count]
-                    return JsonNames(plain, rows, self._finder, self._features_at(objects, rows))
+                    return JsonNames(plain, rows, self._finder, self._features_at(objects, count))
             # decoded as part of a request, so that errors name the field
             candidates = _decoder.decode(b'{"candidates":' + json + b"}").candidates
         _require_few(candidates, most)  # before anything is done for each of them
@@ -173,16 +185,12 @@ class CandidateReader:
         described = {position: item for position, item in features.items() if item is not None}
         return NameList(names, self._catalog, described)
 
-    def _features_at(self, objects: _Objects, rows: NDArray[np.int32]) -> dict[int, UnknownItem]:
-        """Position -> features of unknown items, given where in the JSON found last each item with features begins."""
+    def _features_at(self, objects: _Objects, count: int) -> dict[int, UnknownItem]:
+        """Position -> features, given where in the JSON found last, of `count` names, each item with features begins."""
         if not objects or self._finder is None:
             return {}
-        positions = self._finder.positions([begin for begin, _ in objects], len(rows))
-        return {
-            position: item
-            for position, (_, item) in zip(positions, objects, strict=True)
-            if item is not None and rows[position] == UNKNOWN_ROW
-        }
+        positions = self._finder.positions([begin for begin, _ in objects], count)
+        return {position: item for position, (_, item) in zip(positions, objects, strict=True) if item is not None}
 
     def _split_objects(self, json: bytes, most: int) -> tuple[bytes, _Objects]:
         """Replace items with features by their names, so that the C parser can read the list.

@@ -95,6 +95,7 @@ class Hub:
         self._traffic = TrafficPool()
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._epsilon: float | None = None
+        self._claimed: dict[str, str] = {}  # ids of requests in progress, with the worker that answers each
         self._feedback: OrderedDict[int, None] = OrderedDict()  # hashes of decision and item, whose names may be long
         self.listened: set[str] = set()
         """Workers that have listened."""
@@ -118,20 +119,19 @@ class Hub:
         }
 
     async def serve(self, worker: str, connection: socket.socket) -> None:
-        """Answer the calls of one worker until its end of the socket is closed."""
+        """Answer the calls of one worker until its end of the socket is closed. What it had claimed is left to `settle`."""
         reader, writer = await asyncio.open_connection(sock=connection)
         self._writers[worker] = writer
         if self._epsilon is not None:
             _write(writer, _reply(NOTICE, Notice(self._epsilon)))
-        claimed: set[str] = set()  # what this worker has claimed and not answered yet
         try:
             while True:
                 call = _decode_call(await _read(reader))
                 value = await self._handlers[call.method](call.key, call.value)
                 if call.method == "claim_decision" and value is True:
-                    claimed.add(call.key)
+                    self._claimed[call.key] = worker
                 elif call.method in ("remember_decision", "release_decision"):
-                    claimed.discard(call.key)
+                    self._claimed.pop(call.key, None)
                 _write(writer, _reply(call.number, value))
                 if writer.transport.get_write_buffer_size() > 1 << 20:
                     await writer.drain()
@@ -142,8 +142,23 @@ class Hub:
             self._traffic.remove(worker)
             self._writers.pop(worker, None)
             writer.close()
-            for decision in claimed:
-                await self._sessions.release_decision(decision)
+
+    def claimed_by(self, worker: str) -> set[str]:
+        """Return the ids that a worker has claimed and neither answered nor given up."""
+        return {decision for decision, claimant in self._claimed.items() if claimant == worker}
+
+    async def settle(self, decision: str, answered: DecisionRef | None) -> None:
+        """End the claim of a worker that is gone.
+
+        Args:
+            decision: The id.
+            answered: What it had logged, which is what everyone answers from now on; None to let another worker answer.
+        """
+        if answered is None:
+            await self._sessions.release_decision(decision)
+        else:
+            await self._sessions.remember_decision(decision, answered)
+        self._claimed.pop(decision, None)
 
     async def _first_feedback(self, decision: str, value: msgspec.Raw) -> bool:
         key = hash((decision, msgspec.msgpack.decode(value, type=str)))

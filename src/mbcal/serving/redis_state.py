@@ -156,12 +156,13 @@ class RedisStore:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(_claim_key(decision), b"", px=int(CLAIM_SECONDS * 1000), nx=True)
             pipe.get(_claim_key(decision))
+            pipe.pttl(_claim_key(decision))
             pipe.get(_decision_key(decision))
-            is_ours, claim, value = await pipe.execute(raise_on_error=False)
+            is_ours, claim, lasts, value = await pipe.execute(raise_on_error=False)
         known = _decoded(self._value_of(value), DecisionRef)
         if known is not None and known.answer:
             return known
-        if self._value_of(claim) is None:  # it is no claim, and would never end
+        if self._value_of(claim) is None or lasts == -1:  # it is no claim, or would never end
             await self._redis.set(_claim_key(decision), b"", px=int(CLAIM_SECONDS * 1000))
             return True
         return bool(is_ours)

@@ -3,12 +3,14 @@
 ::
 
     id unknown in this process ──▶ claimed in the shared store ──▶ known there: answered from there
+                               ├─▶ recovered from the log: that answer, remembered again
                                └─▶ ranked, logged with a hash of the request, remembered
     id known ──▶ same hash: the first answer          another hash: IdConflictError
 
 What is remembered is bounded in bytes and in time. When a server starts, it recovers the latest answers from the decision
 log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all, and
-who is making one (`claims`).
+who is making one (`claims`). What that store knows comes before what was recovered: a process that was killed may have
+logged an answer that nobody saw, and another one may have answered since.
 """
 
 from __future__ import annotations
@@ -26,13 +28,10 @@ from mbcal.errors import MbcalError
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.candidates import Candidates
 from mbcal.serving.claims import Claim
-from mbcal.serving.fields import require_64_bits
+from mbcal.serving.fields import as_text, require_64_bits
 from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest, steps_as_text
-from mbcal.serving.state import DecisionRef, SessionStore, StateAwayError
+from mbcal.serving.state import DecisionRef, SessionStore, StateAwayError, reference_bytes
 from mbcal.types import to_name
-
-STORED_BYTES = 200
-"""Estimated size of a stored answer without its text."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RankAnswer).decode
@@ -43,10 +42,9 @@ class IdConflictError(MbcalError):
 
 
 class _Stored(NamedTuple):
-    request: str
-    """Hash of the request."""
-    answer: bytes
-    """The answer as MessagePack."""
+    known: DecisionRef
+    """With the hash of the request and the answer. If it was recovered from the log, also all else but the items, which the
+    answer has, too."""
     expires: float
     """Seconds since 1970."""
 
@@ -69,7 +67,7 @@ class RepeatedRequests:
         self.supervisor: SessionStore | None = None
         """Where the workers of one command share answers while sessions are in Redis, which may be away or lose them."""
         self._known: RememberedAnswers[_Stored] = RememberedAnswers(
-            max_bytes, lambda stored: STORED_BYTES + len(stored.answer), lambda stored: stored.expires > clock()
+            max_bytes, lambda stored: reference_bytes(stored.known), lambda stored: stored.expires > clock()
         )
 
     @property
@@ -94,27 +92,39 @@ class RepeatedRequests:
             shared = [store for store in (self.supervisor, self._sessions) if store is not None and store.is_shared]
             claim = Claim(shared, decision)
             try:
-                known = await claim.take()
-                first = None if known is None else _stored_answer(known)
-                if known is not None and first is not None:
-                    _require_same(decision, request, known.request)
+                first = await self._first_answer(decision, request, await claim.take())
                 answer = first or await work()
             except BaseException:
                 await claim.release()
                 raise
-            stored = self._stored(request, answer, self._clock())
+            self._known.pop(_key_in_log(decision))
+            reference = DecisionRef(None, 0, [], "", request, _encode(answer))
             if self.supervisor is not None:
                 with contextlib.suppress(StateAwayError):
-                    reference = DecisionRef(None, 0, [], "", request, stored.answer)
                     await self.supervisor.remember_decision(decision, reference)
-            return stored
+            return _Stored(reference, self._clock() + self._lifetime)
 
         stored = await self._known.once(decision, recall_or_make)
-        _require_same(decision, request, stored.request)
-        return _decode(stored.answer)
+        _require_same(decision, request, stored.known.request)
+        return _decode(stored.known.answer)
 
-    def _stored(self, request: str, answer: RankAnswer, made: float) -> _Stored:
-        return _Stored(request, _encode(answer), made + self._lifetime)
+    async def _first_answer(self, decision: str, request: str, known: DecisionRef | None) -> RankAnswer | None:
+        """The answer that was given before: what other processes know, else what the log had, which is remembered again."""
+        answer = None if known is None else _stored_answer(known)
+        if known is not None and answer is not None:
+            _require_same(decision, request, known.request)
+            return answer
+        recovered = self._known.get(_key_in_log(decision))
+        if recovered is None:
+            return None
+        _require_same(decision, request, recovered.known.request)
+        answer = _decode(recovered.known.answer)
+        try:
+            complete = msgspec.structs.replace(recovered.known, items=[entry.item for entry in answer.items])
+            await self._sessions.remember_decision(decision, complete)
+        except StateAwayError:
+            answer.remembered = False
+        return answer
 
     def reference(self, request: str, session: str | None, now: int, answer: RankAnswer, context: str = "") -> DecisionRef:
         """Return what the session store keeps of a decision; with its answer if the store is shared.
@@ -130,12 +140,15 @@ class RepeatedRequests:
         return DecisionRef(session, now, [entry.item for entry in answer.items], answer.version, *shared, context)
 
     def recover(self, decisions: Iterable[Decision]) -> int:
-        """Remember the answers of logged decisions; return how many there were."""
+        """Keep the answers of logged decisions, of several with one id the latest; return how many there were."""
         count = 0
         for decision in decisions:
-            if decision.request and len(decision.scores) == len(decision.items):
-                made = decision.time / 1e6
-                self._known.put(decision.id, self._stored(decision.request, _logged_answer(decision), made))
+            reference, key = logged_reference(decision), _key_in_log(decision.id)
+            if reference is not None:
+                earlier = self._known.get(key)
+                if earlier is None or earlier.known.time <= reference.time:
+                    kept = msgspec.structs.replace(reference, items=[])
+                    self._known.put(key, _Stored(kept, reference.time / 1e6 + self._lifetime))
                 count += 1
         return count
 
@@ -183,7 +196,10 @@ def _stored_answer(known: DecisionRef) -> RankAnswer | None:
         return None
 
 
-def _logged_answer(decision: Decision) -> RankAnswer:
+def logged_reference(decision: Decision) -> DecisionRef | None:
+    """Return what is remembered of a logged decision, with its answer; None if its request had no id."""
+    if not decision.request or len(decision.scores) != len(decision.items):
+        return None
     items = [
         RankedItem(
             item,
@@ -194,7 +210,14 @@ def _logged_answer(decision: Decision) -> RankAnswer:
         )
         for rank, item in enumerate(decision.items)
     ]
-    return RankAnswer(decision.id, decision.version, decision.epsilon, items)
+    answer = _encode(RankAnswer(decision.id, decision.version, decision.epsilon, items))
+    known = (decision.session or None, decision.time, decision.items, decision.version)
+    return DecisionRef(*known, decision.request, answer, as_text(decision.context))
+
+
+def _key_in_log(decision: str) -> tuple[str, str]:
+    """Where the answer is kept that the log had to a request with this id."""
+    return "log", decision
 
 
 def _require_same(decision: str, request: str, first: str) -> None:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,8 +214,12 @@ def run_server(settings: ServerSettings, service: Service, listener: socket.sock
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has stopped; the exit code is 0
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # one warning per invalid request would flood the log
-    allow_files(settings.connections.max_connections)
-    protocol = bounded_protocol(settings.connections)
+    wanted = settings.connections.max_connections
+    allowed = allow_files(wanted)
+    if allowed < wanted:
+        problem = f"this process may open too few files for {wanted:,} connections, so {allowed:,} are accepted at a time"
+        service.on_event("warning", problem=f"{problem}; raise its limit (ulimit -Hn) or lower --max-connections")
+    protocol = bounded_protocol(replace(settings.connections, max_connections=allowed))
     app = App(service, settings.access)
     app.metrics.connections = protocol.shared
     protocol.shared.on_event = service.on_event
@@ -239,12 +243,22 @@ def run_server(settings: ServerSettings, service: Service, listener: socket.sock
     Server(config, app, protocol.shared, announce).run([listener])
 
 
-def allow_files(connections: int) -> None:
-    """Raise this process's limit on open files to what so many connections need, as far as the system allows."""
+def allow_files(connections: int) -> int:
+    """Raise this process's limit on open files to what so many connections need, as far as the system allows.
+
+    Args:
+        connections: Number of connections that are wanted.
+
+    Returns:
+        How many of them leave `SPARE_FILES` to the rest of the process, or half of a limit that is very low.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return min(connections, max(limit - SPARE_FILES, limit // 2))
 
 
 def address_of(settings: ServerSettings, listener: socket.socket) -> str:

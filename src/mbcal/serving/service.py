@@ -21,7 +21,7 @@ import numpy as np
 
 from mbcal.decision_log.records import Feedback
 from mbcal.decision_log.writer import DecisionLog
-from mbcal.errors import InputError, MbcalError
+from mbcal.errors import InputError, MbcalError, ModelError
 from mbcal.registry.registry import Registry
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.canary import Canary, CanarySettings
@@ -102,9 +102,11 @@ class Service:
         """Switch to the registry's live version and its canary; the previous version goes on if one cannot be opened.
 
         Raises:
-            ModelError: If the registry cannot be read.
+            ModelError: If the registry cannot be read, or has no live version any more, as when its folder is gone.
         """
         pointer = await asyncio.to_thread(self.registry.pointer)
+        if pointer.current is None and self.ranker is not None:
+            raise ModelError(f"{self.registry.path}: the registry has no live version any more; bring its folder back")
         name = self.refused.wanted = pointer.current
         if name is not None and (self.ranker is None or self.ranker.version.name != name):
             ranker = self.canary.ranker_of(name) or await self._open(name)

@@ -274,7 +274,7 @@ class MemoryStore:
         return session
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        self._decisions.put(decision, reference, _reference_bytes(reference))
+        self._decisions.put(decision, reference, reference_bytes(reference))
         self._claims.pop(decision, None)
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
@@ -332,6 +332,7 @@ def _session_bytes(session: Session) -> int:
     return SESSION_BYTES + getsizeof(session.user) + len(session.user_features) + pairs_bytes(session.history) + steps
 
 
-def _reference_bytes(reference: DecisionRef) -> int:
+def reference_bytes(reference: DecisionRef) -> int:
+    """Return the size of a decision in memory."""
     names = sum(map(getsizeof, reference.items)) + 8 * len(reference.items)
     return SESSION_BYTES + getsizeof(reference.session) + names + len(reference.answer) + len(reference.context)

@@ -1,25 +1,32 @@
 """`mbcal serve --workers N`: a supervisor and N worker processes on one port.
 
 The supervisor binds the port and passes the listening socket to the workers, so that connections wait in one queue and go to
-whichever worker is free; a worker that dies leaves them to the others. It starts workers that end again, with growing
-pauses if they end soon, keeps the sessions of all workers in its memory (`hub`) unless they are in Redis, and stops all
+whichever worker is free; a worker that dies leaves them to the others. Requests with an id that it was answering are looked
+up in its log: an answer that is there is given to whoever asks again. It starts workers that end again, with growing pauses
+if they end soon, keeps the sessions of all workers in its memory (`hub`) unless they are in Redis, and stops all
 workers when it is stopped: they finish what is in progress.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
+from pathlib import Path
 
 import msgspec
 
+from mbcal.decision_log.tail import recent_decisions
+from mbcal.errors import MbcalError
 from mbcal.serving.events import print_event
 from mbcal.serving.hub import Hub
-from mbcal.serving.run import DRAIN_SECONDS, ServerSettings, address_of, bind
-from mbcal.serving.state import session_store
+from mbcal.serving.repeats import logged_reference
+from mbcal.serving.run import DRAIN_SECONDS, RECOVERED_BYTES, ServerSettings, address_of, bind
+from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, StateAwayError, session_store
 from mbcal.serving.worker import WorkerTask
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
@@ -113,7 +120,45 @@ class Supervisor:
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+        if not self._stopping.is_set():
+            with contextlib.suppress(MbcalError, OSError):  # without its log, the claims are void after `CLAIM_SECONDS`
+                await self._settle(number)
         return int(process.returncode or 0)
+
+    async def _settle(self, number: int) -> None:
+        """Answer for a worker that ended: requests that it had logged are answered so, others may be ranked by the rest.
+
+        Until then nobody can claim their ids, for `CLAIM_SECONDS` at most.
+        """
+        claimed = self._hub.claimed_by(str(number))
+        if not claimed:
+            return
+        logged = await asyncio.to_thread(self._logged, number, claimed)
+        if self._settings.state != "memory":
+            await self._share(logged)
+        for decision in claimed:
+            await self._hub.settle(decision, logged.get(decision))
+
+    def _logged(self, number: int, claimed: Collection[str]) -> dict[str, DecisionRef]:
+        """What a worker logged of the requests that it had claimed."""
+        if self._settings.log is None:
+            return {}
+        since = int((time.time() - 2 * CLAIM_SECONDS) * 1e6)
+        decisions = recent_decisions(Path(self._settings.log) / f"worker-{number}", since, RECOVERED_BYTES)
+        found = {decision.id: logged_reference(decision) for decision in decisions if decision.id in claimed}
+        return {decision: reference for decision, reference in found.items() if reference is not None}
+
+    async def _share(self, logged: dict[str, DecisionRef]) -> None:
+        """Tell other servers what was logged; where one of them has answered since, its answer counts."""
+        store = session_store(self._settings.state, self._settings.lifetime)
+        with contextlib.suppress(StateAwayError):
+            for decision, reference in logged.items():
+                known = await store.recall_decision(decision)
+                if known is not None and known.answer:
+                    logged[decision] = known
+                else:
+                    await store.remember_decision(decision, reference)
+        await store.close()
 
 
 def supervise(settings: ServerSettings, workers: int) -> int:

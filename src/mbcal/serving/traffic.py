@@ -75,13 +75,13 @@ class Rewards(msgspec.Struct, array_like=True):
         self.squares += other.squares
 
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95% t interval of the mean; None for fewer than two sessions."""
+        """Return the 95% t interval of the mean; None for fewer than two sessions, and for rewards beyond floats."""
         count = self.sessions
         if count < 2:
             return None
         mean = self.total / count
-        half = t_quantile(0.975, count - 1) * math.sqrt(max(self.squares / count - mean**2, 0.0) / (count - 1))
-        return mean - half, mean + half
+        half = t_quantile(0.975, count - 1) * math.sqrt(max(self.squares / count - mean * mean, 0.0) / (count - 1))
+        return (mean - half, mean + half) if math.isfinite(half) else None
 
 
 class Slot(msgspec.Struct, array_like=True):

@@ -15,7 +15,6 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
-from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -116,8 +115,7 @@ class Studio:
         if path == "/" and given and hmac.compare_digest(given.encode(), self.token.encode()):
             cookie = f"{self._cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
             return 303, b"", {"location": "/", "set-cookie": cookie}
-        cookies = SimpleCookie(headers.get("cookie", ""))
-        held = cookies[self._cookie].value if self._cookie in cookies else ""
+        held = _cookie(headers.get("cookie", ""), self._cookie)
         if not hmac.compare_digest(held.encode(), self.token.encode()):
             return _problem(403, "open the address that 'mbcal studio' printed: it has the token")
         if query is None:
@@ -200,6 +198,12 @@ def _query(text: bytes) -> Query | None:
         return parse_qs(text.decode("latin-1"), max_num_fields=MAX_FIELDS)
     except ValueError:
         return None
+
+
+def _cookie(text: str, name: str) -> str:
+    """The value of one cookie; empty if there is none. The others, of any program on this machine, may be any text."""
+    pairs = (pair.strip().partition("=") for pair in text.split(";"))
+    return next((value for key, _, value in pairs if key == name), "")
 
 
 def _one(query: Query, name: str) -> str:
