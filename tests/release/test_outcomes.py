@@ -178,6 +178,24 @@ def test_the_order_of_records_and_their_split_over_logs_do_not_matter(records: l
     assert seen == final
 
 
+def test_a_reward_after_a_terminal_behaviour_is_late_whenever_it_is_read() -> None:
+    """A user leaves, and what was bought in the visit is reported a minute later."""
+    visit = [
+        decision(1, id="d1", session="s", user="ann", step=0, time=SECOND, items=["a", "b"]),
+        Feedback("d1", "a", "bye", 2 * SECOND, "f1"),
+    ]
+    purchase = Feedback("d1", "b", "like", 62 * SECOND, "f2")
+    for looks in ([10**12], [3 * SECOND, 10**12]):  # a watcher started later, and one that had counted the visit before
+        reader = OutcomeReader(REWARDS, RULE, terminal=["bye"])
+        for look in looks:
+            for record in [*visit, purchase]:
+                if record.time <= look:
+                    reader.add(record)
+            found = reader.outcomes(look)
+        assert rows(found) == [("ann", found.versions[0], 0.0, 1)]
+        assert (reader.ignored.late, reader.ignored.apart_reward) == (1, 3.0)
+
+
 def test_steps_that_other_workers_logged_count(tmp_path: Path) -> None:
     logs = [DecisionLog(tmp_path / f"worker-{number}") for number in range(4)]
     noise = random.Random(0)

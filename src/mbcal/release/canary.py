@@ -146,7 +146,10 @@ def _not_whole(ignored: Ignored) -> str:
     kinds = (
         (ignored.headless, "sessions have no beginning in the log"),
         (ignored.nameless, "decisions have neither session nor user"),
-        (ignored.late, "rewards came after the end of their session (give a longer --lifetime, or --idle)"),
+        (
+            ignored.late,
+            "rewards came after the end of their session (give a longer --lifetime, or --idle; send what ends a visit last)",
+        ),
         (ignored.unlinked, "visits may be known by user alone at first and by session alone later"),
     )
     found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)

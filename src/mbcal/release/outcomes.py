@@ -99,7 +99,7 @@ class Ignored:
     nameless: int = 0
     """Decisions with neither session nor user, which belong to no session."""
     late: int = 0
-    """Feedback with a reward that came after the end of its session: `idle` seconds after the last record before it."""
+    """Feedback with a reward that came after the end of its session, whatever ended it: a terminal behaviour or time."""
     headless: int = 0
     """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
     now without, or the other way: their beginnings have other names, or are in a log that was not read."""
@@ -142,7 +142,7 @@ class OutcomeReader:
         rewards: Reward of every behaviour by name. Feedback with another behaviour is a step without reward.
         rule: What a session is.
         since: Sessions that began before this time do not count, in microseconds since 1970.
-        terminal: Behaviours with which a user leaves; what follows is another session, and does not count.
+        terminal: Behaviours with which a user leaves. Decisions after that are another session; rewards are late.
     """
 
     def __init__(
