@@ -169,7 +169,9 @@ class Service:
         version, given = self.canary.version_for(user or session_name or ""), given_fields(request)
         self.live.fields.require_declared(given)
         longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
-        history = latest_steps(steps_as_text(request.history, "history"), longest)  # it is logged with every decision
+        history, shown = steps_as_text(request.history, "history"), steps_as_text(request.shown or (), "shown")
+        self.live.require_known((*history, *shown))  # of all steps, however many a version reads
+        history = latest_steps(history, longest)  # it is logged with every decision
         proposed = Session(user, history, (), version, given.user_features)
         ranked, remembered = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
