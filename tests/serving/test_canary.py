@@ -155,6 +155,28 @@ def test_a_canary_that_fails_is_replaced_at_once(registry: Registry, monkeypatch
     asyncio.run(story())
 
 
+def test_a_canary_that_failed_is_served_in_another_trial_at_once(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server never sees the registry without a canary: it is started again between two polls."""
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+        monkeypatch.setattr(registry, "withdraw_canary", lambda *_, **__: None)  # as if the registry could not be written
+        await service.canary.fail(ValueError("overflow"))
+        await service.refresh_version()
+        assert service.canary.name is None  # not in the same trial
+        monkeypatch.undo()
+        registry.withdraw_canary()
+        registry.start_canary(CANARY)
+        await service.refresh_version()
+        assert service.canary.name == CANARY
+
+    asyncio.run(story())
+
+
 def test_requests_that_are_refused_are_no_fault_of_the_canary(registry: Registry) -> None:
     registry.start_canary(CANARY)
     bodies = [b'{"candidates": [1.5], "session": "s%d"}', b'{"candidates": ["a", }], "session": "s%d"}']

@@ -111,7 +111,7 @@ class Service:
             if ranker is not None:
                 self.ranker = ranker
                 self.on_event("swapped", version=name)
-        await self.canary.follow(pointer.canary, self._open)
+        await self.canary.follow(pointer.canary, pointer.canary_began, self._open)
 
     async def _open(self, name: str) -> Ranker | None:
         """Open and verify a version; None if it is refused. It is tried again when its files change."""
