@@ -243,6 +243,17 @@ def test_a_decision_counts_once_however_often_it_is_read() -> None:
     assert "d200000" not in counted
 
 
+def test_of_decisions_with_one_id_the_latest_counts() -> None:
+    """A worker was killed after it logged a decision; the request was ranked and logged again, and that was answered."""
+    lost = decision(1, id="d", session="s", user="ann", step=0, time=SECOND, version="v1", items=["a", "b"])
+    answered = decision(1, id="d", session="s", user="ann", step=0, time=3 * SECOND, version="v2", items=["b", "c"])
+    feedback = [Feedback("d", item, "like", 4 * SECOND, f"f{item}") for item in "bc"]
+    for records in ([lost, answered, *feedback], [answered, lost, *feedback], [*feedback, answered, lost]):
+        found = outcomes_of(records)
+        assert rows(found) == [("ann", "v2", 6.0, 2)]
+        assert found.began.tolist() == [3 * SECOND]
+
+
 def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbcal.release.outcomes.MOST_EARLY_BYTES", 100_000)
     reader = OutcomeReader(REWARDS, RULE)

@@ -91,7 +91,7 @@ class Ignored:
     """What was read and did not count, and how much of it may hide what a version costs."""
 
     repeated: int = 0
-    """Decisions that had been read before, as in a copied log."""
+    """Decisions that had been read before, as in a copied log, or were made again: the latest with an id counts."""
     not_shown: int = 0
     """Feedback on items that its decision did not return."""
     dropped: int = 0
@@ -198,7 +198,7 @@ class OutcomeReader:
         known = self._decisions.get(decision.id)
         if known is not None or decision.id in self._counted:
             self.ignored.repeated += 1
-            if known is None or known.order <= decision.order:
+            if known is None or known.order >= decision.order:
                 return
             self._remove([known])
             decision.responses = {item: known.responses[item] for item in known.responses if item in decision.items}

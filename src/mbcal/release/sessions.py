@@ -101,7 +101,7 @@ class LoggedDecision:
 
     @property
     def order(self) -> tuple[int, int, str, str, str]:
-        """The order within a session; of two decisions with one id, the smaller counts."""
+        """The order within a session; of two decisions with one id, the larger counts, which is the later."""
         return self.time, self.step, self.id, self.name, self.version
 
     @property
