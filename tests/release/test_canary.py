@@ -237,6 +237,23 @@ def test_a_trial_ends_though_the_clock_was_set_back(registry: Registry, tmp_path
     assert (look.action, look.reason[:24]) == ("withdraw", "undecided after 8.0 days")
 
 
+def test_a_clock_that_jumps_ahead_for_one_look_ends_nothing(registry: Registry, tmp_path: Path) -> None:
+    began, elapsed, jump = registry.pointer().canary_began, [100.0], [0.0]
+    write_quickly(tmp_path / "log", session_records("s", LIVE, ["like", "like"], began=began + 95 * SECOND))
+    clock = lambda: began / 1e6 + elapsed[0] + jump[0]  # noqa: E731
+    watcher = CanaryWatcher(registry, [tmp_path / "log"], CONFIG, clock, lambda: elapsed[0])
+    seen = []
+    for elapsed[0], jump[0] in ((100.0, 0.0), (110.0, 8 * 86400.0), (111.0, 0.0), (112.0, 8 * 86400.0)):
+        look = watcher.look()
+        assert look is not None
+        seen.append((look.action, (look.time - began) // SECOND, len(watcher._outcomes._decisions)))
+    assert seen == [("wait", seconds, 2) for seconds in (100, 110, 111, 112)]  # the session may still go on
+    elapsed[0] = 113.0  # still ahead: the clock was wrong before
+    look = watcher.look()
+    assert look is not None
+    assert (look.action, look.reason[:24]) == ("withdraw", "undecided after 8.0 days")
+
+
 def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -> None:
     began = int((time.time() - 90_000) * 1e6)
     for number in range(2):

@@ -15,7 +15,7 @@ from mbcal.decision_log import DecisionLog, Feedback, Record, read_log
 from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import read_logs
 from mbcal.errors import OptionError
-from mbcal.release.counted_ids import CountedIds
+from mbcal.release.counted_ids import CountedDecisions, CountedIds
 from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
 from tests.support.decision_records import decision
 from tests.support.trials import SECOND, session_records
@@ -179,6 +179,24 @@ def test_the_order_of_records_and_their_split_over_logs_do_not_matter(records: l
     assert seen == final
 
 
+def test_a_reward_after_a_terminal_behaviour_is_late_whenever_it_is_read() -> None:
+    """A user leaves, and what was bought in the visit is reported a minute later."""
+    visit = [
+        decision(1, id="d1", session="s", user="ann", step=0, time=SECOND, items=["a", "b"]),
+        Feedback("d1", "a", "bye", 2 * SECOND, "f1"),
+    ]
+    purchase = Feedback("d1", "b", "like", 62 * SECOND, "f2")
+    for looks in ([10**12], [3 * SECOND, 10**12]):  # a watcher started later, and one that had counted the visit before
+        reader = OutcomeReader(REWARDS, RULE, terminal=["bye"])
+        for look in looks:
+            for record in [*visit, purchase]:
+                if record.time <= look:
+                    reader.add(record)
+            found = reader.outcomes(look)
+        assert rows(found) == [("ann", found.versions[0], 0.0, 1)]
+        assert (reader.ignored.late, reader.ignored.apart_reward) == (1, 3.0)
+
+
 def test_steps_that_other_workers_logged_count(tmp_path: Path) -> None:
     logs = [DecisionLog(tmp_path / f"worker-{number}") for number in range(4)]
     noise = random.Random(0)
@@ -238,6 +256,17 @@ def test_a_decision_counts_once_however_often_it_is_read() -> None:
         counted.add(f"d{number}")
     assert all(f"d{number}" in counted for number in range(0, 200_000, 997))
     assert "d200000" not in counted
+
+
+def test_of_decisions_with_one_id_the_latest_counts() -> None:
+    """A worker was killed after it logged a decision; the request was ranked and logged again, and that was answered."""
+    lost = decision(1, id="d", session="s", user="ann", step=0, time=SECOND, version="v1", items=["a", "b"])
+    answered = decision(1, id="d", session="s", user="ann", step=0, time=3 * SECOND, version="v2", items=["b", "c"])
+    feedback = [Feedback("d", item, "like", 4 * SECOND, f"f{item}") for item in "bc"]
+    for records in ([lost, answered, *feedback], [answered, lost, *feedback], [*feedback, answered, lost]):
+        found = outcomes_of(records)
+        assert rows(found) == [("ann", "v2", 6.0, 2)]
+        assert found.began.tolist() == [3 * SECOND]
 
 
 def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +331,66 @@ def test_rewards_that_come_after_their_session_are_counted_as_late() -> None:
         in_turn.outcomes(10**12)
     assert at_once.ignored == Ignored(late=1, apart_reward=3.0)
     assert in_turn.ignored == Ignored(late=1, apart_reward=3.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(records=logged_sessions(), seed=st.integers(0, 2**32 - 1))
+def test_what_is_late_does_not_depend_on_when_it_is_read(records: list[Record], seed: int) -> None:
+    """A watcher that looks often finds the same as one that reads all at once, also if records are read again."""
+    at_once, in_turn, noise = *(OutcomeReader(REWARDS, RULE, terminal=["bye"]) for _ in range(2)), random.Random(seed)
+    records = sorted(records, key=lambda record: record.time)
+    for number, record in enumerate(records):
+        at_once.add(record)
+        in_turn.add(record)
+        if noise.random() < 0.5:
+            in_turn.outcomes(record.time)
+            in_turn.add(noise.choice(records[: number + 1]))
+    at_once.outcomes(10**12)
+    in_turn.outcomes(10**12)
+    for name in ("late", "apart_reward", "headless", "nameless"):
+        assert getattr(in_turn.ignored, name) == getattr(at_once.ignored, name), name
+
+
+def test_only_new_feedback_on_shown_items_is_late() -> None:
+    """A client repeats what it sent, and makes up items, long after its visit: it cannot keep a canary from promotion."""
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in session_records("s", "v1", ["like"]):
+        reader.add(record)
+    reader.add(decision(1, id="d", session="s", user="user of s", step=1, time=2 * SECOND, items=["a", "b"]))
+    assert len(reader.outcomes(100 * SECOND)) == 1
+    for number in range(50):
+        reader.add(Feedback("s-0", "a", "like", 200 * SECOND, f"again-{number}"))
+        reader.add(Feedback("d", f"made-up-{number}", "like", 200 * SECOND, f"made-up-{number}"))
+    assert reader.ignored == Ignored(not_shown=50)
+    for _ in range(2):
+        reader.add(Feedback("d", "a", "like", 3 * SECOND, "slow"))  # from a log that was away at the last look
+        reader.add(Feedback("d", "b", "skip", 300 * SECOND, "no reward"))
+        reader.add(Feedback("d", "b", "like", 400 * SECOND, "second"))  # as in a session, the first counts
+    assert reader.ignored == Ignored(not_shown=50, late=1, apart_reward=3.0)
+
+
+def test_feedback_on_decisions_from_before_the_trial_is_not_late() -> None:
+    reader = OutcomeReader(REWARDS, RULE, since=50 * SECOND)
+    reader.add(decision(1, id="d", session="s", user="u", step=0, time=SECOND))
+    reader.outcomes(100 * SECOND)
+    reader.add(Feedback("d", "a", "like", 101 * SECOND, "f"))
+    assert not reader.ignored
+
+
+def test_what_counted_decisions_had_shown_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mbcal.release.counted_ids.MOST_SHOWN", 4000)
+    monkeypatch.setattr("mbcal.release.counted_ids._FEWEST_TO_SORT", 100)
+    counted = CountedDecisions()
+    for number in range(10_000):
+        counted.add(f"d{number}", ["a", "b"], ["a"])
+        ids = counted._shown
+        assert len(ids._recent) + len(ids._sorted) + len(ids._older) <= 4700
+    assert "d0" in counted
+    assert "d10000" not in counted
+    recent = [counted.respond("d9999", item) for item in ("a", "b", "b", "made up")]
+    assert recent == ["again", "first", "again", "not shown"]
+    forgotten = [counted.respond("d0", item) for item in ("a", "b", "b", "made up")]
+    assert forgotten == ["again", "first", "again", "again"]  # one late reward of an old decision, whatever it is about
 
 
 def test_rewards_of_nameless_decisions_are_counted_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,28 @@ def test_a_canary_that_fails_is_replaced_at_once(registry: Registry, monkeypatch
     asyncio.run(story())
 
 
+def test_a_canary_that_failed_is_served_in_another_trial_at_once(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server never sees the registry without a canary: it is started again between two polls."""
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+        monkeypatch.setattr(registry, "withdraw_canary", lambda *_, **__: None)  # as if the registry could not be written
+        await service.canary.fail(ValueError("overflow"))
+        await service.refresh_version()
+        assert service.canary.name is None  # not in the same trial
+        monkeypatch.undo()
+        registry.withdraw_canary()
+        registry.start_canary(CANARY)
+        await service.refresh_version()
+        assert service.canary.name == CANARY
+
+    asyncio.run(story())
+
+
 def test_requests_that_are_refused_are_no_fault_of_the_canary(registry: Registry) -> None:
     registry.start_canary(CANARY)
     bodies = [b'{"candidates": [1.5], "session": "s%d"}', b'{"candidates": ["a", }], "session": "s%d"}']
@@ -169,6 +192,30 @@ def test_requests_that_are_refused_are_no_fault_of_the_canary(registry: Registry
                 assert {answer.status_code for answer in answers} == {status}
         assert registry.canary() == service.canary.name == CANARY
         assert CANARY in {await version_of(service, f"t{number}") for number in range(20)}
+
+    asyncio.run(story())
+
+
+def test_a_behaviour_that_no_version_knows_does_not_withdraw_a_canary_that_reads_more_history(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live version does not read the step with that behaviour; the canary would."""
+    registry.start_canary(CANARY)
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        await service.refresh_version()
+        canary = service.canary.ranker
+        assert canary is not None
+        monkeypatch.setattr(canary, "version", replace(canary.version, history=50))  # type: ignore[type-var]
+        history = [("item 1", "loved")] + [("item 1", "click")] * service.live.version.history
+        for steps in ({"history": history}, {"shown": history}):
+            for number in range(10):
+                with pytest.raises(
+                    InputError, match=f"'loved' is unknown to version {LIVE}; its behaviours are skip, click"
+                ):
+                    await service.rank(RankRequest(candidates=ITEMS, k=1, user=f"u{number}", **steps))
+        assert registry.canary() == service.canary.name == CANARY
 
     asyncio.run(story())
 

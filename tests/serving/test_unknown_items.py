@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -25,8 +26,12 @@ from mbcal.decision_log.records import Decision
 from mbcal.errors import InputError
 from mbcal.kernels import native
 from mbcal.registry.registry import Registry
+from mbcal.serving.canary import CanarySettings
 from mbcal.serving.candidates import CandidateReader
+from mbcal.serving.limits import Limits
+from mbcal.serving.messages import CandidateItem, RankRequest
 from mbcal.serving.service import Service
+from mbcal.serving.state import MemoryStore
 from mbcal.types.feature_values import FeatureDeclaration, catalog_of_values, declarations
 from tests.agents.test_growth import NAMES, fitted, sessions
 from tests.support.servers import run_app
@@ -218,6 +223,27 @@ def test_agents_that_read_no_features_rank_and_log_them(agents: dict[str, Agent]
         assert {entry["score"] for entry in answer["items"] if entry["item"] in UNKNOWN} == {0.0}
 
     run_app(registry, story)
+
+
+@pytest.mark.parametrize(("live", "canary"), [("popular", "mbcal"), ("mbcal", "popular")])
+def test_too_many_are_refused_by_every_version(live: str, canary: str, agents: dict[str, Agent], tmp_path: Path) -> None:
+    """Else one request would withdraw a canary that reads features beside a live version that does not."""
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agents[live])
+    registry.start_canary(registry.publish(agents[canary], activate=False))
+    settings = {"limits": Limits(max_candidates=2000), "canary_settings": CanarySettings(0.5)}
+    service = Service(registry, MemoryStore(), None, 0.0, **settings)  # type: ignore[arg-type]
+    many = [CandidateItem(f"n{number}", {"words": number}) for number in range(1001)]
+
+    async def story() -> None:
+        await service.refresh_version()
+        for number in range(10):
+            with pytest.raises(InputError, match="1001 unknown items have features, at most 1000 may; send fewer"):
+                await service.rank(RankRequest(candidates=many, k=1, user=f"u{number}"))
+            await service.rank(RankRequest(candidates=many[1:], k=1, user=f"u{number}"))
+
+    asyncio.run(story())
+    assert registry.canary() == service.canary.name == "v000002"
 
 
 def test_the_client_takes_items_with_features() -> None:

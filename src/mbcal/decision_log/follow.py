@@ -51,12 +51,14 @@ class LogFollower:
         """Yield the records that were added since the last call, by time where several workers write (`merge_by_time`).
 
         Raises:
-            LogError: If a file cannot be read.
+            LogError: If a file cannot be read, or the log was there before and is gone, as with a disk that is away.
         """
         try:
             folders = log_folders(self._folder)
-        except LogError:  # nothing was logged yet
-            return
+        except LogError as error:
+            if self._positions:
+                raise LogError(f"{self._folder}: the log was there and is gone; bring it back, or begin it anew") from error
+            return  # nothing was logged yet
         yield from merge_by_time(map(self._read_folder, folders))
 
     def _read_folder(self, folder: Path) -> Iterator[Record]:

@@ -34,6 +34,8 @@ MAX_APART = 0.01
 reward: few sessions may hold most of it."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
+MOST_AHEAD = 60.0
+"""Seconds that a clock may gain on the stopwatch between two looks; one that gains more is believed at the next look."""
 UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
 """Why nothing is known of a trial."""
 
@@ -146,7 +148,10 @@ def _not_whole(ignored: Ignored) -> str:
     kinds = (
         (ignored.headless, "sessions have no beginning in the log"),
         (ignored.nameless, "decisions have neither session nor user"),
-        (ignored.late, "rewards came after the end of their session (give a longer --lifetime, or --idle)"),
+        (
+            ignored.late,
+            "rewards came after the end of their session (give a longer --lifetime, or --idle; send what ends a visit last)",
+        ),
         (ignored.unlinked, "visits may be known by user alone at first and by session alone later"),
     )
     found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)
@@ -178,7 +183,7 @@ class CanaryWatcher:
         logs: The decision logs of all servers that give the canary sessions.
         config: The limits.
         clock: Seconds since 1970.
-        stopwatch: Seconds since any time. A trial ends by it if the clock was set back.
+        stopwatch: Seconds since any time. A trial ends by it if the clock was set back; it shows if the clock jumps ahead.
     """
 
     def __init__(
@@ -193,6 +198,7 @@ class CanaryWatcher:
         self._stopwatch = stopwatch
         self._trial: tuple[str, str, int] | None = None  # canary, live version, beginning
         self._began = 0.0  # when the trial began, by the stopwatch
+        self._ahead: float | None = None  # by how much the clock was ahead of the stopwatch at the last look
         self._outcomes: OutcomeReader
         self._followers: list[LogFollower] = []
 
@@ -212,9 +218,9 @@ class CanaryWatcher:
             self._trial = None
             return None
         trial = (pointer.canary, pointer.current, pointer.canary_began)
+        now = self._now()
         if trial != self._trial:
-            self._begin(*trial)
-        now = int(self._clock() * 1e6)
+            self._begin(*trial, now)
         comparison = self._compare(pointer.canary, pointer.current, now)
         ignored = replace(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
@@ -227,12 +233,24 @@ class CanaryWatcher:
         write_atomic(self.registry.path / CANARIES / f"{look.canary}.json", content.encode())
         return look
 
-    def _begin(self, canary: str, live: str, began: int) -> None:
+    def _now(self) -> int:
+        """The time in microseconds since 1970. A clock that jumps ahead counts only if it is still ahead at the next look.
+
+        Else one wrong reading would end trials, and finish sessions that go on.
+        """
+        stopwatch = self._stopwatch()
+        before, ahead = self._ahead, self._clock() - stopwatch
+        self._ahead = ahead
+        if before is not None and ahead > before + MOST_AHEAD:
+            ahead = before
+        return int((stopwatch + ahead) * 1e6)
+
+    def _begin(self, canary: str, live: str, began: int, now: int) -> None:
         self._outcomes = OutcomeReader.of_version(self.registry.open(live), self._config.sessions, began)
         before = int(self._config.sessions.longest * 1e6)  # sessions that were going on when the trial began
         self._followers = [LogFollower(log, began - before) for log in self._logs]
         self._trial = (canary, live, began)
-        self._began = self._stopwatch() - max(self._clock() - began / 1e6, 0.0)
+        self._began = self._stopwatch() - max(now - began, 0) / 1e6
 
     def _compare(self, canary: str, live: str, now: int) -> VersionComparison | None:
         for record in merge_by_time(follower.read() for follower in self._followers):

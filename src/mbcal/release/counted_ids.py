@@ -1,27 +1,88 @@
-"""Which ids were met, in little memory."""
+"""Which ids were met, and which decisions were counted with what they had shown, in little memory."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable
+from typing import Literal
+
 import numpy as np
+from numpy.typing import NDArray
+
+MOST_SHOWN = 1 << 24
+"""Shown items of counted decisions that are kept, in about 200 MiB; of more, the oldest are forgotten."""
+_FEWEST_TO_SORT = 1 << 16
 
 
 class CountedIds:
-    """A growing set of ids in about 8 bytes each."""
+    """A set of ids in about 8 bytes each, which grows, or forgets the oldest.
 
-    def __init__(self) -> None:
+    Args:
+        most: Ids that are kept at most, about, and at least half of that; None for all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self._recent: set[int] = set()
-        self._sorted = np.empty(0, np.int64)
+        self._sorted = self._older = np.empty(0, np.int64)
 
-    def add(self, name: str) -> None:
+    def add(self, name: Hashable) -> None:
         """Add an id."""
         self._recent.add(hash(name))
-        if len(self._recent) > max(1 << 16, len(self._sorted) // 8):
+        if len(self._recent) > max(_FEWEST_TO_SORT, len(self._sorted) // 8):
             self._sorted = np.union1d(self._sorted, np.fromiter(self._recent, np.int64, len(self._recent)))
             self._recent = set()
+            if self._most is not None and 2 * len(self._sorted) >= self._most:
+                self._older, self._sorted = self._sorted, np.empty(0, np.int64)
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: Hashable) -> bool:
         value = hash(name)
-        if value in self._recent:
-            return True
-        place = int(np.searchsorted(self._sorted, value))
-        return place < len(self._sorted) and int(self._sorted[place]) == value
+        return value in self._recent or _is_in(value, self._sorted) or _is_in(value, self._older)
+
+
+class CountedDecisions:
+    """The decisions that were counted, so that feedback which comes later is told from what was read before.
+
+    Of decisions whose items were forgotten (`MOST_SHOWN`) one late response counts, whatever item it names: neither do late
+    rewards vanish, nor can a client make up many.
+    """
+
+    def __init__(self) -> None:
+        self._decisions, self._answered, self._shown = CountedIds(), CountedIds(), CountedIds(MOST_SHOWN)
+
+    def add(self, decision: str, shown: Collection[str], answered: Collection[str]) -> None:
+        """Add a decision.
+
+        Args:
+            decision: Its id.
+            shown: Its items.
+            answered: Those to which a further response does not count.
+        """
+        self._decisions.add(decision)
+        self._shown.add(decision)  # before its items: if it is there, they are
+        for item in shown:
+            self._shown.add((decision, item))
+        for item in answered:
+            self._answered.add((decision, item))
+
+    def __contains__(self, decision: str) -> bool:
+        return decision in self._decisions
+
+    def respond(self, decision: str, item: str) -> Literal["first", "again", "not shown"]:
+        """Take note of feedback on a counted decision, and say whether it is the first on an item that was shown."""
+        response: tuple[str, ...] = (decision, item)
+        if response in self._answered:
+            return "again"
+        if decision not in self._shown:
+            response = (decision,)
+            if response in self._answered:
+                return "again"
+        elif response not in self._shown:
+            return "not shown"
+        self._answered.add(response)
+        return "first"
+
+
+def _is_in(value: int, values: NDArray[np.int64]) -> bool:
+    """Whether a value is in a sorted array."""
+    place = int(np.searchsorted(values, value))
+    return place < len(values) and int(values[place]) == value

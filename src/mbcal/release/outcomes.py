@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import OptionError
-from mbcal.release.counted_ids import CountedIds
+from mbcal.release.counted_ids import CountedDecisions, CountedIds
 from mbcal.release.sessions import RESPONSE_BYTES, CountingRule, LoggedDecision, Response, Session, cut_sessions
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Ignored:
     """What was read and did not count, and how much of it may hide what a version costs."""
 
     repeated: int = 0
-    """Decisions that had been read before, as in a copied log."""
+    """Decisions that had been read before, as in a copied log, or were made again: the latest with an id counts."""
     not_shown: int = 0
     """Feedback on items that its decision did not return."""
     dropped: int = 0
@@ -99,7 +99,7 @@ class Ignored:
     nameless: int = 0
     """Decisions with neither session nor user, which belong to no session."""
     late: int = 0
-    """Feedback with a reward that came after the end of its session: `idle` seconds after the last record before it."""
+    """Feedback with a reward that came after the end of its session, whatever ended it: a terminal behaviour or time."""
     headless: int = 0
     """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
     now without, or the other way: their beginnings have other names, or are in a log that was not read."""
@@ -142,7 +142,7 @@ class OutcomeReader:
         rewards: Reward of every behaviour by name. Feedback with another behaviour is a step without reward.
         rule: What a session is.
         since: Sessions that began before this time do not count, in microseconds since 1970.
-        terminal: Behaviours with which a user leaves; what follows is another session, and does not count.
+        terminal: Behaviours with which a user leaves. Decisions after that are another session; rewards are late.
     """
 
     def __init__(
@@ -153,12 +153,11 @@ class OutcomeReader:
         self._groups: dict[str, _Group] = {}
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
-        self._counted = CountedIds()  # of decisions
+        self._counted = CountedDecisions()
         self._nameless = CountedIds()  # of decisions that belong to no session
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
         self._without_session = self._without_user = 0  # counted sessions
-        self._counted_until = since
         self._bytes = self._early_bytes = 0
         self._look_at_bytes = MOST_BYTES
         self.ignored = Ignored()
@@ -222,10 +221,7 @@ class OutcomeReader:
             self._add_nameless(feedback.decision, feedback.item, feedback.behaviour)
             return
         if feedback.decision in self._counted:
-            is_new = feedback.time > self._counted_until  # else it was read before
-            reward = self._rule.rewards.get(feedback.behaviour, 0.0) * is_new
-            self.ignored.late += reward != 0
-            self.ignored.apart_reward += abs(reward)
+            self._add_late(feedback)
             return
         if decision is None:
             waiting = self._early.setdefault(feedback.decision, {})
@@ -236,6 +232,14 @@ class OutcomeReader:
             before = decision.size
             decision.respond(feedback.item, response)
             self._change(self._groups[decision.name], decision.size - before)
+
+    def _add_late(self, feedback: Feedback) -> None:
+        """Take note of feedback on a decision that was counted. What was read before, or was never shown, is not late."""
+        kind = self._counted.respond(feedback.decision, feedback.item)
+        reward = self._rule.rewards.get(feedback.behaviour, 0.0) if kind == "first" else 0.0
+        self.ignored.not_shown += kind == "not shown"
+        self.ignored.late += reward != 0
+        self.ignored.apart_reward += abs(reward)
 
     def _add_nameless(self, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item."""
@@ -294,13 +298,13 @@ class OutcomeReader:
         ):
             self._drop_oldest()
         self.ignored.unlinked = min(self._without_session, self._without_user)
-        self._counted_until = max(self._counted_until, now)
 
     def _count_session(self, session: Session) -> None:
         """Count a session and forget its decisions. A name that began may go on after a pause."""
         is_continued = self._has_other_part(session)
         has_beginning = (session.has_beginning or session.first.name in self._names) and not is_continued
-        if session.began >= self._rule.since:
+        is_of_trial = session.began >= self._rule.since
+        if is_of_trial:
             self.ignored.headless += not has_beginning
             self.ignored.late += session.late
             self.ignored.apart_reward += session.late_reward + (0 if has_beginning else session.size)
@@ -309,7 +313,7 @@ class OutcomeReader:
         if has_beginning:
             self._names.add(session.first.name)
         for decision in session.decisions:
-            self._counted.add(decision.id)
+            self._counted.add(decision.id, decision.items, decision.responses if is_of_trial else decision.items)
         self._remove(session.decisions)
 
     def _has_other_part(self, session: Session) -> bool:

@@ -101,7 +101,7 @@ class LoggedDecision:
 
     @property
     def order(self) -> tuple[int, int, str, str, str]:
-        """The order within a session; of two decisions with one id, the larger counts."""
+        """The order within a session; of two decisions with one id, the larger counts, which is the later."""
         return self.time, self.step, self.id, self.name, self.version
 
     @property
@@ -153,8 +153,7 @@ class Session:
             when, _, behaviour = heapq.heappop(self._responses)
             reward = self._rule.rewards.get(behaviour, 0.0)
             if self.is_over(when):
-                if self.complete is None:
-                    self.late, self.late_reward = self.late + (reward != 0), self.late_reward + abs(reward)
+                self.late, self.late_reward = self.late + (reward != 0), self.late_reward + abs(reward)
                 continue
             self.last, self.length = max(self.last, when), self.length + 1
             self.reward, self.size = self.reward + reward, self.size + abs(reward)

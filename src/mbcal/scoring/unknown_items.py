@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.errors import InputError, ModelError
+from mbcal.errors import ModelError
 from mbcal.scoring.item_projection import SPARE_ROWS, JointProjection, projections_from_arrays
 from mbcal.scoring.scorers import NetScorer, Scorer
 from mbcal.types import FIRST_ITEM_ROW
@@ -102,13 +102,9 @@ class UnknownItems:
     def write(self, items: Sequence[UnknownItem]) -> None:
         """Write the rows of N items, from `first_row` on, into the tables of all terms.
 
-        An item keeps its row, since it is asked for again and again until an update has learned it.
-
-        Raises:
-            InputError: If there are more than `SPARE_ROWS`.
+        An item keeps its row, since it is asked for again and again until an update has learned it. There are at most
+        `SPARE_ROWS`.
         """
-        if len(items) > SPARE_ROWS:
-            raise InputError(f"candidates: {len(items)} unknown items have features, at most {SPARE_ROWS} may; send fewer")
         new = [item for item in items if item.row is None]
         if new:
             rows = self.projection.rows([item.values or {} for item in new])

@@ -41,7 +41,8 @@ class Canary:
     def __init__(self, settings: CanarySettings, registry: Registry, on_event: Callable[..., None]) -> None:
         self.settings, self._registry, self._on_event = settings, registry, on_event
         self.ranker: Ranker | None = None
-        self._failed: set[str] = set()
+        self._trial: tuple[str | None, int] = (None, 0)  # the registry's canary, and when it became that
+        self._failed: tuple[str | None, int] | None = None  # the trial in which it failed last
         self._unserved: str | None = None  # a canary that gets no sessions here, as was said
 
     @property
@@ -63,17 +64,17 @@ class Canary:
         """Return the canary's ranker if this is its version."""
         return self.ranker if self.name == version else None
 
-    async def follow(self, name: str | None, open_version: Callable[[str], Awaitable[Ranker | None]]) -> None:
-        """Open the registry's canary, or drop the one before.
+    async def follow(self, name: str | None, began: int, open_version: Callable[[str], Awaitable[Ranker | None]]) -> None:
+        """Open the registry's canary, or drop the one before. One that failed gets sessions again in another trial.
 
         Args:
             name: The registry's canary; None if there is none.
+            began: When it became the canary, which tells its trials apart.
             open_version: Opens and verifies a version; returns None if it is refused.
         """
-        if name is None or self.settings.share == 0 or name in self._failed:
+        self._trial = (name, began)
+        if name is None or self.settings.share == 0 or self._trial == self._failed:
             self.ranker = None
-            if name is None:
-                self._failed.clear()
             if self.settings.share == 0:
                 self._tell_unserved(name)
         elif self.ranker_of(name) is None:
@@ -97,7 +98,7 @@ class Canary:
         self._unserved = name
 
     async def _withdraw(self, name: str, reason: str) -> None:
-        self._failed.add(name)
+        self._failed = self._trial
         self._on_event("canary failed", version=name, error=reason)
         try:
             await asyncio.to_thread(self._registry.withdraw_canary, name, reason=reason)

@@ -139,7 +139,7 @@ class Ranker:
             At most k items in order.
 
         Raises:
-            InputError: If a behaviour is unknown to the version.
+            InputError: If a behaviour is unknown to the version, or more than `SPARE_ROWS` unknown items have features.
         """
         listed = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
         state = self.fields.with_context(self.state_after(history, shown, session, given), given.context)
@@ -160,8 +160,20 @@ class Ranker:
             )
         ]
 
+    def require_known(self, steps: TextSteps) -> None:
+        """Raise InputError if the version does not know the behaviour of a step."""
+        unknown = {behaviour for _, behaviour in steps} - self._behaviour_index.keys()
+        if unknown:
+            names = ", ".join(self._behaviour_index)
+            raise InputError(
+                f"behaviour: {min(unknown)!r} is unknown to version {self.version.name}; its behaviours are {names}"
+            )
+
     def _place(self, candidates: Candidates) -> NDArray[np.int32]:
         """Rows (C,) of the scorer's tables; unknown items with features have rows of their own, until the next call."""
+        if len(candidates.features) > SPARE_ROWS:  # in versions without such rows as well: all refuse the same requests
+            count = len(candidates.features)
+            raise InputError(f"candidates: {count} unknown items have features, at most {SPARE_ROWS} may; send fewer")
         unknown_items = self.version.unknown_items
         if unknown_items is None:
             return candidates.rows
@@ -257,12 +269,7 @@ class Ranker:
 
     def _encode(self, steps: TextSteps) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Catalogue rows (T,) and behaviours (T,) of steps."""
-        for _, behaviour in steps:
-            if behaviour not in self._behaviour_index:
-                names = ", ".join(self._behaviour_index)
-                raise InputError(
-                    f"behaviour: {behaviour!r} is unknown to version {self.version.name}; its behaviours are {names}"
-                )
+        self.require_known(steps)
         items = self.version.catalog.rows_of(item for item, _ in steps)
         return items, np.fromiter((self._behaviour_index[behaviour] for _, behaviour in steps), np.uint8, len(steps))
 

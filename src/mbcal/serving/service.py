@@ -113,7 +113,7 @@ class Service:
             if ranker is not None:
                 self.ranker = ranker
                 self.on_event("swapped", version=name)
-        await self.canary.follow(pointer.canary, self._open)
+        await self.canary.follow(pointer.canary, pointer.canary_began, self._open)
 
     async def _open(self, name: str) -> Ranker | None:
         """Open and verify a version; None if it is refused. It is tried again when its files change."""
@@ -171,7 +171,9 @@ class Service:
         version, given = self.canary.version_for(user or session_name or ""), given_fields(request)
         self.live.fields.require_declared(given)
         longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
-        history = latest_steps(steps_as_text(request.history, "history"), longest)  # it is logged with every decision
+        history, shown = steps_as_text(request.history, "history"), steps_as_text(request.shown or (), "shown")
+        self.live.require_known((*history, *shown))  # of all steps, however many a version reads
+        history = latest_steps(history, longest)  # it is logged with every decision
         proposed = Session(user, history, (), version, given.user_features)
         ranked, remembered = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
