@@ -32,6 +32,14 @@ def test_decisions_follow_the_limits() -> None:
     assert judge_canary(better, replace(CONFIG, promote_after=500), 0)[0] == "wait"
     assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
     assert judge_canary(worse, replace(CONFIG, withdraw_below=0.9), 0)[0] == "wait"
+    assert "steps with feedback" not in judge_canary(worse, CONFIG, 0)[1]
+    silent = replace(
+        worse, length=replace(worse.length, upper=-0.1), a=replace(worse.a, length=replace(worse.a.length, mean=1.25))
+    )
+    hint = (
+        "; it has 1.25 steps with feedback per session against 2: its sessions are shorter, or its feedback does not arrive"
+    )
+    assert judge_canary(silent, CONFIG, 0)[1].endswith(hint)
     shorter = replace(better, length=replace(better.length, upper=-0.1))
     action, reason = judge_canary(shorter, CONFIG, 0)
     assert action == "wait"

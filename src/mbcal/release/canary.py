@@ -121,7 +121,7 @@ def judge_canary(
         safe = float(comparison.reward_difference.safe_lower(config.promote_alpha))
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
-            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}"
+            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
         losses = [
             *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
             *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
@@ -141,6 +141,14 @@ def judge_canary(
         action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
         return action, f"undecided after {elapsed / 86400:.1f} days: {words}"
     return "wait", words
+
+
+def _feedback_hint(comparison: VersionComparison) -> str:
+    """Say that a canary has fewer steps with feedback, if it surely has: its feedback may be lost on the way."""
+    if comparison.length.upper >= 0:
+        return ""
+    steps = f"{comparison.a.length.mean:.3g} steps with feedback per session against {comparison.b.length.mean:.3g}"
+    return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
 
 
 def _not_whole(ignored: Ignored) -> str:
