@@ -150,7 +150,7 @@ def join_sessions(
             headless.add((user, session))
         steps: list[_Step] = []
         for _, _, decision_id in entries:
-            new_steps = builder.steps(decision_id, decisions[decision_id], responses.get(decision_id, {}))
+            new_steps = builder.steps(decision_id, decisions[decision_id], responses.get(decision_id, {}), len(steps))
             counts.unanswered += not new_steps
             steps += new_steps
         if steps:
@@ -246,8 +246,10 @@ class _SessionBuilder:
             self.fields.user.encode_known(decision.user_features, "user_features").tobytes(),
         )
 
-    def steps(self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response]) -> list[_Step]:
-        """Return the steps of one decision, in the order of its ranking."""
+    def steps(
+        self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response], first: int
+    ) -> list[_Step]:
+        """Return the steps of one decision, in the order of its ranking, numbered from `first`."""
         steps: list[_Step] = []
         if not responses:
             return steps
@@ -258,7 +260,8 @@ class _SessionBuilder:
             if response is not None:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
-                origin = StepOrigin(decision_id, decision.time, rank, response.time)
+                number = first + len(steps)
+                origin = StepOrigin(decision_id, decision.time, rank, response.time, decision.step, number)
                 made = (decision.version, decision.epsilon, decision.context)
                 steps.append(_Step(row, response.behaviour, origin, propensity, available, *made))
             if not pending:

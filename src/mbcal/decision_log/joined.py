@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.visits import IDLE, newest_time
+from mbcal.decision_log.visits import IDLE, SKEW, newest_time
 from mbcal.types import Sessions
 
 
@@ -63,6 +63,10 @@ class StepOrigin(NamedTuple):
     """Position of the step's item among those it returned."""
     answered: int
     """Time of the feedback, likewise."""
+    known: int
+    """Steps of the session that the server knew when it decided."""
+    number: int
+    """Number of the step in its session, also across rows."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,12 @@ class Joined:
         """
         sessions = self.sessions
         times = np.asarray([row[-1].time for row in self.origins], np.int64)
-        is_recent = times > newest_time(times) - int(IDLE * 1e6)
+        is_recent = times > self.settled_until()
         return np.asarray(is_recent & (sessions.length < sessions.horizon) & ~sessions.left)
+
+    def settled_until(self) -> int:
+        """Return the time, in microseconds, before which nothing can be going on any more: `IDLE` seconds before the end."""
+        return newest_time(np.asarray([row[-1].time for row in self.origins], np.int64)) - int(IDLE * 1e6)
 
     def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it.
@@ -124,18 +132,22 @@ class Joined:
         """Return the column of the last step of the row that was served before the feedback on each step came, (N, T).
 
         All items of one list are served together. What a user did with one item may depend on everything served by then:
-        the other items of the list, and lists that came before a late answer.
+        the other items of the list, and lists that came before a late answer. Where clocks may have differed, a list whose
+        server did not know the answer yet came before it.
         """
         columns = np.tile(np.arange(self.sessions.horizon), (len(self.origins), 1))
         for row, origins in zip(columns, self.origins, strict=True):
             for column, step in enumerate(origins):
-                row[column] = max(
-                    number
-                    for number, other in enumerate(origins)
-                    if other.time <= step.answered or other.decision == step.decision
-                )
+                row[column] = max(number for number, other in enumerate(origins) if _came_before_answer(other, step))
         return columns
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
         """Return the indices of the rows that this version decided alone."""
         return np.flatnonzero([name == version for name in self.versions])
+
+
+def _came_before_answer(other: StepOrigin, step: StepOrigin) -> bool:
+    """Whether a step may have been served before the feedback on another step of its session came."""
+    if other.time <= step.answered or other.decision == step.decision:
+        return True
+    return other.known <= step.number and other.time <= step.answered + SKEW * 1e6

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from mbcal.agents.domain import Domain
 from mbcal.decision_log.joined import JoinCounts, Joined
 from mbcal.decision_log.visits import IDLE
+from mbcal.evaluation.ope.difference import cumulative_weights, decided_share
+from mbcal.evaluation.ope.estimators import Floats
+from mbcal.release.served_choices import ServedChoices
 from mbcal.types import Sessions
 
 SEND_ONE_SESSION = "send the same session with all requests of a visit, and the user with all or none"
@@ -51,7 +54,7 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     preceding, following = joined.in_succession()
     n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
     sessions = joined.sessions
-    earned = ((sessions.rewards - min(sessions.behaviour_set.rewards)) * sessions.mask).sum(1, dtype=np.float64)
+    earned = (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
     most = tolerance * earned[judging].sum()
     is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
     apart = {
@@ -71,23 +74,33 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     return "; ".join(found)
 
 
-def why_unanswered(unanswered: int, sessions: Sessions, tolerance: float) -> str:
-    """Say that choices without feedback may hide what other choices led to; empty if they cannot hide much.
+def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
+    """Say that missing or late feedback may hide what the candidate's choices led to; empty if it cannot hide much.
+
+    Each choice may hide a reward as large as there is. If rewards can be negative, no feedback is not the worst: a choice
+    without it then counts as often as the candidate would serve it.
 
     Args:
-        unanswered: Choices without feedback, of users for whom candidate and live version differ
-            (`ServedChoices.unanswered`).
-        sessions: The sessions that judge.
-        tolerance: Share of their reward that may be hidden, if each of these choices would have earned the most possible.
+        served: The choices of candidate and live version, and what they lack.
+        sessions: (N, T) the sessions that judge.
+        epsilon: (N, T) exploration with which each step was decided.
+        tolerance: Share of the reward that may be hidden; less where exploration hides differences.
     """
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
-    earned = float(((sessions.rewards - least) * sessions.mask).sum(dtype=np.float64))
-    if unanswered * (most - least) <= tolerance * earned:
+    candidate, live = served.choices
+    weight = np.ones(int(sessions.user.max()) + 1)
+    if least < 0:
+        np.maximum.at(weight, sessions.user, cumulative_weights(sessions, candidate, epsilon).max(1))
+    hidden = served.late + sum(count * weight[user] for user, count in served.unanswered.items())
+    decided = decided_share(sessions.mask & (candidate.best != live.best), epsilon)
+    earned = abs(float((sessions.rewards * sessions.mask).sum(dtype=np.float64)))
+    if hidden * (most - least) <= tolerance * decided * earned:
         return ""
     return (
-        f"{unanswered:,} choices served to users for whom it chooses otherwise have no feedback, and may hide more than "
-        f"{tolerance:.0%} of the reward; send feedback on all items, also on skipped ones, and update when it has come"
+        f"{sum(served.unanswered.values()):,} choices served to users for whom it chooses otherwise have no feedback, and on "
+        f"{served.late:,} it came after they began another session: more than {tolerance:.0%} of the reward may be hidden; "
+        "send feedback on all items, also on skipped ones, and update when it has come"
     )
 
 

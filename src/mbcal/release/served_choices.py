@@ -15,6 +15,7 @@ neither session nor user are joined to no others, so all of their choices belong
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from mbcal.decision_log.join import available_candidates
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Decision, Record
-from mbcal.decision_log.visits import IDLE, user_name
+from mbcal.decision_log.visits import SKEW, user_name
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
@@ -45,9 +46,12 @@ class ServedChoices(NamedTuple):
     """Served choices at which the versions differ and whose effect no weight contains: those without feedback, those in a
     window after which the session went on, or before whose beginning not all feedback on earlier windows had come, and those
     of decisions with neither session nor user. Counted up to the first where they are not steps of the sessions."""
-    unanswered: int
-    """Served choices without feedback, of users for whom the versions differ at a step: what another choice cost may be
+    unanswered: dict[int, int]
+    """User -> choices without feedback, of users for whom the versions differ at a step: what another choice cost may be
     what users did not do there, or have not reported yet."""
+    late: int
+    """Steps with feedback that came after their user began a later session in which the versions differ: what users did may
+    depend on choices there."""
 
 
 def served_choices(
@@ -82,8 +86,8 @@ def served_choices(
     for record in records:
         if not isinstance(record, Decision):
             continue
-        steps, unanswered = wanted.pop((record.id, record.time), []), hidden.ranks(record)
-        if not steps and not unanswered:
+        steps, hidden_ranks = wanted.pop((record.id, record.time), []), hidden.ranks(record)
+        if not steps and not hidden_ranks:
             continue
         candidates = available_candidates(record)
         position = {name: number for number, name in reversed(list(enumerate(candidates)))}
@@ -91,12 +95,12 @@ def served_choices(
             raise LogError(
                 f"decision {record.id!r}: returned an item that is no candidate, or was shown before without repeats"
             )
-        deepest = max([rank for _, _, rank in steps] + unanswered)
+        deepest = max([rank for _, _, rank in steps] + hidden_ranks)
         orders = [_order(ranker, record, candidates, deepest + 1) for ranker in rankers]
         for order, choices in zip(orders, best, strict=True):
             for number, column, rank in steps:
                 choices[number, column] = position[_best(order, record, rank)]
-        hidden.compare(record, orders, unanswered)
+        hidden.compare(record, orders, hidden_ranks)
         for number, column, rank in steps:
             logged[number, column], count[number, column] = position[record.items[rank]], len(candidates) - rank
         progress.advance(bool(steps))
@@ -105,16 +109,18 @@ def served_choices(
     sessions = joined.sessions[rows]
     differs = sum((choices != best[0] for choices in best[1:]), np.zeros(shape, np.int64)) * sessions.mask
     n_linked = int(differs[_linked(joined)[rows]].sum())
-    users = {joined.users[user] for user in sessions.user[differs.any(1)].tolist()}
+    is_other = np.any(differs, axis=1)
+    users = np.unique(sessions.user[is_other]).tolist()
+    unanswered = {user: hidden.unanswered[name] for user in users if (name := joined.users[user]) in hidden.unanswered}
     every = [PolicyChoices(choices, logged, count) for choices in best]
-    return ServedChoices(every, hidden.differing + n_linked, sum(hidden.unanswered[user] for user in users))
+    return ServedChoices(every, hidden.differing + n_linked, unanswered, _n_late(joined, rows, is_other))
 
 
 class _HiddenChoices:
     """Served choices of which the log does not show what follows, of users who judge or have no step at all.
 
-    No feedback came, or neither session nor user says which decisions followed. Decisions long after the last step that
-    judges do not matter.
+    No feedback came, or neither session nor user says which decisions followed. Feedback on the newest decisions may still
+    come, so these do not matter.
     """
 
     def __init__(self, joined: Joined, rows: NDArray[np.int64]) -> None:
@@ -122,7 +128,7 @@ class _HiddenChoices:
         """How many were found at which the versions differ; the search ends with the first."""
         self.unanswered: Counter[str] = Counter()
         """Choices without feedback by user."""
-        self._until = max(origin.time for row in rows.tolist() for origin in joined.origins[row]) + IDLE * 1e6
+        self._until = joined.settled_until()
         self._answered: dict[str, set[int]] = defaultdict(set)
         self._times: dict[str, int] = {}
         for origin in chain.from_iterable(joined.origins):
@@ -139,7 +145,8 @@ class _HiddenChoices:
             return []
         answered = self._answered.get(decision.id, set())
         unanswered = [rank for rank in range(len(decision.items)) if rank not in answered]
-        self.unanswered[user] += len(unanswered)
+        if unanswered:
+            self.unanswered[user] += len(unanswered)
         if self.differing:
             return []
         return unanswered if decision.session or decision.user else list(range(len(decision.items)))
@@ -162,9 +169,26 @@ def _linked(joined: Joined) -> NDArray[np.bool_]:
     linked = np.asarray([last[key] != row for row, key in enumerate(keys)], np.bool_)
     latest: dict[tuple[int, str], int] = {}  # feedback of the rows before
     for row, (key, origins) in enumerate(zip(keys, joined.origins, strict=True)):
-        linked[row] |= key in latest and latest[key] >= origins[0].time
+        linked[row] |= key in latest and latest[key] >= origins[0].time - SKEW * 1e6
         latest[key] = max(latest.get(key, origins[0].answered), *(origin.answered for origin in origins))
     return linked
+
+
+def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> int:
+    """Steps whose feedback came after their user began another session in which versions differ; rows (N,), differs (N,)."""
+    begun: dict[int, list[tuple[int, str]]] = defaultdict(list)  # these sessions by user, in order of time
+    for row in rows[differs].tolist():
+        begun[int(joined.sessions.user[row])].append((joined.origins[row][0].time, joined.session_names[row]))
+    for sessions in begun.values():
+        sessions.sort()
+    late = 0
+    for row in rows.tolist():
+        sessions, own = begun.get(int(joined.sessions.user[row]), []), joined.session_names[row]
+        for step in joined.origins[row]:
+            later = sessions[bisect_right(sessions, step.time, key=lambda session: session[0]) :]
+            following = next((time for time, name in later if name != own), None)
+            late += following is not None and following <= step.answered + SKEW * 1e6
+    return late
 
 
 def _order(ranker: Ranker, decision: Decision, candidates: Sequence[str], k: int) -> list[str]:

@@ -155,7 +155,7 @@ def update(
     if np.any((new.best != old.best) & judged.mask):
         obstacles += [
             why_in_parts(joined, judging, gate.tolerance),
-            why_unanswered(served.unanswered, judged, gate.tolerance),
+            why_unanswered(served, judged, epsilon, gate.tolerance),
             why_lost(joined.counts),
         ]
     obstacles = [obstacle for obstacle in obstacles if obstacle]

@@ -80,7 +80,8 @@ class Difference:
     """Mean probability of a choice that is not random, 1 - epsilon, at the differing steps; 1 without any. Served without
     exploration, the policies differ by 1 / decided times as much, about."""
     hidden: float
-    """Share of the reward that was earned in sessions with a differing step that explored too much for it to show."""
+    """Share of the reward that was earned in sessions with a differing step that explored too much for it to show, or more
+    or less at that step than at the first."""
 
     @property
     def is_contradicted(self) -> bool:
@@ -145,17 +146,16 @@ def bound_difference(
     Raises:
         InputError: If there are no sessions, or they have no propensities.
     """
-    if not len(sessions) or sessions.propensities is None:
-        raise InputError("off-policy: there are no sessions with propensities to compare policies by")
+    if not len(sessions):
+        raise InputError("off-policy: there are no sessions to compare policies by")
     mask, rewards = sessions.mask, np.where(sessions.mask, sessions.rewards, 0.0).astype(np.float64)
-    logged = np.where(mask, sessions.propensities, 1.0).astype(np.float64)
-    ratio = np.where(mask, policy.propensities(epsilon), 1.0) / logged
-    excess = np.multiply.accumulate(ratio, 1) - 1
+    excess = cumulative_weights(sessions, policy, epsilon) - 1
     if last_served is not None:
         excess = np.take_along_axis(excess, last_served, 1)
     differing, explored = mask & (policy.best != live.best), np.broadcast_to(epsilon, mask.shape)
-    decided = float((1 - explored[differing]).mean()) if differing.any() else 1.0
-    scale = decided / np.maximum(1 - explored[:, 0], decided / LARGEST_SCALE) if decided else np.ones(len(sessions))
+    decided, scale = decided_share(differing, explored), np.ones(len(sessions))
+    if differing.any() and decided:
+        scale = decided / np.maximum(1 - explored[:, 0], decided / LARGEST_SCALE)
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     width, tail = sessions.horizon * (most - least), (1 + level) / 2
@@ -166,7 +166,8 @@ def bound_difference(
     value = float(user_means(scale * (excess * (rewards - rewards[mask].mean())).sum(1), sessions.user).mean())
     least_weight = betting_lower_bound(user_means(1 + excess.mean(1), sessions.user), 0.0, level=tail)
     earned = rewards.sum(1)
-    is_hidden = differing.any(1) & (1 - explored[:, 0] < decided / LARGEST_SCALE)
+    changes = np.abs(explored - explored[:, :1]) > 1e-9  # inside a session, which then has no weight that fits all steps
+    is_hidden = (differing & ((1 - explored[:, :1] < decided / LARGEST_SCALE) | changes)).any(1)
     above_least = np.where(mask, rewards - least, 0).sum(1)
     return Difference(
         value=min(max(value, low), high),
@@ -186,6 +187,28 @@ def bound_difference(
         decided=decided,
         hidden=float(above_least[is_hidden].sum() / max(above_least.sum(), 1e-12)),
     )
+
+
+def cumulative_weights(sessions: Sessions, policy: PolicyChoices, epsilon: float | Floats) -> Floats:
+    """Return the importance weight of each step (N, T): of its choice and all before it, constant after the end.
+
+    Args:
+        sessions: N logged sessions with propensities.
+        policy: The policy's choices along them.
+        epsilon: Exploration with which it would be served: one number, or one per step (N, T).
+
+    Raises:
+        InputError: If they have no propensities.
+    """
+    if sessions.propensities is None:
+        raise InputError("off-policy: the sessions have no propensities")
+    logged = np.where(sessions.mask, sessions.propensities, 1.0).astype(np.float64)
+    return np.multiply.accumulate(np.where(sessions.mask, policy.propensities(epsilon), 1.0) / logged, 1)
+
+
+def decided_share(differing: NDArray[np.bool_], epsilon: float | Floats) -> float:
+    """Return the mean of 1 - epsilon at the differing steps (N, T); 1 if there are none."""
+    return float((1 - np.broadcast_to(epsilon, differing.shape)[differing]).mean()) if differing.any() else 1.0
 
 
 def _lower_bound(contributions: Floats, user: NDArray[np.int32], least: float, level: float) -> float:
