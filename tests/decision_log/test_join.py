@@ -267,6 +267,19 @@ def test_what_was_served_before_feedback_came() -> None:
     assert found.last_served().tolist() == [[1, 1, 3, 3, 4]]
 
 
+@pytest.mark.parametrize(("known", "last"), [(1, 0), (0, 1)])
+def test_feedback_that_a_server_did_not_know_may_be_younger_than_its_clock_says(known: int, last: int) -> None:
+    found = joined(
+        decided("d1", time=10), answered("d1", time=19), decided("d2", time=20, step=known, items=["a"]), answered("d2", "a")
+    )
+    assert found.last_served()[0, 0] == last
+    minute = 60 * 10**6
+    later = joined(
+        decided("d1", time=10), answered("d1", time=19), decided("d2", time=2 * minute, items=["a"]), answered("d2", "a")
+    )
+    assert later.last_served()[0, 0] == 0  # clocks do not differ by so much
+
+
 def test_candidates_are_those_that_were_chosen_from() -> None:
     """Items shown before are left out, unless the server repeats items or none would be left."""
     shown = [("b", "click"), ("c", "skip")]

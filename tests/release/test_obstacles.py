@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from mbcal.decision_log import Decision, Record
+from mbcal import Behaviours, Sessions
+from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.joined import JoinCounts
+from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Verdict
 from mbcal.release.obstacles import why_lost, why_unanswered
-from mbcal.release.served_choices import served_choices
+from mbcal.release.served_choices import ServedChoices, served_choices
 from mbcal.release.update import update
-from tests.support.landing import BEHAVIOURS, CATALOG, MINUTE, PAGES, agent_for, visits, whole
+from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, PAGES, agent_for, visits, whole
 from tests.support.trials import write_quickly
 
 
@@ -46,9 +50,7 @@ def test_feedback_that_has_not_come_may_be_what_a_choice_costs(tmp_path: Path) -
     assert verdict.difference is not None
     assert verdict.difference.low > 0
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
-    assert (
-        "choices served to users for whom it chooses otherwise have no feedback, and may hide more than 1%" in verdict.reason
-    )
+    assert "choices served to users for whom it chooses otherwise have no feedback, on 0 it came after" in verdict.reason
 
 
 def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +65,32 @@ def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: py
     assert why_lost(JoinCounts()) == ""
 
 
-def test_few_choices_without_feedback_hide_little() -> None:
-    """Each may hide a click, and a hundredth of all clicks may be hidden."""
-    records = list(visits(200, whole))
-    joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-    earned = int(joined.sessions.rewards.sum())
-    assert why_unanswered(earned // 100, joined.sessions, 0.01) == ""
-    assert why_unanswered(earned // 100 + 1, joined.sessions, 0.01).startswith(f"{earned // 100 + 1:,} choices served to ")
+def alike(count: int, rewards: tuple[float, float]) -> tuple[Sessions, PolicyChoices, NDArray[np.float64]]:
+    """Sessions of one step and one user each, all chosen with probability 0.25 where a candidate chooses with 0.75."""
+    sessions = join_sessions(
+        visits(count, whole, pages=1), CATALOG, Behaviours(("skip", "click"), rewards), horizon=1
+    ).sessions
+    zeros = np.zeros((count, 1), np.int64)
+    sessions = replace(sessions, propensities=np.full((count, 1), 0.25, np.float32))
+    return sessions, PolicyChoices(zeros, zeros, zeros + 2), np.full((count, 1), 0.5)
+
+
+@pytest.mark.parametrize(("rewards", "most"), [((0.0, 1.0), 1), ((-1.0, 1.0), 6)])
+def test_few_choices_without_feedback_hide_little(rewards: tuple[float, float], most: int) -> None:
+    """Each may hide the range of rewards; where they can be negative, three times, as often as it would be served.
+
+    With epsilon 0.5, where exploration hides half of every difference, half of a hundredth of the reward may be hidden.
+    """
+    sessions, candidate, epsilon = alike(400, rewards)
+    live = PolicyChoices(candidate.best + 1, candidate.logged, candidate.count)
+    allowed = 0.01 * 0.5 * abs(float(sessions.rewards.sum())) / most
+
+    def why(unanswered: int, late: int = 0) -> str:
+        return why_unanswered(ServedChoices([candidate, live], 0, {0: unanswered}, late), sessions, epsilon, 0.01)
+
+    assert why(int(allowed)) == ""
+    assert why(int(allowed) + 1).startswith(f"{int(allowed) + 1:,} choices served to ")
+    assert why(0, late=int(allowed * most) + 1) != ""
 
 
 def test_choices_without_feedback_count_where_versions_differ(tmp_path: Path) -> None:
@@ -81,12 +102,37 @@ def test_choices_without_feedback_count_where_versions_differ(tmp_path: Path) ->
         registry = Registry(tmp_path / name)
         versions.append(registry.open(registry.publish(agent_for(name))))
 
-    def unanswered(records: list[Record]) -> int:
+    def unanswered(records: list[Record]) -> dict[str, int]:
+        end = Decision("end", 9000 * MINUTE, "s9", "u9", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0])
+        records = [*records, end, Feedback("end", "plain", "skip", 9000 * MINUTE, "f")]
         joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-        return served_choices(versions, records, joined, np.arange(len(joined.sessions))).unanswered
+        found = served_choices(versions, records, joined, np.arange(len(joined.sessions))).unanswered
+        return {joined.users[user]: count for user, count in found.items()}
 
-    assert unanswered(records) == 0
-    assert unanswered(answered) == 2
-    last = max(record.time for record in answered)
-    soon, later = (msgspec.structs.replace(answered[0], id="more", user="u1", time=last + k * MINUTE) for k in (20, 40))
-    assert (unanswered([*answered, soon]), unanswered([*answered, later])) == (3, 2)
+    assert unanswered(records) == {}
+    assert unanswered(answered) == {"u1": 1, "u2": 1}
+    before, pending = (
+        msgspec.structs.replace(answered[0], id="more", user="u1", time=(9000 - ago) * MINUTE) for ago in (40, 20)
+    )
+    assert unanswered([*answered, before]) == {"u1": 2, "u2": 1}
+    assert unanswered([*answered, pending]) == {"u1": 1, "u2": 1}  # its feedback may still come
+
+
+def test_late_feedback_may_depend_on_a_later_session(tmp_path: Path) -> None:
+    """The first of two sessions is answered after the second began, where the versions differ."""
+    versions = []
+    for name in ("bait", "good"):
+        registry = Registry(tmp_path / name)
+        versions.append(registry.open(registry.publish(agent_for(name))))
+
+    def late(answered: int, candidates: list[str]) -> int:
+        first = Decision("d1", MINUTE, "s1", "u", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0])
+        second = Decision("d2", 100 * MINUTE, "s2", "u", 0, LIVE, 0.5, [], [], candidates, ["good"], [0.75])
+        records: list[Record] = [first, second, Feedback("d1", "plain", "click", answered * MINUTE, "f1")]
+        records.append(Feedback("d2", "good", "click", 101 * MINUTE, "f2"))
+        joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
+        return served_choices(versions, records, joined, np.arange(len(joined.sessions))).late
+
+    assert late(2, ["good", "bait"]) == 0
+    assert late(200, ["good", "bait"]) == 1
+    assert late(200, ["good"]) == 0  # both choose alike

@@ -138,7 +138,7 @@ class Joined:
         columns = np.tile(np.arange(self.sessions.horizon), (len(self.origins), 1))
         for row, origins in zip(columns, self.origins, strict=True):
             for column, step in enumerate(origins):
-                row[column] = max(number for number, other in enumerate(origins) if _came_before_answer(other, step))
+                row[column] = max(number for number, other in enumerate(origins) if came_before_answer(other, step))
         return columns
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
@@ -146,7 +146,7 @@ class Joined:
         return np.flatnonzero([name == version for name in self.versions])
 
 
-def _came_before_answer(other: StepOrigin, step: StepOrigin) -> bool:
+def came_before_answer(other: StepOrigin, step: StepOrigin) -> bool:
     """Whether a step may have been served before the feedback on another step of its session came."""
     if other.time <= step.answered or other.decision == step.decision:
         return True

@@ -98,9 +98,9 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
     if hidden * (most - least) <= tolerance * decided * earned:
         return ""
     return (
-        f"{sum(served.unanswered.values()):,} choices served to users for whom it chooses otherwise have no feedback, and on "
-        f"{served.late:,} it came after they began another session: more than {tolerance:.0%} of the reward may be hidden; "
-        "send feedback on all items, also on skipped ones, and update when it has come"
+        f"{sum(served.unanswered.values()):,} choices served to users for whom it chooses otherwise have no feedback, on "
+        f"{served.late:,} it came after they began another session, and so more than {tolerance:.0%} of the reward may be "
+        "hidden; send feedback on all items, also on skipped ones, and update when it has come"
     )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.decision_log.join import available_candidates
-from mbcal.decision_log.joined import Joined
+from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
 from mbcal.decision_log.records import Decision, Record
 from mbcal.decision_log.visits import SKEW, user_name
 from mbcal.errors import LogError
@@ -167,10 +167,10 @@ def _linked(joined: Joined) -> NDArray[np.bool_]:
     keys = list(zip(joined.sessions.user.tolist(), joined.session_names, strict=True))
     last = {key: row for row, key in enumerate(keys)}
     linked = np.asarray([last[key] != row for row, key in enumerate(keys)], np.bool_)
-    latest: dict[tuple[int, str], int] = {}  # feedback of the rows before
+    earlier: dict[tuple[int, str], list[StepOrigin]] = defaultdict(list)
     for row, (key, origins) in enumerate(zip(keys, joined.origins, strict=True)):
-        linked[row] |= key in latest and latest[key] >= origins[0].time - SKEW * 1e6
-        latest[key] = max(latest.get(key, origins[0].answered), *(origin.answered for origin in origins))
+        linked[row] |= any(came_before_answer(origins[0], step) for step in earlier[key])
+        earlier[key] += origins
     return linked
 
 
