@@ -5,7 +5,7 @@
     python benchmarks/canary.py --drift              a share that is raised while rewards rise
 
 Sessions of users with different tastes arrive one after the other; a share of users gets the canary. After every 1% more
-sessions the canary is looked at, with the default limits: promoted, withdrawn, or neither. "lost" is
+sessions the canary is looked at, with the default limits and no least time: promoted, withdrawn, or neither. "lost" is
 what worse canaries cost until they were withdrawn, and what better ones would have earned in the sessions that the live
 version served until they were promoted; both in sessions' worth of the live reward.
 """
@@ -172,7 +172,7 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     for count in range(2 * look, sessions + 1, look):
         outcomes = Outcomes(("canary", "live"), names, *(column[:count] for column in columns), least=-1.0, most=3.0)
         if len(np.unique(version[:count])) == 2:
-            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(), 0.0)
+            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(shortest=0), 0.0)
             if action != "wait":
                 return action
     return "wait"

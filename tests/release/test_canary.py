@@ -8,12 +8,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from mbcal.cli import app
-from mbcal.decision_log import Decision, Record
+from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
@@ -25,7 +26,7 @@ from tests.support.versions import fitted
 
 LIVE, CANARY = "v000001", "v000002"
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -70,6 +71,46 @@ def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None
     assert record["action"] == "promote"
     assert record["comparison"]["a"]["sessions"] + record["comparison"]["b"]["sessions"] > 550
     assert watcher_at(registry, log, 1000).look() is None
+
+
+def test_a_canary_serves_a_day_before_it_is_promoted(registry: Registry, tmp_path: Path) -> None:
+    """By default. The day counts from its first session, not from when it became the canary: no server knew it before."""
+    day, began = 86400, registry.pointer().canary_began
+    records = trial_records(600, canary=CANARY, live=LIVE, likes=BETTER, began=began + 2 * day * SECOND)
+    write_quickly(tmp_path / "log", records)
+    config = replace(CONFIG, shortest=CanaryConfig().shortest)
+    early = watcher_at(registry, tmp_path / "log", 2.5 * day, config).look()
+    assert early is not None
+    assert (early.action, registry.canary()) == ("wait", CANARY)
+    assert "; better so far; promoted in 12.0 hours at the earliest, " in early.reason
+    assert watcher_at(registry, tmp_path / "log", 3.1 * day, config).look().action == "promote"  # type: ignore[union-attr]
+
+
+def test_purchases_hours_after_the_visit_keep_a_worse_canary_from_being_promoted(registry: Registry, tmp_path: Path) -> None:
+    """The canary has more clicks and none of the late purchases; within the first hours only the clicks are seen."""
+    began, noise, hour = registry.pointer().canary_began, np.random.default_rng(0), 3600
+    records: list[Record] = []
+    late: list[Record] = []
+    for number in range(1000):
+        version, start = (LIVE, CANARY)[number % 2], began + number * SECOND
+        clicks = ["like" if noise.random() < (0.7 if version == CANARY else 0.5) else "skip" for _ in range(2)]
+        records += session_records(f"s{number}", version, clicks, user=f"u{number % 200}", began=start)
+        if version == LIVE and number % 10 == 0:
+            late.append(Feedback(f"s{number}-1", "b", "like", start + 3 * hour * SECOND, f"bought-{number}"))
+    both = {"items": ["a", "b"], "propensities": [0.95, 1.0]}
+    records = [msgspec.structs.replace(record, **both) if isinstance(record, Decision) else record for record in records]
+    clock = [began / 1e6]
+    config = replace(CONFIG, shortest=24 * hour)
+    watcher = CanaryWatcher(registry, [tmp_path / "log"], config, lambda: clock[0], lambda: clock[0])
+    seen = []
+    for hours, part in ((1, records), (29, late)):
+        clock[0] += hours * hour
+        write_quickly(tmp_path / "log" / f"worker-{hours}", part)
+        look = watcher.look()
+        assert look is not None
+        seen.append((look.action, "better so far" in look.reason, look.ignored.late))
+    assert seen == [("wait", True, 0), ("wait", False, 100)]
+    assert registry.current() == LIVE
 
 
 def test_a_worse_canary_is_withdrawn_with_few_sessions(registry: Registry, tmp_path: Path) -> None:
@@ -308,4 +349,7 @@ def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_pat
     loop(run_update, every=0, times=2, wait_for_canary=wait_for_canary)
     assert seen == [(CANARY, None)] * 2  # promoted before the first update
     helped = CliRunner().invoke(app, ["loop", "--help"]).stdout
-    assert all(option in helped for option in ("--promote-after", "--withdraw-below", "--canary-days", "--undecided"))
+    assert all(
+        option in helped
+        for option in ("--promote-after", "--withdraw-below", "--canary-days", "--canary-least-days", "--undecided")
+    )

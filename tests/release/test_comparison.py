@@ -15,7 +15,7 @@ from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -46,9 +46,35 @@ def test_decisions_follow_the_limits() -> None:
     assert reason.endswith("its sessions are shorter, so a person has to decide")
     assert judge_canary(None, CONFIG, 10) == ("wait", UNSERVED)
     assert judge_canary(None, CONFIG, 1e9)[0] == "withdraw"
-    for settings in ({"promote_after": 0}, {"withdraw_below": 1.0}, {"longest": 0.0}, {"promote_alpha": 0.5}):
+    for settings in (
+        {"promote_after": 0},
+        {"withdraw_below": 1.0},
+        {"longest": 0.0},
+        {"shortest": -1.0},
+        {"shortest": 100.0, "longest": 99.0},
+        {"promote_alpha": 0.5},
+    ):
         with pytest.raises(OptionError, match="canary: "):
             CanaryConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not() -> None:
+    better, worse = (compare_versions(outcomes_of(1500, likes), "a", "b") for likes in (BETTER, WORSE))
+    day = 86400.0
+    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
+    for elapsed, rest in ((0.1 * day, "1.9 days"), (1.5 * day, "12.0 hours")):
+        action, reason = judge_canary(better, config, elapsed)
+        assert action == "wait"
+        assert f"; better so far; promoted in {rest} at the earliest" in reason
+    assert judge_canary(better, config, 2 * day)[0] == "promote"
+    assert judge_canary(worse, config, 1.0)[0] == "withdraw"
+    assert judge_canary(better, config, 6 * day, served=0.5 * day)[0] == "wait"  # servers gave it sessions late
+    assert judge_canary(better, replace(config, undecided="promote"), 8 * day, served=0.5 * day)[0] == "wait"
+    equal = compare_versions(outcomes_of(600, EQUAL, seed=3), "a", "b")
+    assert "better so far" not in judge_canary(equal, config, 1.0)[1]
+    assert CanaryConfig().shortest == day
+    with pytest.raises(OptionError, match=r"at least and at most 1 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
+        CanaryConfig(longest=0.5 * day)
 
 
 def test_sentences_say_what_is_known() -> None:

@@ -28,6 +28,7 @@ from mbcal.release.comparison import VersionComparison, compare_versions
 from mbcal.release.outcomes import Ignored, OutcomeReader, SessionRule
 from mbcal.storage.atomic import write_atomic
 
+DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
 """Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
@@ -48,7 +49,9 @@ class CanaryConfig:
     """Fewest finished sessions of the canary before it is promoted."""
     withdraw_below: float = 0.0
     """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
-    longest: float = 7 * 86400.0
+    shortest: float = DAY
+    """Seconds that a canary serves before it is promoted. What users do later than that cannot be seen."""
+    longest: float = 7 * DAY
     """Seconds after which a trial ends."""
     undecided: Action = "withdraw"
     """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
@@ -63,6 +66,9 @@ class CanaryConfig:
     def __post_init__(self) -> None:
         if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
             raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
+        if not 0 <= self.shortest <= self.longest:
+            days = f"{self.shortest / DAY:.4g} (--canary-least-days) and {self.longest / DAY:.4g} (--canary-days)"
+            raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
         if not (0 < self.promote_alpha < 0.5 and 0 < self.withdraw_alpha < 0.5):
             raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
 
@@ -92,7 +98,11 @@ class Look:
 
 
 def judge_canary(
-    comparison: VersionComparison | None, config: CanaryConfig, elapsed: float, ignored: Ignored | None = None
+    comparison: VersionComparison | None,
+    config: CanaryConfig,
+    elapsed: float,
+    ignored: Ignored | None = None,
+    served: float | None = None,
 ) -> tuple[Action, str]:
     """Decide about a canary.
 
@@ -101,6 +111,7 @@ def judge_canary(
         config: The limits.
         elapsed: Seconds since the trial began.
         ignored: What did not count in the trial; by default nothing.
+        served: Seconds since the canary's first session began; by default as long as the trial.
 
     Returns:
         What to do, and why in words.
@@ -129,8 +140,12 @@ def judge_canary(
         ]
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and is_whole and not losses
-        if may_promote and safe > 0:
+        missing = config.shortest - (elapsed if served is None else served)
+        if may_promote and safe > 0 and missing <= 0:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
+        if may_promote and safe > 0:
+            words += f"; {_still_waits(missing)}"
+        may_promote &= missing <= 0
         if lower > 0 >= safe and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
         if losses and (safe > 0 or elapsed > config.longest):
@@ -139,8 +154,14 @@ def judge_canary(
         words += f"; {_not_whole(ignored)}"
     if elapsed > config.longest:
         action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
-        return action, f"undecided after {elapsed / 86400:.1f} days: {words}"
+        return action, f"undecided after {elapsed / DAY:.1f} days: {words}"
     return "wait", words
+
+
+def _still_waits(seconds: float) -> str:
+    """Say that a canary is better so far, and how long it is not promoted all the same."""
+    time = f"{seconds / DAY:.1f} days" if seconds >= DAY else f"{seconds / 3600:.1f} hours"
+    return f"better so far; promoted in {time} at the earliest, since rewards may come later than sessions end"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
@@ -232,7 +253,8 @@ class CanaryWatcher:
         comparison = self._compare(pointer.canary, pointer.current, now)
         ignored = replace(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
-        action, reason = judge_canary(comparison, self._config, elapsed, ignored)
+        unserved = 0.0 if comparison is None else (comparison.began - pointer.canary_began) / 1e6
+        action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
         look = self._act(look, pointer)
         if look.action == "wait" and self.registry.canary() != look.canary:

@@ -77,6 +77,8 @@ class VersionComparison:
     the time."""
     most: float
     """The largest reward that a session may have."""
+    began: int
+    """When a's first session began, in microseconds since 1970."""
 
     @property
     def answer(self) -> str:
@@ -173,6 +175,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         length_difference=length,
         together=blocks.together,
         most=outcomes.most,
+        began=int(outcomes.began[is_a].min()),
     )
 
 
