@@ -167,7 +167,8 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     user = rng.integers(users, size=sessions).astype(np.int32)
     version = (rng.random(users)[user] >= np.where(late, shares[1], shares[0])).astype(np.int32)
     reward = (1 + rise * late) * (1 + effect * (version == 0)) + rng.normal(0, 0.45, sessions)
-    columns = (version, user, np.arange(sessions), reward, np.full(sessions, 5, np.int32), np.full(sessions, 0.1))
+    length, epsilon = np.full(sessions, 5, np.int32), np.full(sessions, 0.1)
+    columns = (version, user, np.arange(sessions), reward, length, epsilon, np.abs(reward))
     names = tuple(map(str, range(users)))
     for count in range(2 * look, sessions + 1, look):
         outcomes = Outcomes(("canary", "live"), names, *(column[:count] for column in columns), least=-1.0, most=3.0)

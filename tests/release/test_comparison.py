@@ -122,7 +122,7 @@ def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float 
     reward = level * np.where(is_live, 1.0, 1 + gain) + rng.normal(0, 0.45, count)
     names = tuple(map(str, range(users)))
     user, length = rng.integers(users, size=count).astype(np.int32), np.full(count, 5, np.int32)
-    columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1)
+    columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1), np.abs(reward)
     return Outcomes(("a", "b"), names, *columns, least=-2.0, most=4.0)
 
 
@@ -196,6 +196,7 @@ def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0
         reward,
         length,
         np.full(len(rows), 0.1),
+        np.abs(reward),
     )
     return Outcomes(("a", "b"), names, *columns, least=0.0, most=6.0)
 
@@ -244,6 +245,17 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
         found, reason = judge_canary(better, CONFIG, 0, ignored)
         assert found == action
         assert ("not promoted, since 10 rewards came after the end of their session" in reason) == (action == "wait")
+
+
+def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
+    """Skips cost what likes earn. Ten late rewards are 0.3% of all, but more than 1% of the sum with signs."""
+    reader = OutcomeReader({"skip": -1.0, "like": 1.0}, CONFIG.sessions)
+    for record in trial_records(1500, canary="a", live="b", likes=(0.6, 0.45)):
+        reader.add(record)
+    better = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert (better.a.size, better.b.size) == (2 * better.a.sessions, 2 * better.b.sessions)
+    assert sum(side.sessions * abs(side.reward.mean) for side in (better.a, better.b)) < 450
+    assert judge_canary(better, CONFIG, 0, Ignored(late=10, apart_reward=10.0))[0] == "promote"
 
 
 def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:

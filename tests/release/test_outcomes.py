@@ -70,6 +70,7 @@ def test_rewards_and_lengths_of_sessions() -> None:
         ("bob", "v1", 4.0, 2),
     ]
     assert rows(outcomes_of(records)) == expected
+    assert outcomes_of(records).size.tolist() == [3.0, 11.0, 0.0, 4.0]
     assert outcomes_of(records).began.tolist() == [1 * SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND]
     repeated = [*records, *records]
     assert rows(outcomes_of(repeated)) == expected

@@ -32,7 +32,7 @@ DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
 """Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
-reward: few sessions may hold most of it."""
+reward, without signs: few sessions may hold most of it."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
 MOST_AHEAD = 60.0
@@ -118,7 +118,7 @@ def judge_canary(
     """
     ignored = ignored or Ignored()
     sides = () if comparison is None else (comparison.a, comparison.b)
-    n_sessions, earned = sum(side.sessions for side in sides), sum(side.sessions * abs(side.reward.mean) for side in sides)
+    n_sessions, earned = sum(side.sessions for side in sides), sum(side.size for side in sides)
     is_whole = ignored.apart <= MAX_APART * n_sessions and ignored.apart_reward <= MAX_APART * earned
     words, may_promote = UNSERVED, False
     if comparison is not None:

@@ -55,6 +55,8 @@ class Side:
     users: int
     reward: Mean
     length: Mean
+    size: float
+    """The sum of rewards without their signs."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blo
         replace(UserSums.of(values[rows], users, len(outcomes.users), weights).mean(), count=len(rows))
         for values in (outcomes.reward, outcomes.length)
     )
-    return Side(name, len(rows), len(np.unique(users)), reward, length)
+    return Side(name, len(rows), len(np.unique(users)), reward, length, float(outcomes.size[rows].sum()))
 
 
 def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> Gap:

@@ -77,6 +77,8 @@ class Outcomes:
     """(N,) steps with feedback."""
     epsilon: NDArray[np.float64]
     """(N,) exploration of the first decision."""
+    size: NDArray[np.float64]
+    """(N,) sum of rewards without their signs."""
     least: float
     """A lower bound of a session's reward (`CountingRule.bounds`)."""
     most: float
@@ -163,7 +165,7 @@ class OutcomeReader:
         self.ignored = Ignored()
         self._versions: dict[str, int] = {}
         self._users: dict[str, int] = {}
-        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d"}
+        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d", "size": "d"}
         self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in kinds.items()}
 
     @classmethod
@@ -341,6 +343,7 @@ class OutcomeReader:
             "reward": session.reward,
             "length": session.length,
             "epsilon": session.first.epsilon,
+            "size": session.size,
         }
         for name, value in values.items():
             self._columns[name].append(value)
