@@ -108,7 +108,7 @@ def test_purchases_hours_after_the_visit_keep_a_worse_canary_from_being_promoted
         write_quickly(tmp_path / "log" / f"worker-{hours}", part)
         look = watcher.look()
         assert look is not None
-        seen.append((look.action, "better so far" in look.reason, look.ignored.late))
+        seen.append((look.action, "better so far" in look.reason, look.ignored.total().late))
     assert seen == [("wait", True, 0), ("wait", False, 100)]
     assert registry.current() == LIVE
 
@@ -257,11 +257,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "repeated": 1200,
         "not_shown": 0,
         "dropped": 0,
-        "nameless": 0,
-        "late": 0,
-        "headless": 0,
-        "unlinked": 0,
-        "apart_reward": 0.0,
+        "apart": {},
     }
 
 

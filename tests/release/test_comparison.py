@@ -11,7 +11,8 @@ import pytest
 from mbcal.errors import InputError, OptionError
 from mbcal.release.canary import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
-from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
+from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
@@ -241,10 +242,32 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
     n_late = 10  # below 1% of the sessions
     for reward, action in ((1.0, "promote"), (100.0, "wait")):
-        ignored = Ignored(late=n_late, apart_reward=n_late * reward)
+        ignored = Ignored(apart={"b": Apart(late=n_late, reward=n_late * reward)})
         found, reason = judge_canary(better, CONFIG, 0, ignored)
         assert found == action
         assert ("not promoted, since 10 rewards came after the end of their session" in reason) == (action == "wait")
+
+
+def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -> None:
+    """The canary, a, has 30% of the sessions. What the two may hide together is more than what one of them may."""
+    better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
+    most = {side.version: (int(0.01 * side.sessions), 0.01 * side.size) for side in (better.a, better.b)}
+    assert 3 <= most["a"][0] < most["b"][0] < 0.01 * 1500
+    for apart, action in (
+        ({name: Apart(late=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
+        ({"a": Apart(headless=most["a"][0] + 1)}, "wait"),
+        ({"b": Apart(late=1, reward=1.01 * most["b"][1])}, "wait"),
+        ({"b": Apart(nameless=most["b"][0] + 1)}, "wait"),
+        ({"older": Apart(nameless=most["b"][0] + 1)}, "wait"),  # of neither: it counts for the live version
+    ):
+        found, reason = judge_canary(better, CONFIG, 0, Ignored(apart=apart))
+        assert found == action, (apart, reason)
+    both = judge_canary(better, CONFIG, 0, Ignored(apart={name: Apart(headless=99, reward=5.0) for name in "ab"}))[1]
+    for side in (better.a, better.b):
+        beside = (
+            f"99 sessions have no beginning in the log, worth 5, beside {side.sessions:,} sessions of {side.version}, worth"
+        )
+        assert beside in both
 
 
 def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
@@ -255,7 +278,7 @@ def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
     better = compare_versions(reader.outcomes(10**15), "a", "b")
     assert (better.a.size, better.b.size) == (2 * better.a.sessions, 2 * better.b.sessions)
     assert sum(side.sessions * abs(side.reward.mean) for side in (better.a, better.b)) < 450
-    assert judge_canary(better, CONFIG, 0, Ignored(late=10, apart_reward=10.0))[0] == "promote"
+    assert judge_canary(better, CONFIG, 0, Ignored(apart={"b": Apart(late=10, reward=10.0)}))[0] == "promote"
 
 
 def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:

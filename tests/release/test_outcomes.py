@@ -16,7 +16,8 @@ from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import read_logs
 from mbcal.errors import OptionError
 from mbcal.release.counted_ids import CountedDecisions, CountedIds
-from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
+from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.decision_records import decision
 from tests.support.trials import SECOND, session_records
 
@@ -195,7 +196,7 @@ def test_a_reward_after_a_terminal_behaviour_is_late_whenever_it_is_read() -> No
                     reader.add(record)
             found = reader.outcomes(look)
         assert rows(found) == [("ann", found.versions[0], 0.0, 1)]
-        assert (reader.ignored.late, reader.ignored.apart_reward) == (1, 3.0)
+        assert reader.ignored.apart == {found.versions[0]: Apart(late=1, reward=3.0)}
 
 
 def test_steps_that_other_workers_logged_count(tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
     reader.add(paused)
     reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
     assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
-    assert reader.ignored == Ignored(headless=1, apart_reward=6.0)
+    assert reader.ignored == Ignored(apart={"v1": Apart(headless=1, reward=6.0)})
     assert str(reader.ignored).endswith("1 sessions without a beginning")
     late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
     for record in session_records("s1", "v1", ["like"] * 3):
@@ -330,8 +331,8 @@ def test_rewards_that_come_after_their_session_are_counted_as_late() -> None:
         for record in late:
             in_turn.add(record)
         in_turn.outcomes(10**12)
-    assert at_once.ignored == Ignored(late=1, apart_reward=3.0)
-    assert in_turn.ignored == Ignored(late=1, apart_reward=3.0)
+    assert at_once.ignored == Ignored(apart={"v1": Apart(late=1, reward=3.0)})
+    assert in_turn.ignored == Ignored(apart={"v1": Apart(late=1, reward=3.0)})
 
 
 @settings(max_examples=100, deadline=None)
@@ -348,8 +349,7 @@ def test_what_is_late_does_not_depend_on_when_it_is_read(records: list[Record], 
             in_turn.add(noise.choice(records[: number + 1]))
     at_once.outcomes(10**12)
     in_turn.outcomes(10**12)
-    for name in ("late", "apart_reward", "headless", "nameless"):
-        assert getattr(in_turn.ignored, name) == getattr(at_once.ignored, name), name
+    assert in_turn.ignored.apart == at_once.ignored.apart
 
 
 def test_only_new_feedback_on_shown_items_is_late() -> None:
@@ -367,7 +367,7 @@ def test_only_new_feedback_on_shown_items_is_late() -> None:
         reader.add(Feedback("d", "a", "like", 3 * SECOND, "slow"))  # from a log that was away at the last look
         reader.add(Feedback("d", "b", "skip", 300 * SECOND, "no reward"))
         reader.add(Feedback("d", "b", "like", 400 * SECOND, "second"))  # as in a session, the first counts
-    assert reader.ignored == Ignored(not_shown=50, late=1, apart_reward=3.0)
+    assert reader.ignored == Ignored(not_shown=50, apart={"v1": Apart(late=1, reward=3.0)})
 
 
 def test_feedback_on_decisions_from_before_the_trial_is_not_late() -> None:
@@ -383,11 +383,10 @@ def test_what_counted_decisions_had_shown_takes_bounded_memory(monkeypatch: pyte
     monkeypatch.setattr("mbcal.release.counted_ids._FEWEST_TO_SORT", 100)
     counted = CountedDecisions()
     for number in range(10_000):
-        counted.add(f"d{number}", ["a", "b"], ["a"])
+        counted.add(f"d{number}", f"v{number % 2}", ["a", "b"], ["a"])
         ids = counted._shown
         assert len(ids._recent) + len(ids._sorted) + len(ids._older) <= 4700
-    assert "d0" in counted
-    assert "d10000" not in counted
+    assert [counted.version_of(f"d{number}") for number in (0, 9999, 10_000)] == ["v0", "v1", None]
     recent = [counted.respond("d9999", item) for item in ("a", "b", "b", "made up")]
     assert recent == ["again", "first", "again", "not shown"]
     forgotten = [counted.respond("d0", item) for item in ("a", "b", "b", "made up")]
@@ -401,7 +400,7 @@ def test_rewards_of_nameless_decisions_are_counted_once() -> None:
         reader = OutcomeReader(REWARDS, RULE)
         for record in records:
             reader.add(record)
-        assert reader.ignored == Ignored(nameless=1, apart_reward=6.0)
+        assert reader.ignored == Ignored(apart={"v1": Apart(nameless=1, reward=6.0)})
 
 
 def test_clocks_of_servers_may_differ() -> None:
@@ -457,4 +456,4 @@ def test_a_session_that_goes_on_after_a_login_has_one_beginning(users: tuple[str
     for record in [*pages, *feedback, *session_records("s2", "v1", ["click"], user="ann", began=90 * SECOND)]:
         reader.add(record)
     assert rows(reader.outcomes(10**12)) == [(counted, "v1", 3.0, 1), ("ann", "v1", 1.0, 1)]
-    assert (reader.ignored.headless, reader.ignored.apart_reward) == (1, 3.0)
+    assert reader.ignored.apart == {"v1": Apart(headless=1, reward=3.0)}

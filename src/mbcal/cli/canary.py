@@ -225,7 +225,7 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     outcomes = reader.outcomes(now - int(rule.settling * 1e6))
     if reader.ignored:
         typer.echo(f"not counted: {reader.ignored}", err=True)
-    if not len(outcomes) and reader.ignored.nameless:
+    if not len(outcomes) and reader.ignored.total().nameless:
         raise InputError("log: no session can be counted, since requests had neither session nor user; send a session")
     return outcomes
 

@@ -14,6 +14,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +26,15 @@ from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import CANARIES, read_trial
 from mbcal.release.comparison import VersionComparison, compare_versions
-from mbcal.release.outcomes import Ignored, OutcomeReader, SessionRule
+from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.storage.atomic import write_atomic
 
 DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
-"""Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
-reward, without signs: few sessions may hold most of it."""
+"""Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions, or `Apart.reward` of
+their reward, without signs: few sessions may hold most of it, and all that is hidden may be of one version."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
 MOST_AHEAD = 60.0
@@ -116,10 +118,7 @@ def judge_canary(
     Returns:
         What to do, and why in words.
     """
-    ignored = ignored or Ignored()
-    sides = () if comparison is None else (comparison.a, comparison.b)
-    n_sessions, earned = sum(side.sessions for side in sides), sum(side.size for side in sides)
-    is_whole = ignored.apart <= MAX_APART * n_sessions and ignored.apart_reward <= MAX_APART * earned
+    not_whole = _why_not_whole(comparison, ignored or Ignored())
     words, may_promote = UNSERVED, False
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -139,7 +138,7 @@ def judge_canary(
             *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
         ]
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
-        may_promote = is_enough and is_whole and not losses
+        may_promote = is_enough and not not_whole and not losses
         missing = config.shortest - (elapsed if served is None else served)
         if may_promote and safe > 0 and missing <= 0:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
@@ -150,8 +149,8 @@ def judge_canary(
             words += f"; {comparison.caution()}"
         if losses and (safe > 0 or elapsed > config.longest):
             words += f"; {' and '.join(losses)}, so a person has to decide"
-    if not is_whole:
-        words += f"; {_not_whole(ignored)}"
+    if not_whole:
+        words += f"; {not_whole}"
     if elapsed > config.longest:
         action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
         return action, f"undecided after {elapsed / DAY:.1f} days: {words}"
@@ -172,20 +171,37 @@ def _feedback_hint(comparison: VersionComparison) -> str:
     return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
 
 
-def _not_whole(ignored: Ignored) -> str:
-    """Say why sessions may be parts of visits only, and what to do."""
+def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> str:
+    """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not.
+
+    What is of neither version counts for the live one.
+    """
+    if comparison is None:
+        found = [_found(total)] if (total := ignored.total()) else []
+    else:
+        a, b, others = comparison.a, comparison.b, ignored.apart.keys() - {comparison.a.version}
+        found = [
+            f"{_found(apart)}{f', worth {apart.reward:.4g}' if apart.reward else ''}, beside "
+            f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
+            for side, apart in ((a, ignored.total([a.version])), (b, ignored.total(others)))
+            if apart.count > MAX_APART * side.sessions or apart.reward > MAX_APART * side.size
+        ]
+    rule = "send the same user, or the same session and no user, with every request of a visit"
+    return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
+
+
+def _found(apart: Apart) -> str:
+    """Say what may belong to other sessions."""
     kinds = (
-        (ignored.headless, "sessions have no beginning in the log"),
-        (ignored.nameless, "decisions have neither session nor user"),
+        (apart.headless, "sessions have no beginning in the log"),
+        (apart.nameless, "decisions have neither session nor user"),
         (
-            ignored.late,
+            apart.late,
             "rewards came after the end of their session (give a longer --lifetime, or --idle; send what ends a visit last)",
         ),
-        (ignored.unlinked, "visits may be known by user alone at first and by session alone later"),
+        (apart.unlinked, "visits may be known by user alone at first and by session alone later"),
     )
-    found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)
-    rule = "send the same user, or the same session and no user, with every request of a visit"
-    return f"not promoted, since {found}: {rule}"
+    return ", ".join(f"{count:,} {words}" for count, words in kinds if count)
 
 
 def why_blocked(registry: Registry, pointer: Pointer) -> str:
@@ -251,7 +267,7 @@ class CanaryWatcher:
         if trial != self._trial:
             self._begin(*trial, now)
         comparison = self._compare(pointer.canary, pointer.current, now)
-        ignored = replace(self._outcomes.ignored)
+        ignored = deepcopy(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
         unserved = 0.0 if comparison is None else (comparison.began - pointer.canary_began) / 1e6
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
