@@ -245,7 +245,7 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
         ignored = Ignored(apart={"b": Apart(late=n_late, reward=n_late * reward)})
         found, reason = judge_canary(better, CONFIG, 0, ignored)
         assert found == action
-        assert ("not promoted, since 10 rewards came after the end of their session" in reason) == (action == "wait")
+        assert ("not promoted, since 10 decisions have rewards that came after the end" in reason) == (action == "wait")
 
 
 def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -> None:

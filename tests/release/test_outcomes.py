@@ -370,6 +370,21 @@ def test_only_new_feedback_on_shown_items_is_late() -> None:
     assert reader.ignored == Ignored(not_shown=50, apart={"v1": Apart(late=1, reward=3.0)})
 
 
+def test_an_app_that_sends_a_list_late_counts_as_one_decision() -> None:
+    """It was offline, and sends 25 clicks on one list after its session is over; some are read with it, some later."""
+    items = [f"i{number}" for number in range(30)]
+    made = decision(1, id="d", session="s", user="u", step=0, time=SECOND, items=items, propensities=[1.0] * 30)
+    clicks = [Feedback("d", item, "click", (60 + number) * SECOND, item) for number, item in enumerate(items[:25])]
+    for n_with_it in (0, 10, 25):
+        reader = OutcomeReader(REWARDS, RULE)
+        for record in [made, *clicks[:n_with_it]]:
+            reader.add(record)
+        assert len(reader.outcomes(50 * SECOND)) == 1
+        for record in clicks[n_with_it:]:
+            reader.add(record)
+        assert reader.ignored == Ignored(apart={"v1": Apart(late=1, reward=25.0)})
+
+
 def test_feedback_on_decisions_from_before_the_trial_is_not_late() -> None:
     reader = OutcomeReader(REWARDS, RULE, since=50 * SECOND)
     reader.add(decision(1, id="d", session="s", user="u", step=0, time=SECOND))

@@ -197,7 +197,8 @@ def _found(apart: Apart) -> str:
         (apart.nameless, "decisions have neither session nor user"),
         (
             apart.late,
-            "rewards came after the end of their session (give a longer --lifetime, or --idle; send what ends a visit last)",
+            "decisions have rewards that came after the end of their session "
+            "(give a longer --lifetime, or --idle; send what ends a visit last)",
         ),
         (apart.unlinked, "visits may be known by user alone at first and by session alone later"),
     )

@@ -13,7 +13,7 @@ class Apart:
     nameless: int = 0
     """Decisions with neither session nor user, which belong to no session."""
     late: int = 0
-    """Feedback with a reward that came after the end of its session, whatever ended it: a terminal behaviour or time."""
+    """Decisions with a reward that came after the end of their session, whatever ended it: a terminal behaviour or time."""
     headless: int = 0
     """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
     now without, or the other way: their beginnings have other names, or are in a log that was not read."""
@@ -62,5 +62,6 @@ class Ignored:
         return (
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
             f"{self.dropped:,} feedback dropped for lack of memory, {apart.nameless:,} decisions with neither session nor "
-            f"user, {apart.late:,} rewards that came after their session, {apart.headless:,} sessions without a beginning"
+            f"user, {apart.late:,} with rewards that came after their session, "
+            f"{apart.headless:,} sessions without a beginning"
         )

@@ -117,7 +117,7 @@ class OutcomeReader:
         self._groups: dict[str, _Group] = {}
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
-        self._counted = CountedDecisions()
+        self._counted, self._late = CountedDecisions(), CountedIds()  # the latter: decisions with late rewards
         self._nameless = VersionIds()  # of decisions that belong to no session, and of feedback on them
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
@@ -204,8 +204,13 @@ class OutcomeReader:
         reward = self._rule.rewards.get(feedback.behaviour, 0.0) if kind == "first" else 0.0
         self.ignored.not_shown += kind == "not shown"
         if reward:
-            apart = self.ignored.of(version)
-            apart.late, apart.reward = apart.late + 1, apart.reward + abs(reward)
+            self._note_late(version, feedback.decision, abs(reward))
+
+    def _note_late(self, version: str, decision: str, reward: float) -> None:
+        """Take note of rewards that came too late: one more decision of a version, unless it had such rewards before."""
+        apart = self.ignored.of(version)
+        apart.late, apart.reward = apart.late + (decision not in self._late), apart.reward + reward
+        self._late.add(decision)
 
     def _add_nameless(self, version: str, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item."""
@@ -270,9 +275,8 @@ class OutcomeReader:
         is_continued = self._has_other_part(session)
         has_beginning = (session.has_beginning or session.first.name in self._names) and not is_continued
         is_of_trial, version = session.began >= self._rule.since, session.first.version
-        if is_of_trial and session.late:
-            apart = self.ignored.of(version)
-            apart.late, apart.reward = apart.late + session.late, apart.reward + session.late_reward
+        for late, reward in session.late.items() if is_of_trial else ():
+            self._note_late(version, late, reward)
         if is_of_trial and has_beginning:
             self._append(session)
         elif is_of_trial:
