@@ -284,6 +284,20 @@ def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.M
     assert (reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0)
 
 
+def test_feedback_whose_decision_is_read_too_late_leaves_a_trace() -> None:
+    made = decision(1, id="d", session="s", user="u", step=0, time=SECOND, items=["a", "b"])
+    reader = OutcomeReader(REWARDS, RULE)
+    for item in "ab":
+        reader.add(Feedback("d", item, "like", 2 * SECOND, f"f{item}"))
+    reader.outcomes(61 * SECOND)
+    assert not reader.ignored
+    reader.outcomes(63 * SECOND)  # longer than a session may last
+    reader.add(made)
+    assert rows(reader.outcomes(10**12)) == [("u", "v1", 0.0, 0)]
+    assert reader.ignored == Ignored(dropped=2)
+    assert "2 feedback whose decision did not come" in str(reader.ignored)
+
+
 def test_a_session_that_goes_on_since_before_the_trial_takes_bounded_memory() -> None:
     reader, since = OutcomeReader(REWARDS, RULE, since=100 * SECOND), 100
     for second in range(since - 60, 2000, 5):

@@ -41,7 +41,7 @@ class Ignored:
     not_shown: int = 0
     """Feedback on items that its decision did not return."""
     dropped: int = 0
-    """Feedback that waited for its decision when the memory for that was full."""
+    """Feedback that waited in vain for its decision: longer than a session lasts, or until the memory for that was full."""
     apart: dict[str, Apart] = field(default_factory=dict)
     """By version: that of the session's first decision, or of a decision that belongs to no session."""
 
@@ -61,7 +61,7 @@ class Ignored:
         apart = self.total()
         return (
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
-            f"{self.dropped:,} feedback dropped for lack of memory, {apart.nameless:,} decisions with neither session nor "
+            f"{self.dropped:,} feedback whose decision did not come, {apart.nameless:,} decisions with neither session nor "
             f"user, {apart.late:,} with rewards that came after their session, "
             f"{apart.headless:,} sessions without a beginning"
         )

@@ -147,7 +147,7 @@ class OutcomeReader:
         else:
             self._add_feedback(record)
         while self._early_bytes > MOST_EARLY_BYTES:
-            self.ignored.dropped += self._drop_oldest()
+            self._drop_oldest()
         if self._bytes > self._look_at_bytes:
             self._count(record.time - self._rule.longest)
             self._look_at_bytes = max(MOST_BYTES, self._bytes + self._bytes // 4)
@@ -234,11 +234,11 @@ class OutcomeReader:
             del self._decisions[decision.id], group.decisions[decision.id]
             self._change(group, -decision.size)
 
-    def _drop_oldest(self) -> int:
-        """Drop the feedback on the decision that has been waited for longest; return how much there was."""
+    def _drop_oldest(self) -> None:
+        """Drop the feedback on the decision that has been waited for longest, and count it."""
         responses = self._early.popitem(last=False)[1]
         self._early_bytes -= RESPONSE_BYTES * len(responses)
-        return len(responses)
+        self.ignored.dropped += len(responses)
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
