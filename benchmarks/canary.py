@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.evaluation.sequential import Difference, UserSums, compare_means
-from mbcal.release.canary import CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
+from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import Outcomes
 
 Floats = NDArray[np.float64]
@@ -132,7 +132,7 @@ def _add(sums: Floats, cell: NDArray[Any], is_canary: NDArray[np.bool_], reward:
 def _decisions(
     difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which trials end by promotion and which by withdrawal, as `release.canary.judge_canary` decides."""
+    """Which trials end by promotion and which by withdrawal, as `release.judge.judge_canary` decides."""
     better = (difference.safe_lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
     return better, difference.upper(config.withdraw_alpha) < -config.withdraw_below * live
 

@@ -17,8 +17,9 @@ from mbcal.cli import app
 from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
+from mbcal.release.canary import CanaryWatcher, watch_canary
 from mbcal.release.gate import Verdict
+from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.update import loop
 from tests.support.trials import SECOND, session_records, trial_records, write_quickly

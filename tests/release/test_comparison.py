@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mbcal.errors import InputError, OptionError
-from mbcal.release.canary import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
 from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.judge import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 

@@ -12,7 +12,8 @@ from mbcal import Behaviours
 from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.decision_log.join import join_sessions
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import CanaryConfig, CanaryWatcher, Look
+from mbcal.release.canary import CanaryWatcher, Look
+from mbcal.release.judge import CanaryConfig
 from mbcal.release.obstacles import why_in_parts
 from mbcal.release.update import update
 from tests.support.landing import (

@@ -10,8 +10,9 @@ import pytest
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Decision, Record
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import UNSERVED, CanaryWatcher
+from mbcal.release.canary import CanaryWatcher
 from mbcal.release.gate import UNJUDGED, Verdict
+from mbcal.release.judge import UNSERVED
 from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.release.update import update
 from tests.support.bait import BEHAVIOURS, CATALOG, STEPS, agent_for, visits

@@ -24,8 +24,9 @@ from mbcal.serving.events import print_event
 if TYPE_CHECKING:
     from mbcal.decision_log.reader import Loss
     from mbcal.registry.registry import Registry
-    from mbcal.release.canary import CanaryConfig, Look
+    from mbcal.release.canary import Look
     from mbcal.release.comparison import VersionComparison
+    from mbcal.release.judge import CanaryConfig
     from mbcal.release.outcomes import Outcomes, SessionRule
 
 RESTART_SECONDS = 2.0
@@ -125,7 +126,7 @@ def watch_canary_command(
 
 def watch_options(config: CanaryConfig) -> list[str]:
     """Return the options of 'mbcal watch-canary' for limits that `canary_config` returned."""
-    from mbcal.release.canary import DAY
+    from mbcal.release.judge import DAY
 
     values = {
         "--promote-after": config.promote_after,
@@ -180,7 +181,7 @@ def canary_config(
     promote_after: int, withdraw_below: float, days: float, least_days: float, undecided: Undecided, idle: float
 ) -> CanaryConfig:
     """Return the limits of a trial from the options."""
-    from mbcal.release.canary import DAY, CanaryConfig
+    from mbcal.release.judge import DAY, CanaryConfig
 
     return CanaryConfig(
         promote_after,
