@@ -98,6 +98,7 @@ class CanaryWatcher:
         self._stopwatch = stopwatch
         self._trial: tuple[str, str, int] | None = None  # canary, live version, beginning
         self._began = 0.0  # when the trial began, by the stopwatch
+        self._first: float | None = None  # time of the first look by the stopwatch, until the second
         self._ahead: float | None = None  # by how much the clock was ahead of the stopwatch at the last look
         self._outcomes: OutcomeReader
         self._followers: list[LogFollower] = []
@@ -119,11 +120,15 @@ class CanaryWatcher:
             return None
         trial = (pointer.canary, pointer.current, pointer.canary_began)
         now = self._now()
-        if trial != self._trial:
+        if is_first := trial != self._trial:
             self._begin(*trial, now)
+        elif self._first is not None:
+            self._check_beginning(pointer.canary_began, now, self._first)
         comparison = self._compare(pointer.canary, pointer.current, now)
         ignored = deepcopy(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
+        if is_first:  # by a clock that may be wrong
+            elapsed = min(elapsed, self._config.longest)
         unserved = 0.0 if comparison is None else (comparison.began - pointer.canary_began) / 1e6
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
@@ -151,7 +156,16 @@ class CanaryWatcher:
         before = int(self._config.sessions.longest * 1e6)  # sessions that were going on when the trial began
         self._followers = [LogFollower(log, began - before) for log in self._logs]
         self._trial = (canary, live, began)
-        self._began = self._stopwatch() - max(now - began, 0) / 1e6
+        self._first = self._stopwatch()
+        self._began = self._first - max(now - began, 0) / 1e6
+
+    def _check_beginning(self, began: int, now: int, first: float) -> None:
+        """Correct when the trial began, if at the second look the clock is behind: it may have been ahead at the first.
+
+        What passed by the stopwatch since the first look did pass.
+        """
+        by_clock = self._stopwatch() - max(now - began, 0) / 1e6
+        self._began, self._first = max(self._began, min(by_clock, first)), None
 
     def _compare(self, canary: str, live: str, now: int) -> VersionComparison | None:
         for record in merge_by_time(follower.read() for follower in self._followers):
