@@ -432,6 +432,30 @@ def test_rewards_of_nameless_decisions_are_counted_once() -> None:
         assert reader.ignored == Ignored(apart={"v1": Apart(nameless=1, reward=6.0)})
 
 
+def test_what_is_apart_counts_for_its_version() -> None:
+    """That of the session's first decision, also for rewards that are read when the session was counted."""
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in [
+        *list(session_records("headless", "v2", ["like"] * 2))[2:],
+        *session_records("mixed", "v1", ["click"]),
+        decision(1, id="d", session="mixed", user="user of mixed", step=1, time=2 * SECOND, version="v2", items=["a", "b"]),
+        decision(2, id="n", session="", user="", time=SECOND, version="v1", items=["a", "b"]),
+        decision(3, id="u", session="", user="u", step=0, time=3 * SECOND, version="v1"),
+        decision(4, id="s", session="s", user="", step=0, time=4 * SECOND, version="v2"),
+        decision(5, id="w", session="", user="w", step=0, time=5 * SECOND, version="v1"),
+        Feedback("n", "a", "like", 2 * SECOND, "f1"),
+    ]:
+        reader.add(record)
+    assert rows(reader.outcomes(100 * SECOND))[0] == ("user of mixed", "v1", 1.0, 1)
+    reader.add(Feedback("n", "b", "click", 101 * SECOND, "f2"))
+    reader.add(Feedback("d", "b", "like", 101 * SECOND, "f3"))
+    assert reader.ignored.apart == {
+        "v1": Apart(nameless=1, late=1, reward=3.0 + 1.0 + 3.0),
+        "v2": Apart(headless=1, unlinked=1, reward=3.0),  # there are fewer sessions without a user than without a session
+    }
+    assert reader.ignored.total() == Apart(nameless=1, late=1, headless=1, unlinked=1, reward=10.0)
+
+
 def test_clocks_of_servers_may_differ() -> None:
     first, second = (list(session_records("s", "v1", ["like", "like"]))[n : n + 2] for n in (0, 2))
     early = [msgspec.structs.replace(record, time=record.time - 2 * SECOND) for record in second]
