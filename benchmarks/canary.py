@@ -5,7 +5,7 @@
     python benchmarks/canary.py --drift              a share that is raised while rewards rise
 
 Sessions of users with different tastes arrive one after the other; a share of users gets the canary. After every 1% more
-sessions the canary is looked at, with the default limits: promoted, withdrawn, or neither. "lost" is
+sessions the canary is looked at, with the default limits and no least time: promoted, withdrawn, or neither. "lost" is
 what worse canaries cost until they were withdrawn, and what better ones would have earned in the sessions that the live
 version served until they were promoted; both in sessions' worth of the live reward.
 """
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.evaluation.sequential import Difference, UserSums, compare_means
-from mbcal.release.canary import CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
+from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import Outcomes
 
 Floats = NDArray[np.float64]
@@ -132,7 +132,7 @@ def _add(sums: Floats, cell: NDArray[Any], is_canary: NDArray[np.bool_], reward:
 def _decisions(
     difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which trials end by promotion and which by withdrawal, as `release.canary.judge_canary` decides."""
+    """Which trials end by promotion and which by withdrawal, as `release.judge.judge_canary` decides."""
     better = (difference.safe_lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
     return better, difference.upper(config.withdraw_alpha) < -config.withdraw_below * live
 
@@ -167,12 +167,13 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     user = rng.integers(users, size=sessions).astype(np.int32)
     version = (rng.random(users)[user] >= np.where(late, shares[1], shares[0])).astype(np.int32)
     reward = (1 + rise * late) * (1 + effect * (version == 0)) + rng.normal(0, 0.45, sessions)
-    columns = (version, user, np.arange(sessions), reward, np.full(sessions, 5, np.int32), np.full(sessions, 0.1))
+    length, epsilon = np.full(sessions, 5, np.int32), np.full(sessions, 0.1)
+    columns = (version, user, np.arange(sessions), reward, length, epsilon, np.abs(reward))
     names = tuple(map(str, range(users)))
     for count in range(2 * look, sessions + 1, look):
         outcomes = Outcomes(("canary", "live"), names, *(column[:count] for column in columns), least=-1.0, most=3.0)
         if len(np.unique(version[:count])) == 2:
-            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(), 0.0)
+            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(shortest=0), 0.0)
             if action != "wait":
                 return action
     return "wait"

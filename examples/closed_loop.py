@@ -65,6 +65,7 @@ def start_server(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]
         "--canary": SHARE,
         "--promote-after": 100,
         "--canary-days": LONGEST_TRIAL / 86400,
+        "--canary-least-days": 0,  # these users do nothing later
         "--lifetime": 4,  # seconds; a session that is idle for as long is finished, and the watcher looks every second
     }
     command = [sys.executable, "-m", "mbcal", "serve", *(str(word) for pair in options.items() for word in pair)]

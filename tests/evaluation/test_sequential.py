@@ -12,7 +12,7 @@ import pytest
 
 from mbcal.evaluation.sequential import TUNED_SESSIONS, UserSums, boundary, compare_means, sessions_needed
 from mbcal.metrics import mean_interval
-from mbcal.release.canary import CanaryConfig
+from mbcal.release.judge import CanaryConfig
 
 ROOT = Path(__file__).parents[2]
 

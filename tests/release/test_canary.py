@@ -8,16 +8,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from mbcal.cli import app
-from mbcal.decision_log import Decision, Record
+from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import CanaryConfig, CanaryWatcher, judge_canary, watch_canary
+from mbcal.release.canary import CanaryWatcher, Look, watch_canary
 from mbcal.release.gate import Verdict
+from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.update import loop
 from tests.support.trials import SECOND, session_records, trial_records, write_quickly
@@ -25,7 +27,7 @@ from tests.support.versions import fitted
 
 LIVE, CANARY = "v000001", "v000002"
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -59,6 +61,15 @@ def watcher_at(registry: Registry, log: Path, seconds: float, config: CanaryConf
     return CanaryWatcher(registry, [log], config, lambda: registry.pointer().canary_began / 1e6 + seconds)
 
 
+def look_twice(watcher: CanaryWatcher) -> Look:
+    """The second look; the first ends no trial by time."""
+    first, second = watcher.look(), watcher.look()
+    assert first is not None
+    assert second is not None
+    assert first.action == "wait"
+    return second
+
+
 def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None:
     log = log_of(tmp_path, registry, 600, BETTER)
     look = watcher_at(registry, log, 1000).look()
@@ -70,6 +81,46 @@ def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None
     assert record["action"] == "promote"
     assert record["comparison"]["a"]["sessions"] + record["comparison"]["b"]["sessions"] > 550
     assert watcher_at(registry, log, 1000).look() is None
+
+
+def test_a_canary_serves_a_day_before_it_is_promoted(registry: Registry, tmp_path: Path) -> None:
+    """By default. The day counts from its first session, not from when it became the canary: no server knew it before."""
+    day, began = 86400, registry.pointer().canary_began
+    records = trial_records(600, canary=CANARY, live=LIVE, likes=BETTER, began=began + 2 * day * SECOND)
+    write_quickly(tmp_path / "log", records)
+    config = replace(CONFIG, shortest=CanaryConfig().shortest)
+    early = watcher_at(registry, tmp_path / "log", 2.5 * day, config).look()
+    assert early is not None
+    assert (early.action, registry.canary()) == ("wait", CANARY)
+    assert "; better so far; promoted in 12.0 hours at the earliest, " in early.reason
+    assert watcher_at(registry, tmp_path / "log", 3.1 * day, config).look().action == "promote"  # type: ignore[union-attr]
+
+
+def test_purchases_hours_after_the_visit_keep_a_worse_canary_from_being_promoted(registry: Registry, tmp_path: Path) -> None:
+    """The canary has more clicks and none of the late purchases; within the first hours only the clicks are seen."""
+    began, noise, hour = registry.pointer().canary_began, np.random.default_rng(0), 3600
+    records: list[Record] = []
+    late: list[Record] = []
+    for number in range(1000):
+        version, start = (LIVE, CANARY)[number % 2], began + number * SECOND
+        clicks = ["like" if noise.random() < (0.7 if version == CANARY else 0.5) else "skip" for _ in range(2)]
+        records += session_records(f"s{number}", version, clicks, user=f"u{number % 200}", began=start)
+        if version == LIVE and number % 10 == 0:
+            late.append(Feedback(f"s{number}-1", "b", "like", start + 3 * hour * SECOND, f"bought-{number}"))
+    both = {"items": ["a", "b"], "propensities": [0.95, 1.0]}
+    records = [msgspec.structs.replace(record, **both) if isinstance(record, Decision) else record for record in records]
+    clock = [began / 1e6]
+    config = replace(CONFIG, shortest=24 * hour)
+    watcher = CanaryWatcher(registry, [tmp_path / "log"], config, lambda: clock[0], lambda: clock[0])
+    seen = []
+    for hours, part in ((1, records), (29, late)):
+        clock[0] += hours * hour
+        write_quickly(tmp_path / "log" / f"worker-{hours}", part)
+        look = watcher.look()
+        assert look is not None
+        seen.append((look.action, "better so far" in look.reason, look.ignored.total().late))
+    assert seen == [("wait", True, 0), ("wait", False, 100)]
+    assert registry.current() == LIVE
 
 
 def test_a_worse_canary_is_withdrawn_with_few_sessions(registry: Registry, tmp_path: Path) -> None:
@@ -95,17 +146,15 @@ def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, 
     log, day = log_of(tmp_path, registry, 300, EQUAL, seed=3), 86400
     config = replace(CONFIG, longest=2 * day)
     assert watcher_at(registry, log, day, config).look().action == "wait"  # type: ignore[union-attr]
-    waiting = watcher_at(registry, log, 3 * day, replace(config, undecided="wait")).look()
-    assert waiting is not None
+    waiting = look_twice(watcher_at(registry, log, 3 * day, replace(config, undecided="wait")))
     assert waiting.action == "wait"
     assert waiting.reason.startswith("undecided after 3.0 days: ")
     assert registry.canary() == CANARY
-    assert watcher_at(registry, log, 3 * day, config).look().action == "withdraw"  # type: ignore[union-attr]
+    assert look_twice(watcher_at(registry, log, 3 * day, config)).action == "withdraw"
     registry.start_canary(CANARY)
     began = registry.pointer().canary_began - 10**9
     write_quickly(tmp_path / "before", trial_records(300, canary=CANARY, live=LIVE, likes=BETTER, began=began))
-    unserved = watcher_at(registry, tmp_path / "before", 3 * day, replace(config, undecided="promote")).look()
-    assert unserved is not None
+    unserved = look_twice(watcher_at(registry, tmp_path / "before", 3 * day, replace(config, undecided="promote")))
     assert (unserved.action, unserved.comparison) == ("wait", None)  # its log is that of a trial before
     assert (registry.current(), registry.canary()) == (LIVE, CANARY)
 
@@ -113,11 +162,9 @@ def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, 
 def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, tmp_path: Path) -> None:
     log, day = log_of(tmp_path, registry, 600, EQUAL, seed=3), 86400
     config = replace(CONFIG, longest=2 * day, undecided="promote")
-    few = watcher_at(registry, log, 3 * day, replace(config, promote_after=100_000)).look()
-    assert few is not None
+    few = look_twice(watcher_at(registry, log, 3 * day, replace(config, promote_after=100_000)))
     assert few.action == "wait"
-    look = watcher_at(registry, log, 3 * day, config).look()
-    assert look is not None
+    look = look_twice(watcher_at(registry, log, 3 * day, config))
     assert (look.action, registry.current()) == ("promote", CANARY)
     assert look.comparison is not None
     shorter = replace(look.comparison, length=replace(look.comparison.length, upper=-0.1))
@@ -216,11 +263,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "repeated": 1200,
         "not_shown": 0,
         "dropped": 0,
-        "nameless": 0,
-        "late": 0,
-        "headless": 0,
-        "unlinked": 0,
-        "apart_reward": 0.0,
+        "apart": {},
     }
 
 
@@ -228,7 +271,8 @@ def test_a_trial_ends_though_the_clock_was_set_back(registry: Registry, tmp_path
     began, elapsed, clock = registry.pointer().canary_began / 1e6, [0.0], [0.0]
     watcher = CanaryWatcher(registry, [tmp_path], CONFIG, lambda: began + clock[0], lambda: elapsed[0])
     clock[0] = 86400.0
-    assert watcher.look().action == "wait"  # type: ignore[union-attr]
+    for _ in range(2):  # one look may be by a wrong clock
+        assert watcher.look().action == "wait"  # type: ignore[union-attr]
     clock[0], elapsed[0] = -(10**9), 5 * 86400.0
     assert watcher.look().action == "wait"  # type: ignore[union-attr]
     elapsed[0] = 7 * 86400.0
@@ -252,6 +296,25 @@ def test_a_clock_that_jumps_ahead_for_one_look_ends_nothing(registry: Registry, 
     look = watcher.look()
     assert look is not None
     assert (look.action, look.reason[:24]) == ("withdraw", "undecided after 8.0 days")
+
+
+def test_a_clock_that_is_ahead_at_the_first_look_ends_nothing(registry: Registry, tmp_path: Path) -> None:
+    began, elapsed, jump, day = registry.pointer().canary_began / 1e6, [60.0], [0.0], 86400.0
+    clock, stopwatch = lambda: began + elapsed[0] + jump[0], lambda: elapsed[0]
+    for second, ended in ((0.0, False), (8 * day, True)):  # right at the second look, or still ahead: then it was set
+        watcher = CanaryWatcher(registry, [tmp_path], CONFIG, clock, stopwatch)
+        seen = []
+        for elapsed[0], jump[0] in ((60.0, 8 * day), (70.0, second), (80.0, second)):
+            if registry.canary() is not None:
+                seen.append(watcher.look().action)  # type: ignore[union-attr]
+        assert seen == (["wait", "withdraw"] if ended else ["wait"] * 3)
+    registry.start_canary(CANARY)
+    began = registry.pointer().canary_began / 1e6
+    watcher = CanaryWatcher(registry, [tmp_path], CONFIG, clock, stopwatch)
+    for elapsed[0], jump[0] in ((60.0, 8 * day), (70.0, -(10.0**9)), (6.9 * day, -(10.0**9))):
+        assert watcher.look().action == "wait"  # type: ignore[union-attr]
+    elapsed[0] = 7 * day + 61  # the watcher itself has seen seven days pass
+    assert watcher.look().reason.startswith("undecided after 7.0 days")  # type: ignore[union-attr]
 
 
 def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -> None:
@@ -308,4 +371,7 @@ def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_pat
     loop(run_update, every=0, times=2, wait_for_canary=wait_for_canary)
     assert seen == [(CANARY, None)] * 2  # promoted before the first update
     helped = CliRunner().invoke(app, ["loop", "--help"]).stdout
-    assert all(option in helped for option in ("--promote-after", "--withdraw-below", "--canary-days", "--undecided"))
+    assert all(
+        option in helped
+        for option in ("--promote-after", "--withdraw-below", "--canary-days", "--canary-least-days", "--undecided")
+    )

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from mbcal.errors import InputError, OptionError
-from mbcal.release.canary import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.comparison import compare_versions
-from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
+from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.judge import UNSERVED, CanaryConfig, judge_canary
+from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -46,9 +47,35 @@ def test_decisions_follow_the_limits() -> None:
     assert reason.endswith("its sessions are shorter, so a person has to decide")
     assert judge_canary(None, CONFIG, 10) == ("wait", UNSERVED)
     assert judge_canary(None, CONFIG, 1e9)[0] == "withdraw"
-    for settings in ({"promote_after": 0}, {"withdraw_below": 1.0}, {"longest": 0.0}, {"promote_alpha": 0.5}):
+    for settings in (
+        {"promote_after": 0},
+        {"withdraw_below": 1.0},
+        {"longest": 0.0},
+        {"shortest": -1.0},
+        {"shortest": 100.0, "longest": 99.0},
+        {"promote_alpha": 0.5},
+    ):
         with pytest.raises(OptionError, match="canary: "):
             CanaryConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not() -> None:
+    better, worse = (compare_versions(outcomes_of(1500, likes), "a", "b") for likes in (BETTER, WORSE))
+    day = 86400.0
+    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
+    for elapsed, rest in ((0.1 * day, "1.9 days"), (1.5 * day, "12.0 hours")):
+        action, reason = judge_canary(better, config, elapsed)
+        assert action == "wait"
+        assert f"; better so far; promoted in {rest} at the earliest" in reason
+    assert judge_canary(better, config, 2 * day)[0] == "promote"
+    assert judge_canary(worse, config, 1.0)[0] == "withdraw"
+    assert judge_canary(better, config, 6 * day, served=0.5 * day)[0] == "wait"  # servers gave it sessions late
+    assert judge_canary(better, replace(config, undecided="promote"), 8 * day, served=0.5 * day)[0] == "wait"
+    equal = compare_versions(outcomes_of(600, EQUAL, seed=3), "a", "b")
+    assert "better so far" not in judge_canary(equal, config, 1.0)[1]
+    assert CanaryConfig().shortest == day
+    with pytest.raises(OptionError, match=r"at least and at most 1 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
+        CanaryConfig(longest=0.5 * day)
 
 
 def test_sentences_say_what_is_known() -> None:
@@ -96,7 +123,7 @@ def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float 
     reward = level * np.where(is_live, 1.0, 1 + gain) + rng.normal(0, 0.45, count)
     names = tuple(map(str, range(users)))
     user, length = rng.integers(users, size=count).astype(np.int32), np.full(count, 5, np.int32)
-    columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1)
+    columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1), np.abs(reward)
     return Outcomes(("a", "b"), names, *columns, least=-2.0, most=4.0)
 
 
@@ -170,6 +197,7 @@ def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0
         reward,
         length,
         np.full(len(rows), 0.1),
+        np.abs(reward),
     )
     return Outcomes(("a", "b"), names, *columns, least=0.0, most=6.0)
 
@@ -214,10 +242,43 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
     n_late = 10  # below 1% of the sessions
     for reward, action in ((1.0, "promote"), (100.0, "wait")):
-        ignored = Ignored(late=n_late, apart_reward=n_late * reward)
+        ignored = Ignored(apart={"b": Apart(late=n_late, reward=n_late * reward)})
         found, reason = judge_canary(better, CONFIG, 0, ignored)
         assert found == action
-        assert ("not promoted, since 10 rewards came after the end of their session" in reason) == (action == "wait")
+        assert ("not promoted, since 10 decisions have rewards that came after the end" in reason) == (action == "wait")
+
+
+def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -> None:
+    """The canary, a, has 30% of the sessions. What the two may hide together is more than what one of them may."""
+    better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
+    most = {side.version: (int(0.01 * side.sessions), 0.01 * side.size) for side in (better.a, better.b)}
+    assert 3 <= most["a"][0] < most["b"][0] < 0.01 * 1500
+    for apart, action in (
+        ({name: Apart(late=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
+        ({"a": Apart(headless=most["a"][0] + 1)}, "wait"),
+        ({"b": Apart(late=1, reward=1.01 * most["b"][1])}, "wait"),
+        ({"b": Apart(nameless=most["b"][0] + 1)}, "wait"),
+        ({"older": Apart(nameless=most["b"][0] + 1)}, "wait"),  # of neither: it counts for the live version
+    ):
+        found, reason = judge_canary(better, CONFIG, 0, Ignored(apart=apart))
+        assert found == action, (apart, reason)
+    both = judge_canary(better, CONFIG, 0, Ignored(apart={name: Apart(headless=99, reward=5.0) for name in "ab"}))[1]
+    for side in (better.a, better.b):
+        beside = (
+            f"99 sessions have no beginning in the log, worth 5, beside {side.sessions:,} sessions of {side.version}, worth"
+        )
+        assert beside in both
+
+
+def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
+    """Skips cost what likes earn. Ten late rewards are 0.3% of all, but more than 1% of the sum with signs."""
+    reader = OutcomeReader({"skip": -1.0, "like": 1.0}, CONFIG.sessions)
+    for record in trial_records(1500, canary="a", live="b", likes=(0.6, 0.45)):
+        reader.add(record)
+    better = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert (better.a.size, better.b.size) == (2 * better.a.sessions, 2 * better.b.sessions)
+    assert sum(side.sessions * abs(side.reward.mean) for side in (better.a, better.b)) < 450
+    assert judge_canary(better, CONFIG, 0, Ignored(apart={"b": Apart(late=10, reward=10.0)}))[0] == "promote"
 
 
 def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:

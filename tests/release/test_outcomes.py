@@ -16,7 +16,8 @@ from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import read_logs
 from mbcal.errors import OptionError
 from mbcal.release.counted_ids import CountedDecisions, CountedIds
-from mbcal.release.outcomes import Ignored, OutcomeReader, Outcomes, SessionRule
+from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.decision_records import decision
 from tests.support.trials import SECOND, session_records
 
@@ -70,6 +71,7 @@ def test_rewards_and_lengths_of_sessions() -> None:
         ("bob", "v1", 4.0, 2),
     ]
     assert rows(outcomes_of(records)) == expected
+    assert outcomes_of(records).size.tolist() == [3.0, 11.0, 0.0, 4.0]
     assert outcomes_of(records).began.tolist() == [1 * SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND]
     repeated = [*records, *records]
     assert rows(outcomes_of(repeated)) == expected
@@ -194,7 +196,7 @@ def test_a_reward_after_a_terminal_behaviour_is_late_whenever_it_is_read() -> No
                     reader.add(record)
             found = reader.outcomes(look)
         assert rows(found) == [("ann", found.versions[0], 0.0, 1)]
-        assert (reader.ignored.late, reader.ignored.apart_reward) == (1, 3.0)
+        assert reader.ignored.apart == {found.versions[0]: Apart(late=1, reward=3.0)}
 
 
 def test_steps_that_other_workers_logged_count(tmp_path: Path) -> None:
@@ -282,6 +284,20 @@ def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.M
     assert (reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0)
 
 
+def test_feedback_whose_decision_is_read_too_late_leaves_a_trace() -> None:
+    made = decision(1, id="d", session="s", user="u", step=0, time=SECOND, items=["a", "b"])
+    reader = OutcomeReader(REWARDS, RULE)
+    for item in "ab":
+        reader.add(Feedback("d", item, "like", 2 * SECOND, f"f{item}"))
+    reader.outcomes(61 * SECOND)
+    assert not reader.ignored
+    reader.outcomes(63 * SECOND)  # longer than a session may last
+    reader.add(made)
+    assert rows(reader.outcomes(10**12)) == [("u", "v1", 0.0, 0)]
+    assert reader.ignored == Ignored(dropped=2)
+    assert "2 feedback whose decision did not come" in str(reader.ignored)
+
+
 def test_a_session_that_goes_on_since_before_the_trial_takes_bounded_memory() -> None:
     reader, since = OutcomeReader(REWARDS, RULE, since=100 * SECOND), 100
     for second in range(since - 60, 2000, 5):
@@ -306,7 +322,7 @@ def test_sessions_without_a_beginning_do_not_count_and_are_counted() -> None:
     reader.add(paused)
     reader.add(Feedback("paused", "a", "click", 101 * SECOND, "f"))
     assert rows(reader.outcomes(10**12)) == [("user of s2", "v1", 9.0, 3), ("user of s2", "v1", 1.0, 1)]
-    assert reader.ignored == Ignored(headless=1, apart_reward=6.0)
+    assert reader.ignored == Ignored(apart={"v1": Apart(headless=1, reward=6.0)})
     assert str(reader.ignored).endswith("1 sessions without a beginning")
     late = OutcomeReader(REWARDS, RULE, since=2 * SECOND)  # the session was going on when the trial began
     for record in session_records("s1", "v1", ["like"] * 3):
@@ -329,8 +345,8 @@ def test_rewards_that_come_after_their_session_are_counted_as_late() -> None:
         for record in late:
             in_turn.add(record)
         in_turn.outcomes(10**12)
-    assert at_once.ignored == Ignored(late=1, apart_reward=3.0)
-    assert in_turn.ignored == Ignored(late=1, apart_reward=3.0)
+    assert at_once.ignored == Ignored(apart={"v1": Apart(late=1, reward=3.0)})
+    assert in_turn.ignored == Ignored(apart={"v1": Apart(late=1, reward=3.0)})
 
 
 @settings(max_examples=100, deadline=None)
@@ -347,8 +363,7 @@ def test_what_is_late_does_not_depend_on_when_it_is_read(records: list[Record], 
             in_turn.add(noise.choice(records[: number + 1]))
     at_once.outcomes(10**12)
     in_turn.outcomes(10**12)
-    for name in ("late", "apart_reward", "headless", "nameless"):
-        assert getattr(in_turn.ignored, name) == getattr(at_once.ignored, name), name
+    assert in_turn.ignored.apart == at_once.ignored.apart
 
 
 def test_only_new_feedback_on_shown_items_is_late() -> None:
@@ -366,7 +381,22 @@ def test_only_new_feedback_on_shown_items_is_late() -> None:
         reader.add(Feedback("d", "a", "like", 3 * SECOND, "slow"))  # from a log that was away at the last look
         reader.add(Feedback("d", "b", "skip", 300 * SECOND, "no reward"))
         reader.add(Feedback("d", "b", "like", 400 * SECOND, "second"))  # as in a session, the first counts
-    assert reader.ignored == Ignored(not_shown=50, late=1, apart_reward=3.0)
+    assert reader.ignored == Ignored(not_shown=50, apart={"v1": Apart(late=1, reward=3.0)})
+
+
+def test_an_app_that_sends_a_list_late_counts_as_one_decision() -> None:
+    """It was offline, and sends 25 clicks on one list after its session is over; some are read with it, some later."""
+    items = [f"i{number}" for number in range(30)]
+    made = decision(1, id="d", session="s", user="u", step=0, time=SECOND, items=items, propensities=[1.0] * 30)
+    clicks = [Feedback("d", item, "click", (60 + number) * SECOND, item) for number, item in enumerate(items[:25])]
+    for n_with_it in (0, 10, 25):
+        reader = OutcomeReader(REWARDS, RULE)
+        for record in [made, *clicks[:n_with_it]]:
+            reader.add(record)
+        assert len(reader.outcomes(50 * SECOND)) == 1
+        for record in clicks[n_with_it:]:
+            reader.add(record)
+        assert reader.ignored == Ignored(apart={"v1": Apart(late=1, reward=25.0)})
 
 
 def test_feedback_on_decisions_from_before_the_trial_is_not_late() -> None:
@@ -382,11 +412,10 @@ def test_what_counted_decisions_had_shown_takes_bounded_memory(monkeypatch: pyte
     monkeypatch.setattr("mbcal.release.counted_ids._FEWEST_TO_SORT", 100)
     counted = CountedDecisions()
     for number in range(10_000):
-        counted.add(f"d{number}", ["a", "b"], ["a"])
+        counted.add(f"d{number}", f"v{number % 2}", ["a", "b"], ["a"])
         ids = counted._shown
         assert len(ids._recent) + len(ids._sorted) + len(ids._older) <= 4700
-    assert "d0" in counted
-    assert "d10000" not in counted
+    assert [counted.version_of(f"d{number}") for number in (0, 9999, 10_000)] == ["v0", "v1", None]
     recent = [counted.respond("d9999", item) for item in ("a", "b", "b", "made up")]
     assert recent == ["again", "first", "again", "not shown"]
     forgotten = [counted.respond("d0", item) for item in ("a", "b", "b", "made up")]
@@ -400,7 +429,31 @@ def test_rewards_of_nameless_decisions_are_counted_once() -> None:
         reader = OutcomeReader(REWARDS, RULE)
         for record in records:
             reader.add(record)
-        assert reader.ignored == Ignored(nameless=1, apart_reward=6.0)
+        assert reader.ignored == Ignored(apart={"v1": Apart(nameless=1, reward=6.0)})
+
+
+def test_what_is_apart_counts_for_its_version() -> None:
+    """That of the session's first decision, also for rewards that are read when the session was counted."""
+    reader = OutcomeReader(REWARDS, RULE)
+    for record in [
+        *list(session_records("headless", "v2", ["like"] * 2))[2:],
+        *session_records("mixed", "v1", ["click"]),
+        decision(1, id="d", session="mixed", user="user of mixed", step=1, time=2 * SECOND, version="v2", items=["a", "b"]),
+        decision(2, id="n", session="", user="", time=SECOND, version="v1", items=["a", "b"]),
+        decision(3, id="u", session="", user="u", step=0, time=3 * SECOND, version="v1"),
+        decision(4, id="s", session="s", user="", step=0, time=4 * SECOND, version="v2"),
+        decision(5, id="w", session="", user="w", step=0, time=5 * SECOND, version="v1"),
+        Feedback("n", "a", "like", 2 * SECOND, "f1"),
+    ]:
+        reader.add(record)
+    assert rows(reader.outcomes(100 * SECOND))[0] == ("user of mixed", "v1", 1.0, 1)
+    reader.add(Feedback("n", "b", "click", 101 * SECOND, "f2"))
+    reader.add(Feedback("d", "b", "like", 101 * SECOND, "f3"))
+    assert reader.ignored.apart == {
+        "v1": Apart(nameless=1, late=1, reward=3.0 + 1.0 + 3.0),
+        "v2": Apart(headless=1, unlinked=1, reward=3.0),  # there are fewer sessions without a user than without a session
+    }
+    assert reader.ignored.total() == Apart(nameless=1, late=1, headless=1, unlinked=1, reward=10.0)
 
 
 def test_clocks_of_servers_may_differ() -> None:
@@ -456,4 +509,4 @@ def test_a_session_that_goes_on_after_a_login_has_one_beginning(users: tuple[str
     for record in [*pages, *feedback, *session_records("s2", "v1", ["click"], user="ann", began=90 * SECOND)]:
         reader.add(record)
     assert rows(reader.outcomes(10**12)) == [(counted, "v1", 3.0, 1), ("ann", "v1", 1.0, 1)]
-    assert (reader.ignored.headless, reader.ignored.apart_reward) == (1, 3.0)
+    assert reader.ignored.apart == {"v1": Apart(headless=1, reward=3.0)}

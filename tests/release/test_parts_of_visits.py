@@ -12,7 +12,8 @@ from mbcal import Behaviours
 from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.decision_log.join import join_sessions
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import CanaryConfig, CanaryWatcher, Look
+from mbcal.release.canary import CanaryWatcher, Look
+from mbcal.release.judge import CanaryConfig
 from mbcal.release.obstacles import why_in_parts
 from mbcal.release.update import update
 from tests.support.landing import (
@@ -124,23 +125,25 @@ def test_a_visit_of_a_user_is_one_session_of_a_trial(names: Names, tmp_path: Pat
     assert look.comparison is not None
     assert look.comparison.a.sessions + look.comparison.b.sessions == pytest.approx(400, abs=5)
     assert look.comparison.a.length.mean == pytest.approx(PAGES)
-    assert (look.action, look.reason[:12], look.ignored.apart) == ("withdraw", "earns less: ", 0)
+    assert (look.action, look.reason[:12], look.ignored.total().count) == ("withdraw", "earns less: ", 0)
 
 
 @pytest.mark.parametrize(
-    ("names", "why"),
+    ("names", "count", "why"),
     [
-        (named_first, "not promoted, since 2,000 decisions have neither session nor user: send the same user, or"),
-        (halves, "not promoted, since 400 visits may be known by user alone at first and by session alone later: send"),
-        (anonymous_session_of_a_page, "not promoted, since 2,000 sessions have no beginning in the log: send"),
+        (named_first, 2000, "not promoted, since 2,000 decisions have neither session nor user, worth "),
+        (halves, 400, " visits may be known by user alone at first and by session alone later, beside "),
+        (anonymous_session_of_a_page, 2000, " sessions have no beginning in the log, worth "),
     ],
 )
-def test_nothing_is_promoted_by_parts_of_visits(names: Names, why: str, tmp_path: Path) -> None:
+def test_nothing_is_promoted_by_parts_of_visits(names: Names, count: int, why: str, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "registry")
     look = in_trial(registry, tmp_path, list(visits(400, names, canary=True)))
     assert look.comparison is not None
     assert look.action == "wait"
     assert why in look.reason
+    assert "; not promoted, since " in look.reason
+    assert look.ignored.total().count == count
     assert (registry.current(), registry.canary()) == (LIVE, CANARY)
 
 

@@ -10,8 +10,9 @@ import pytest
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Decision, Record
 from mbcal.registry.registry import Registry
-from mbcal.release.canary import UNSERVED, CanaryWatcher
+from mbcal.release.canary import CanaryWatcher
 from mbcal.release.gate import UNJUDGED, Verdict
+from mbcal.release.judge import UNSERVED
 from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.release.update import update
 from tests.support.bait import BEHAVIOURS, CATALOG, STEPS, agent_for, visits
@@ -96,7 +97,7 @@ def test_a_canary_is_compared_by_visits_of_users_without_a_session() -> None:
     for record in two_versions(50, user=False):
         nameless.add(record)
     assert len(nameless.outcomes(10**15)) == 0
-    assert nameless.ignored.nameless == 150 * STEPS
+    assert nameless.ignored.total().nameless == 150 * STEPS
     assert not nameless._early
     assert "900 decisions with neither session nor user" in str(nameless.ignored)
 
@@ -110,7 +111,7 @@ def test_nothing_is_decided_by_requests_without_names(tmp_path: Path, capsys: py
     write_quickly(tmp_path / "log", records)
     look = CanaryWatcher(registry, [tmp_path / "log"], clock=lambda: began / 1e6 + 3e5).look()
     assert look is not None
-    assert (look.action, look.comparison, look.ignored.nameless) == ("wait", None, 600 * STEPS)
+    assert (look.action, look.comparison, look.ignored.total().nameless) == ("wait", None, 600 * STEPS)
     words = "not promoted, since 3,600 decisions have neither session nor user: send the same user, or the same session and"
     assert look.reason.startswith(f"{UNSERVED}; {words}")
     said = refused("compare-versions", "--registry", "registry", "--log", "log", cwd=tmp_path, capsys=capsys)

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from mbcal.cli.canary import canary_config, watch_options
 from mbcal.decision_log import Decision, read_log
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError
@@ -318,6 +319,17 @@ def test_a_canary_never_explores_less_than_the_live_version(
 def test_a_watched_canary_needs_a_log(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = refused("serve", "--registry", str(registry.path), "--canary", "0.1", cwd=tmp_path, capsys=capsys)
     assert "canary: sessions are compared by the decision log; give --log" in words
+
+
+def test_a_watcher_gets_the_limits_of_its_server(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = watch_options(canary_config(40, 0.1, 5.0, 2.0, "wait", 20.0))
+    given = "--promote-after 40 --withdraw-below 0.1 --canary-days 5.0 --canary-least-days 2.0 --undecided wait"
+    assert " ".join(options) == f"{given} --idle 20.0 --every 5.0"
+    impossible = ["--log", str(tmp_path / "log"), "--canary", "0.1", "--canary-days", "0.5"]
+    words = refused("serve", "--registry", str(registry.path), *impossible, cwd=tmp_path, capsys=capsys)
+    assert "at least and at most 1 (--canary-least-days) and 0.5 (--canary-days) days" in words
 
 
 def test_the_hash_is_uniform_and_differs_by_canary() -> None:

@@ -24,11 +24,11 @@ from mbcal.serving.events import print_event
 if TYPE_CHECKING:
     from mbcal.decision_log.reader import Loss
     from mbcal.registry.registry import Registry
-    from mbcal.release.canary import CanaryConfig, Look
+    from mbcal.release.canary import Look
     from mbcal.release.comparison import VersionComparison
+    from mbcal.release.judge import CanaryConfig
     from mbcal.release.outcomes import Outcomes, SessionRule
 
-DAY = 86400.0
 RESTART_SECONDS = 2.0
 """Seconds before a watcher that ended is started again."""
 
@@ -46,8 +46,13 @@ WithdrawBelowOption = Annotated[
     ),
 ]
 CanaryDaysOption = Annotated[float, typer.Option(min=0.0001, help="Longest trial of a canary, in days.")]
+LeastDaysOption = Annotated[
+    float,
+    typer.Option(min=0, help="Days that a canary serves before it is promoted; more, if users buy days after a visit."),
+]
+Undecided = Literal["withdraw", "promote", "wait"]
 UndecidedOption = Annotated[
-    Literal["withdraw", "promote", "wait"],
+    Undecided,
     typer.Option(help="What happens to a canary at the end of the longest trial, if it is undecided."),
 ]
 IdleOption = Annotated[
@@ -95,6 +100,7 @@ def watch_canary_command(
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
+    canary_least_days: LeastDaysOption = 1.0,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 10.0,
@@ -108,7 +114,7 @@ def watch_canary_command(
     from mbcal.cli.registry import existing_registry
     from mbcal.release.canary import CanaryWatcher, watch_canary
 
-    config = canary_config(promote_after, withdraw_below, canary_days, undecided, idle)
+    config = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, undecided, idle)
     watch_canary(
         CanaryWatcher(existing_registry(registry), log, config),
         every,
@@ -118,15 +124,18 @@ def watch_canary_command(
     )
 
 
-def watch_options(promote_after: int, withdraw_below: float, days: float, undecided: str, lifetime: float) -> list[str]:
-    """Return the options of 'mbcal watch-canary' for a server whose sessions expire after `lifetime` seconds."""
+def watch_options(config: CanaryConfig) -> list[str]:
+    """Return the options of 'mbcal watch-canary' for limits that `canary_config` returned."""
+    from mbcal.release.judge import DAY
+
     values = {
-        "--promote-after": promote_after,
-        "--withdraw-below": withdraw_below,
-        "--canary-days": days,
-        "--undecided": undecided,
-        "--idle": lifetime,
-        "--every": min(10.0, lifetime / 4),
+        "--promote-after": config.promote_after,
+        "--withdraw-below": config.withdraw_below,
+        "--canary-days": config.longest / DAY,
+        "--canary-least-days": config.shortest / DAY,
+        "--undecided": config.undecided,
+        "--idle": config.sessions.idle,
+        "--every": min(10.0, config.sessions.idle / 4),
     }
     return [str(text) for pair in values.items() for text in pair]
 
@@ -168,12 +177,20 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
         process.terminate()
 
 
-def canary_config(promote_after: int, withdraw_below: float, days: float, undecided: str, idle: float) -> CanaryConfig:
+def canary_config(
+    promote_after: int, withdraw_below: float, days: float, least_days: float, undecided: Undecided, idle: float
+) -> CanaryConfig:
     """Return the limits of a trial from the options."""
-    from mbcal.release.canary import CanaryConfig
+    from mbcal.release.judge import DAY, CanaryConfig
 
-    rule = _session_rule(idle)
-    return CanaryConfig(promote_after, withdraw_below, days * DAY, undecided, sessions=rule)  # type: ignore[arg-type]
+    return CanaryConfig(
+        promote_after,
+        withdraw_below,
+        shortest=least_days * DAY,
+        longest=days * DAY,
+        undecided=undecided,
+        sessions=_session_rule(idle),
+    )
 
 
 def _session_rule(idle: float) -> SessionRule:
@@ -209,7 +226,7 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     outcomes = reader.outcomes(now - int(rule.settling * 1e6))
     if reader.ignored:
         typer.echo(f"not counted: {reader.ignored}", err=True)
-    if not len(outcomes) and reader.ignored.nameless:
+    if not len(outcomes) and reader.ignored.total().nameless:
         raise InputError("log: no session can be counted, since requests had neither session nor user; send a session")
     return outcomes
 

@@ -10,9 +10,11 @@ import typer
 
 from mbcal.cli.canary import (
     CanaryDaysOption,
+    LeastDaysOption,
     PromoteAfterOption,
     UndecidedOption,
     WithdrawBelowOption,
+    canary_config,
     canary_watcher,
     watch_options,
 )
@@ -105,6 +107,7 @@ def serve(  # long, since every option has its help here
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
+    canary_least_days: LeastDaysOption = 1.0,
     undecided: UndecidedOption = "withdraw",
     watch: Annotated[
         bool, typer.Option(help="Promote or withdraw canaries by this server's log; see 'mbcal watch-canary'.")
@@ -153,9 +156,9 @@ def serve(  # long, since every option has its help here
         raise OptionError(f"{problem} without being better; give at least {epsilon:g}")
     if canary and watch and log is None:
         raise OptionError("canary: sessions are compared by the decision log; give --log, or --no-watch to decide by hand")
+    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, undecided, lifetime)
     warn_if_open(settings)
-    limits = watch_options(promote_after, withdraw_below, canary_days, undecided, lifetime)
-    with canary_watcher(registry, log if canary and watch else None, limits):
+    with canary_watcher(registry, log if canary and watch else None, watch_options(limits)):
         if workers > 1:
             raise typer.Exit(supervise(settings, workers))
         listener = bind(host, port)

@@ -13,6 +13,7 @@ import typer
 from mbcal.cli.canary import (
     CanaryDaysOption,
     IdleOption,
+    LeastDaysOption,
     PromoteAfterOption,
     UndecidedOption,
     WithdrawBelowOption,
@@ -119,6 +120,7 @@ def loop_updates(
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
+    canary_least_days: LeastDaysOption = 1.0,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,
 ) -> None:
@@ -133,7 +135,8 @@ def loop_updates(
     from mbcal.release.update import loop
 
     watched = Registry(registry)
-    watcher = CanaryWatcher(watched, log, canary_config(promote_after, withdraw_below, canary_days, undecided, idle))
+    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, undecided, idle)
+    watcher = CanaryWatcher(watched, log, limits)
 
     def wait_for_canary() -> None:
         watch_canary(

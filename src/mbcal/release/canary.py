@@ -14,57 +14,25 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import merge_by_time
-from mbcal.errors import ConflictError, MbcalError, ModelError, OptionError
+from mbcal.errors import ConflictError, MbcalError, ModelError
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import CANARIES, read_trial
 from mbcal.release.comparison import VersionComparison, compare_versions
-from mbcal.release.outcomes import Ignored, OutcomeReader, SessionRule
+from mbcal.release.ignored import Ignored
+from mbcal.release.judge import Action, CanaryConfig, judge_canary
+from mbcal.release.outcomes import OutcomeReader
 from mbcal.storage.atomic import write_atomic
 
-Action = Literal["promote", "withdraw", "wait"]
-MAX_APART = 0.01
-"""Nothing is promoted where `Ignored.apart` is more than this share of the compared sessions, or `apart_reward` of their
-reward: few sessions may hold most of it."""
-LEAST_EXPLORATION = 1e-6
-"""Differences of epsilon that are no more than rounding."""
 MOST_AHEAD = 60.0
 """Seconds that a clock may gain on the stopwatch between two looks; one that gains more is believed at the next look."""
-UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
-"""Why nothing is known of a trial."""
-
-
-@dataclass(frozen=True)
-class CanaryConfig:
-    """When a canary is promoted or withdrawn without a person."""
-
-    promote_after: int = 200
-    """Fewest finished sessions of the canary before it is promoted."""
-    withdraw_below: float = 0.0
-    """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
-    longest: float = 7 * 86400.0
-    """Seconds after which a trial ends."""
-    undecided: Action = "withdraw"
-    """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
-    sessions were compared and nothing but its reward is undecided; if not, it waits."""
-    promote_alpha: float = 0.05
-    """Probability that a canary no better than the live version is ever promoted by its reward."""
-    withdraw_alpha: float = 0.1
-    """Probability that a canary no worse is ever withdrawn by its reward. An error costs less here than a late end."""
-    sessions: SessionRule = field(default_factory=SessionRule)
-    """What a session is; its horizon is taken from the live version."""
-
-    def __post_init__(self) -> None:
-        if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
-            raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
-        if not (0 < self.promote_alpha < 0.5 and 0 < self.withdraw_alpha < 0.5):
-            raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
 
 
 @dataclass(frozen=True)
@@ -89,82 +57,6 @@ class Look:
         """Return plain values for JSON."""
         compared = None if self.comparison is None else self.comparison.as_dict()
         return {**vars(self), "comparison": compared, "ignored": asdict(self.ignored)}
-
-
-def judge_canary(
-    comparison: VersionComparison | None, config: CanaryConfig, elapsed: float, ignored: Ignored | None = None
-) -> tuple[Action, str]:
-    """Decide about a canary.
-
-    Args:
-        comparison: The canary (a) against the live version (b); None while one has no finished session.
-        config: The limits.
-        elapsed: Seconds since the trial began.
-        ignored: What did not count in the trial; by default nothing.
-
-    Returns:
-        What to do, and why in words.
-    """
-    ignored = ignored or Ignored()
-    sides = () if comparison is None else (comparison.a, comparison.b)
-    n_sessions, earned = sum(side.sessions for side in sides), sum(side.sessions * abs(side.reward.mean) for side in sides)
-    is_whole = ignored.apart <= MAX_APART * n_sessions and ignored.apart_reward <= MAX_APART * earned
-    words, may_promote = UNSERVED, False
-    if comparison is not None:
-        gap, live = comparison.reward, abs(comparison.b.reward.mean)
-        lower, upper = (
-            float(comparison.reward_difference.lower(config.promote_alpha)),
-            float(comparison.reward_difference.upper(config.withdraw_alpha)),
-        )
-        counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
-        size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
-        safe = float(comparison.reward_difference.safe_lower(config.promote_alpha))
-        words = f"{counts}; {comparison.sentence()}"
-        if comparison.together and upper < -config.withdraw_below * live:
-            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
-        losses = [
-            *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
-            *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
-            *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
-        ]
-        is_enough = comparison.together and comparison.a.sessions >= config.promote_after
-        may_promote = is_enough and is_whole and not losses
-        if may_promote and safe > 0:
-            return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
-        if lower > 0 >= safe and comparison.caution() not in words:
-            words += f"; {comparison.caution()}"
-        if losses and (safe > 0 or elapsed > config.longest):
-            words += f"; {' and '.join(losses)}, so a person has to decide"
-    if not is_whole:
-        words += f"; {_not_whole(ignored)}"
-    if elapsed > config.longest:
-        action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
-        return action, f"undecided after {elapsed / 86400:.1f} days: {words}"
-    return "wait", words
-
-
-def _feedback_hint(comparison: VersionComparison) -> str:
-    """Say that a canary has fewer steps with feedback, if it surely has: its feedback may be lost on the way."""
-    if comparison.length.upper >= 0:
-        return ""
-    steps = f"{comparison.a.length.mean:.3g} steps with feedback per session against {comparison.b.length.mean:.3g}"
-    return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
-
-
-def _not_whole(ignored: Ignored) -> str:
-    """Say why sessions may be parts of visits only, and what to do."""
-    kinds = (
-        (ignored.headless, "sessions have no beginning in the log"),
-        (ignored.nameless, "decisions have neither session nor user"),
-        (
-            ignored.late,
-            "rewards came after the end of their session (give a longer --lifetime, or --idle; send what ends a visit last)",
-        ),
-        (ignored.unlinked, "visits may be known by user alone at first and by session alone later"),
-    )
-    found = ", ".join(f"{count:,} {words}" for count, words in kinds if count)
-    rule = "send the same user, or the same session and no user, with every request of a visit"
-    return f"not promoted, since {found}: {rule}"
 
 
 def why_blocked(registry: Registry, pointer: Pointer) -> str:
@@ -206,6 +98,7 @@ class CanaryWatcher:
         self._stopwatch = stopwatch
         self._trial: tuple[str, str, int] | None = None  # canary, live version, beginning
         self._began = 0.0  # when the trial began, by the stopwatch
+        self._first: float | None = None  # time of the first look by the stopwatch, until the second
         self._ahead: float | None = None  # by how much the clock was ahead of the stopwatch at the last look
         self._outcomes: OutcomeReader
         self._followers: list[LogFollower] = []
@@ -227,12 +120,17 @@ class CanaryWatcher:
             return None
         trial = (pointer.canary, pointer.current, pointer.canary_began)
         now = self._now()
-        if trial != self._trial:
+        if is_first := trial != self._trial:
             self._begin(*trial, now)
+        elif self._first is not None:
+            self._check_beginning(pointer.canary_began, now, self._first)
         comparison = self._compare(pointer.canary, pointer.current, now)
-        ignored = replace(self._outcomes.ignored)
+        ignored = deepcopy(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
-        action, reason = judge_canary(comparison, self._config, elapsed, ignored)
+        if is_first:  # by a clock that may be wrong
+            elapsed = min(elapsed, self._config.longest)
+        unserved = 0.0 if comparison is None else (comparison.began - pointer.canary_began) / 1e6
+        action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
         look = self._act(look, pointer)
         if look.action == "wait" and self.registry.canary() != look.canary:
@@ -258,7 +156,16 @@ class CanaryWatcher:
         before = int(self._config.sessions.longest * 1e6)  # sessions that were going on when the trial began
         self._followers = [LogFollower(log, began - before) for log in self._logs]
         self._trial = (canary, live, began)
-        self._began = self._stopwatch() - max(now - began, 0) / 1e6
+        self._first = self._stopwatch()
+        self._began = self._first - max(now - began, 0) / 1e6
+
+    def _check_beginning(self, began: int, now: int, first: float) -> None:
+        """Correct when the trial began, if at the second look the clock is behind: it may have been ahead at the first.
+
+        What passed by the stopwatch since the first look did pass.
+        """
+        by_clock = self._stopwatch() - max(now - began, 0) / 1e6
+        self._began, self._first = max(self._began, min(by_clock, first)), None
 
     def _compare(self, canary: str, live: str, now: int) -> VersionComparison | None:
         for record in merge_by_time(follower.read() for follower in self._followers):

@@ -55,6 +55,8 @@ class Side:
     users: int
     reward: Mean
     length: Mean
+    size: float
+    """The sum of rewards without their signs."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class VersionComparison:
     the time."""
     most: float
     """The largest reward that a session may have."""
+    began: int
+    """When a's first session began, in microseconds since 1970."""
 
     @property
     def answer(self) -> str:
@@ -173,6 +177,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         length_difference=length,
         together=blocks.together,
         most=outcomes.most,
+        began=int(outcomes.began[is_a].min()),
     )
 
 
@@ -231,7 +236,7 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blo
         replace(UserSums.of(values[rows], users, len(outcomes.users), weights).mean(), count=len(rows))
         for values in (outcomes.reward, outcomes.length)
     )
-    return Side(name, len(rows), len(np.unique(users)), reward, length)
+    return Side(name, len(rows), len(np.unique(users)), reward, length, float(outcomes.size[rows].sum()))
 
 
 def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> Gap:

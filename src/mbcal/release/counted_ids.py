@@ -39,6 +39,22 @@ class CountedIds:
         return value in self._recent or _is_in(value, self._sorted) or _is_in(value, self._older)
 
 
+class VersionIds:
+    """Ids with the version that each was added for first. Versions are few."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, CountedIds] = {}
+
+    def add(self, name: Hashable, version: str) -> None:
+        """Add an id, unless it is there."""
+        if self.version_of(name) is None:
+            self._ids.setdefault(version, CountedIds()).add(name)
+
+    def version_of(self, name: Hashable) -> str | None:
+        """Return the version of an id; None if it was not added."""
+        return next((version for version, ids in self._ids.items() if name in ids), None)
+
+
 class CountedDecisions:
     """The decisions that were counted, so that feedback which comes later is told from what was read before.
 
@@ -47,25 +63,27 @@ class CountedDecisions:
     """
 
     def __init__(self) -> None:
-        self._decisions, self._answered, self._shown = CountedIds(), CountedIds(), CountedIds(MOST_SHOWN)
+        self._decisions, self._answered, self._shown = VersionIds(), CountedIds(), CountedIds(MOST_SHOWN)
 
-    def add(self, decision: str, shown: Collection[str], answered: Collection[str]) -> None:
+    def add(self, decision: str, version: str, shown: Collection[str], answered: Collection[str]) -> None:
         """Add a decision.
 
         Args:
             decision: Its id.
+            version: The version that its session counts for.
             shown: Its items.
             answered: Those to which a further response does not count.
         """
-        self._decisions.add(decision)
+        self._decisions.add(decision, version)
         self._shown.add(decision)  # before its items: if it is there, they are
         for item in shown:
             self._shown.add((decision, item))
         for item in answered:
             self._answered.add((decision, item))
 
-    def __contains__(self, decision: str) -> bool:
-        return decision in self._decisions
+    def version_of(self, decision: str) -> str | None:
+        """Return the version that a decision's session counted for; None if it was not counted."""
+        return self._decisions.version_of(decision)
 
     def respond(self, decision: str, item: str) -> Literal["first", "again", "not shown"]:
         """Take note of feedback on a counted decision, and say whether it is the first on an item that was shown."""

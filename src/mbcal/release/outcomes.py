@@ -14,9 +14,9 @@ there yet is kept, up to a number of bytes. No torch.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import OptionError
-from mbcal.release.counted_ids import CountedDecisions, CountedIds
+from mbcal.release.counted_ids import CountedDecisions, CountedIds, VersionIds
+from mbcal.release.ignored import Ignored
 from mbcal.release.sessions import RESPONSE_BYTES, CountingRule, LoggedDecision, Response, Session, cut_sessions
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Outcomes:
     """(N,) steps with feedback."""
     epsilon: NDArray[np.float64]
     """(N,) exploration of the first decision."""
+    size: NDArray[np.float64]
+    """(N,) sum of rewards without their signs."""
     least: float
     """A lower bound of a session's reward (`CountingRule.bounds`)."""
     most: float
@@ -84,45 +87,6 @@ class Outcomes:
 
     def __len__(self) -> int:
         return len(self.version)
-
-
-@dataclass
-class Ignored:
-    """What was read and did not count, and how much of it may hide what a version costs."""
-
-    repeated: int = 0
-    """Decisions that had been read before, as in a copied log, or were made again: the latest with an id counts."""
-    not_shown: int = 0
-    """Feedback on items that its decision did not return."""
-    dropped: int = 0
-    """Feedback that waited for its decision when the memory for that was full."""
-    nameless: int = 0
-    """Decisions with neither session nor user, which belong to no session."""
-    late: int = 0
-    """Feedback with a reward that came after the end of its session, whatever ended it: a terminal behaviour or time."""
-    headless: int = 0
-    """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
-    now without, or the other way: their beginnings have other names, or are in a log that was not read."""
-    unlinked: int = 0
-    """Sessions that name no user, or those of users that name no session, whichever are fewer. These do count; but one visit
-    may be both, and then had two versions."""
-    apart_reward: float = 0.0
-    """Rewards, without their signs, of late feedback, of sessions without a beginning and of nameless decisions."""
-
-    @property
-    def apart(self) -> int:
-        """What may belong to a session that was counted without it, and so does not show all that its version earned."""
-        return self.nameless + self.late + self.headless + self.unlinked
-
-    def __bool__(self) -> bool:
-        return any(asdict(self).values())
-
-    def __str__(self) -> str:
-        return (
-            f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
-            f"{self.dropped:,} feedback dropped for lack of memory, {self.nameless:,} decisions with neither session nor "
-            f"user, {self.late:,} rewards that came after their session, {self.headless:,} sessions without a beginning"
-        )
 
 
 @dataclass(eq=False)
@@ -153,17 +117,17 @@ class OutcomeReader:
         self._groups: dict[str, _Group] = {}
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
-        self._counted = CountedDecisions()
-        self._nameless = CountedIds()  # of decisions that belong to no session
+        self._counted, self._late = CountedDecisions(), CountedIds()  # the latter: decisions with late rewards
+        self._nameless = VersionIds()  # of decisions that belong to no session, and of feedback on them
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
-        self._without_session = self._without_user = 0  # counted sessions
+        self._without_session, self._without_user = Counter[str](), Counter[str]()  # counted sessions by version
         self._bytes = self._early_bytes = 0
         self._look_at_bytes = MOST_BYTES
         self.ignored = Ignored()
         self._versions: dict[str, int] = {}
         self._users: dict[str, int] = {}
-        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d"}
+        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d", "size": "d"}
         self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in kinds.items()}
 
     @classmethod
@@ -183,7 +147,7 @@ class OutcomeReader:
         else:
             self._add_feedback(record)
         while self._early_bytes > MOST_EARLY_BYTES:
-            self.ignored.dropped += self._drop_oldest()
+            self._drop_oldest()
         if self._bytes > self._look_at_bytes:
             self._count(record.time - self._rule.longest)
             self._look_at_bytes = max(MOST_BYTES, self._bytes + self._bytes // 4)
@@ -191,15 +155,16 @@ class OutcomeReader:
     def _add_decision(self, record: Decision) -> None:
         decision = LoggedDecision.of(record)
         if decision is None:
-            self.ignored.nameless += record.id not in self._nameless and record.time >= self._rule.since
-            self._nameless.add(record.id)
+            if record.time >= self._rule.since and self._nameless.version_of(record.id) is None:
+                self.ignored.of(record.version).nameless += 1
+            self._nameless.add(record.id, record.version)
             early = self._early.pop(record.id, {})
             self._early_bytes -= RESPONSE_BYTES * len(early)
             for item, (_, _, behaviour) in early.items():
-                self._add_nameless(record.id, item, behaviour)
+                self._add_nameless(record.version, record.id, item, behaviour)
             return
         known = self._decisions.get(decision.id)
-        if known is not None or decision.id in self._counted:
+        if known is not None or self._counted.version_of(decision.id) is not None:
             self.ignored.repeated += 1
             if known is None or known.order >= decision.order:
                 return
@@ -217,11 +182,11 @@ class OutcomeReader:
 
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
-        if feedback.decision in self._nameless:
-            self._add_nameless(feedback.decision, feedback.item, feedback.behaviour)
+        if (version := self._nameless.version_of(feedback.decision)) is not None:
+            self._add_nameless(version, feedback.decision, feedback.item, feedback.behaviour)
             return
-        if feedback.decision in self._counted:
-            self._add_late(feedback)
+        if (version := self._counted.version_of(feedback.decision)) is not None:
+            self._add_late(version, feedback)
             return
         if decision is None:
             waiting = self._early.setdefault(feedback.decision, {})
@@ -233,19 +198,25 @@ class OutcomeReader:
             decision.respond(feedback.item, response)
             self._change(self._groups[decision.name], decision.size - before)
 
-    def _add_late(self, feedback: Feedback) -> None:
+    def _add_late(self, version: str, feedback: Feedback) -> None:
         """Take note of feedback on a decision that was counted. What was read before, or was never shown, is not late."""
         kind = self._counted.respond(feedback.decision, feedback.item)
         reward = self._rule.rewards.get(feedback.behaviour, 0.0) if kind == "first" else 0.0
         self.ignored.not_shown += kind == "not shown"
-        self.ignored.late += reward != 0
-        self.ignored.apart_reward += abs(reward)
+        if reward:
+            self._note_late(version, feedback.decision, abs(reward))
 
-    def _add_nameless(self, decision: str, item: str, behaviour: str) -> None:
+    def _note_late(self, version: str, decision: str, reward: float) -> None:
+        """Take note of rewards that came too late: one more decision of a version, unless it had such rewards before."""
+        apart = self.ignored.of(version)
+        apart.late, apart.reward = apart.late + (decision not in self._late), apart.reward + reward
+        self._late.add(decision)
+
+    def _add_nameless(self, version: str, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item."""
-        is_new = (name := f"{decision} {item}") not in self._nameless
-        self.ignored.apart_reward += is_new * abs(self._rule.rewards.get(behaviour, 0.0))
-        self._nameless.add(name)
+        if self._nameless.version_of((decision, item)) is None:
+            self.ignored.of(version).reward += abs(self._rule.rewards.get(behaviour, 0.0))
+        self._nameless.add((decision, item), version)
 
     def _change(self, group: _Group, size: int) -> None:
         """Take note that the decisions of a group changed, and of the bytes that came or went."""
@@ -263,11 +234,11 @@ class OutcomeReader:
             del self._decisions[decision.id], group.decisions[decision.id]
             self._change(group, -decision.size)
 
-    def _drop_oldest(self) -> int:
-        """Drop the feedback on the decision that has been waited for longest; return how much there was."""
+    def _drop_oldest(self) -> None:
+        """Drop the feedback on the decision that has been waited for longest, and count it."""
         responses = self._early.popitem(last=False)[1]
         self._early_bytes -= RESPONSE_BYTES * len(responses)
-        return len(responses)
+        self.ignored.dropped += len(responses)
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -297,24 +268,33 @@ class OutcomeReader:
             when < now - self._rule.longest for when, _, _ in next(iter(self._early.values())).values()
         ):
             self._drop_oldest()
-        self.ignored.unlinked = min(self._without_session, self._without_user)
+        self._note_unlinked()
 
     def _count_session(self, session: Session) -> None:
         """Count a session and forget its decisions. A name that began may go on after a pause."""
         is_continued = self._has_other_part(session)
         has_beginning = (session.has_beginning or session.first.name in self._names) and not is_continued
-        is_of_trial = session.began >= self._rule.since
-        if is_of_trial:
-            self.ignored.headless += not has_beginning
-            self.ignored.late += session.late
-            self.ignored.apart_reward += session.late_reward + (0 if has_beginning else session.size)
-            if has_beginning:
-                self._append(session)
+        is_of_trial, version = session.began >= self._rule.since, session.first.version
+        for late, reward in session.late.items() if is_of_trial else ():
+            self._note_late(version, late, reward)
+        if is_of_trial and has_beginning:
+            self._append(session)
+        elif is_of_trial:
+            apart = self.ignored.of(version)
+            apart.headless, apart.reward = apart.headless + 1, apart.reward + session.size
         if has_beginning:
             self._names.add(session.first.name)
         for decision in session.decisions:
-            self._counted.add(decision.id, decision.items, decision.responses if is_of_trial else decision.items)
+            answered = decision.responses if is_of_trial else decision.items
+            self._counted.add(decision.id, version, decision.items, answered)
         self._remove(session.decisions)
+
+    def _note_unlinked(self) -> None:
+        """Take note of the sessions that may be one visit with another: the kind of which there are fewer."""
+        fewer = min(self._without_session, self._without_user, key=Counter.total)
+        for version in self._versions:
+            if fewer[version] or version in self.ignored.apart:
+                self.ignored.of(version).unlinked = fewer[version]
 
     def _has_other_part(self, session: Session) -> bool:
         """Whether its requests were counted without their user before, or with one if they name none, as after a logout."""
@@ -332,15 +312,17 @@ class OutcomeReader:
             self._remove(session.decisions[:n_old])
 
     def _append(self, session: Session) -> None:
-        self._without_session += not any(decision.session for decision in session.decisions)
-        self._without_user += session.first.name.startswith("session ")
+        version = session.first.version
+        self._without_session[version] += not any(decision.session for decision in session.decisions)
+        self._without_user[version] += session.first.name.startswith("session ")
         values = {
-            "version": self._versions.setdefault(session.first.version, len(self._versions)),
+            "version": self._versions.setdefault(version, len(self._versions)),
             "user": self._users.setdefault(session.first.user, len(self._users)),
             "began": session.began,
             "reward": session.reward,
             "length": session.length,
             "epsilon": session.first.epsilon,
+            "size": session.size,
         }
         for name, value in values.items():
             self._columns[name].append(value)

@@ -127,16 +127,14 @@ class Session:
         self.reward, self.length = 0.0, 0
         self.size = 0.0
         """The sum of rewards without their signs."""
-        self.late = 0
-        """Rewards that came after its end."""
-        self.late_reward = 0.0
-        """The sum of these, without their signs."""
+        self.late: dict[str, float] = {}
+        """The rewards that came after its end, summed without their signs, by the decision's id."""
         self.complete: int | None = None
         """Time of the terminal behaviour; None if there was none."""
         self.has_beginning = False
         """Whether nothing was shown before it, by a decision up to `CLOCK_SLACK` seconds after the first: clocks differ."""
         self.decisions: list[LoggedDecision] = []
-        self._responses: list[Response] = []
+        self._responses: list[tuple[Response, str]] = []  # with the decision's id
 
     def add(self, decision: LoggedDecision) -> None:
         """Take in a decision with its responses."""
@@ -145,15 +143,16 @@ class Session:
         self.has_beginning |= decision.step == 0 and decision.time - self.began <= _SLACK
         for item, response in decision.responses.items():
             if item in decision.items:
-                heapq.heappush(self._responses, response)
+                heapq.heappush(self._responses, (response, decision.id))
 
     def respond_until(self, time: float) -> None:
         """Count responses up to a time, in their order."""
-        while self._responses and self._responses[0][0] <= time:
-            when, _, behaviour = heapq.heappop(self._responses)
+        while self._responses and self._responses[0][0][0] <= time:
+            (when, _, behaviour), decision = heapq.heappop(self._responses)
             reward = self._rule.rewards.get(behaviour, 0.0)
             if self.is_over(when):
-                self.late, self.late_reward = self.late + (reward != 0), self.late_reward + abs(reward)
+                if reward:
+                    self.late[decision] = self.late.get(decision, 0.0) + abs(reward)
                 continue
             self.last, self.length = max(self.last, when), self.length + 1
             self.reward, self.size = self.reward + reward, self.size + abs(reward)

@@ -1,0 +1,67 @@
+"""What of a decision log did not count in a comparison of versions, and how much of it may hide what a version costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, astuple, dataclass, field
+
+
+@dataclass
+class Apart:
+    """What may belong to sessions of a version that were counted without it, and so do not show all that it earned."""
+
+    nameless: int = 0
+    """Decisions with neither session nor user, which belong to no session."""
+    late: int = 0
+    """Decisions with a reward that came after the end of their session, whatever ended it: a terminal behaviour or time."""
+    headless: int = 0
+    """Sessions whose first decision says that something was shown before, or whose name was counted with a user before and
+    now without, or the other way: their beginnings have other names, or are in a log that was not read."""
+    unlinked: int = 0
+    """Sessions that name no user, or those of users that name no session, whichever are fewer in all versions together.
+    These do count; but one visit may be both, and then had two versions."""
+    reward: float = 0.0
+    """Rewards, without their signs, of late feedback, of sessions without a beginning and of nameless decisions."""
+
+    @property
+    def count(self) -> int:
+        """All of it but the reward."""
+        return self.nameless + self.late + self.headless + self.unlinked
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
+
+
+@dataclass
+class Ignored:
+    """What was read and did not count."""
+
+    repeated: int = 0
+    """Decisions that had been read before, as in a copied log, or were made again: the latest with an id counts."""
+    not_shown: int = 0
+    """Feedback on items that its decision did not return."""
+    dropped: int = 0
+    """Feedback that waited in vain for its decision: longer than a session lasts, or until the memory for that was full."""
+    apart: dict[str, Apart] = field(default_factory=dict)
+    """By version: that of the session's first decision, or of a decision that belongs to no session."""
+
+    def of(self, version: str) -> Apart:
+        """Return what is apart of a version, to be added to."""
+        return self.apart.setdefault(version, Apart())
+
+    def total(self, versions: Collection[str] | None = None) -> Apart:
+        """Return what is apart of these versions together, by default of all."""
+        parts = [astuple(part) for version, part in self.apart.items() if versions is None or version in versions]
+        return Apart(*map(sum, zip(*parts, strict=True)))
+
+    def __bool__(self) -> bool:
+        return any((self.repeated, self.not_shown, self.dropped, self.total()))
+
+    def __str__(self) -> str:
+        apart = self.total()
+        return (
+            f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
+            f"{self.dropped:,} feedback whose decision did not come, {apart.nameless:,} decisions with neither session nor "
+            f"user, {apart.late:,} with rewards that came after their session, "
+            f"{apart.headless:,} sessions without a beginning"
+        )

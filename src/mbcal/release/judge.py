@@ -1,0 +1,159 @@
+"""Whether a canary is promoted or withdrawn, given what its sessions and those of the live version earned. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mbcal.errors import OptionError
+from mbcal.release.comparison import VersionComparison
+from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.outcomes import SessionRule
+
+DAY = 86400.0
+Action = Literal["promote", "withdraw", "wait"]
+MAX_APART = 0.01
+"""Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions, or `Apart.reward` of
+their reward, without signs: few sessions may hold most of it, and all that is hidden may be of one version."""
+LEAST_EXPLORATION = 1e-6
+"""Differences of epsilon that are no more than rounding."""
+UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
+"""Why nothing is known of a trial."""
+
+
+@dataclass(frozen=True)
+class CanaryConfig:
+    """When a canary is promoted or withdrawn without a person."""
+
+    promote_after: int = 200
+    """Fewest finished sessions of the canary before it is promoted."""
+    withdraw_below: float = 0.0
+    """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
+    shortest: float = DAY
+    """Seconds that a canary serves before it is promoted. What users do later than that cannot be seen."""
+    longest: float = 7 * DAY
+    """Seconds after which a trial ends."""
+    undecided: Action = "withdraw"
+    """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
+    sessions were compared and nothing but its reward is undecided; if not, it waits."""
+    promote_alpha: float = 0.05
+    """Probability that a canary no better than the live version is ever promoted by its reward."""
+    withdraw_alpha: float = 0.1
+    """Probability that a canary no worse is ever withdrawn by its reward. An error costs less here than a late end."""
+    sessions: SessionRule = field(default_factory=SessionRule)
+    """What a session is; its horizon is taken from the live version."""
+
+    def __post_init__(self) -> None:
+        if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
+            raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
+        if not 0 <= self.shortest <= self.longest:
+            days = f"{self.shortest / DAY:.4g} (--canary-least-days) and {self.longest / DAY:.4g} (--canary-days)"
+            raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
+        if not (0 < self.promote_alpha < 0.5 and 0 < self.withdraw_alpha < 0.5):
+            raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
+
+
+def judge_canary(
+    comparison: VersionComparison | None,
+    config: CanaryConfig,
+    elapsed: float,
+    ignored: Ignored | None = None,
+    served: float | None = None,
+) -> tuple[Action, str]:
+    """Decide about a canary.
+
+    Args:
+        comparison: The canary (a) against the live version (b); None while one has no finished session.
+        config: The limits.
+        elapsed: Seconds since the trial began.
+        ignored: What did not count in the trial; by default nothing.
+        served: Seconds since the canary's first session began; by default as long as the trial.
+
+    Returns:
+        What to do, and why in words.
+    """
+    not_whole = _why_not_whole(comparison, ignored or Ignored())
+    words, may_promote = UNSERVED, False
+    if comparison is not None:
+        gap, live = comparison.reward, abs(comparison.b.reward.mean)
+        lower, upper = (
+            float(comparison.reward_difference.lower(config.promote_alpha)),
+            float(comparison.reward_difference.upper(config.withdraw_alpha)),
+        )
+        counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
+        size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
+        safe = float(comparison.reward_difference.safe_lower(config.promote_alpha))
+        words = f"{counts}; {comparison.sentence()}"
+        if comparison.together and upper < -config.withdraw_below * live:
+            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
+        losses = [
+            *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
+            *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
+            *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
+        ]
+        is_enough = comparison.together and comparison.a.sessions >= config.promote_after
+        may_promote = is_enough and not not_whole and not losses
+        missing = config.shortest - (elapsed if served is None else served)
+        if may_promote and safe > 0 and missing <= 0:
+            return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
+        if may_promote and safe > 0:
+            words += f"; {_still_waits(missing)}"
+        may_promote &= missing <= 0
+        if lower > 0 >= safe and comparison.caution() not in words:
+            words += f"; {comparison.caution()}"
+        if losses and (safe > 0 or elapsed > config.longest):
+            words += f"; {' and '.join(losses)}, so a person has to decide"
+    if not_whole:
+        words += f"; {not_whole}"
+    if elapsed > config.longest:
+        action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
+        return action, f"undecided after {elapsed / DAY:.1f} days: {words}"
+    return "wait", words
+
+
+def _still_waits(seconds: float) -> str:
+    """Say that a canary is better so far, and how long it is not promoted all the same."""
+    time = f"{seconds / DAY:.1f} days" if seconds >= DAY else f"{seconds / 3600:.1f} hours"
+    return f"better so far; promoted in {time} at the earliest, since rewards may come later than sessions end"
+
+
+def _feedback_hint(comparison: VersionComparison) -> str:
+    """Say that a canary has fewer steps with feedback, if it surely has: its feedback may be lost on the way."""
+    if comparison.length.upper >= 0:
+        return ""
+    steps = f"{comparison.a.length.mean:.3g} steps with feedback per session against {comparison.b.length.mean:.3g}"
+    return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
+
+
+def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> str:
+    """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not.
+
+    What is of neither version counts for the live one.
+    """
+    if comparison is None:
+        found = [_found(total)] if (total := ignored.total()) else []
+    else:
+        a, b, others = comparison.a, comparison.b, ignored.apart.keys() - {comparison.a.version}
+        found = [
+            f"{_found(apart)}{f', worth {apart.reward:.4g}' if apart.reward else ''}, beside "
+            f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
+            for side, apart in ((a, ignored.total([a.version])), (b, ignored.total(others)))
+            if apart.count > MAX_APART * side.sessions or apart.reward > MAX_APART * side.size
+        ]
+    rule = "send the same user, or the same session and no user, with every request of a visit"
+    return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
+
+
+def _found(apart: Apart) -> str:
+    """Say what may belong to other sessions."""
+    kinds = (
+        (apart.headless, "sessions have no beginning in the log"),
+        (apart.nameless, "decisions have neither session nor user"),
+        (
+            apart.late,
+            "decisions have rewards that came after the end of their session "
+            "(give a longer --lifetime, or --idle; send what ends a visit last)",
+        ),
+        (apart.unlinked, "visits may be known by user alone at first and by session alone later"),
+    )
+    return ", ".join(f"{count:,} {words}" for count, words in kinds if count)
