@@ -22,8 +22,9 @@ from mbcal.client import Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision
 from mbcal.registry.registry import Registry
-from mbcal.serving.hub import HubStore, merge_metrics
+from mbcal.serving.hub import HubStore
 from mbcal.serving.messages import RankAnswer
+from mbcal.serving.metrics import merge_metrics
 from mbcal.serving.run import ServerSettings
 from mbcal.serving.state import DecisionRef, session_store
 from mbcal.serving.supervisor import Supervisor
