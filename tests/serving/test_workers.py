@@ -84,7 +84,7 @@ def test_what_a_killed_worker_had_logged_is_the_answer_of_all(
             for number in range(2):
                 ours, its = socket.socketpair()
                 tasks.append(asyncio.create_task(supervisor._hub.serve(str(number), ours)))
-                workers.append(HubStore(its, number, lambda: None))
+                workers.append(HubStore(its, lambda: None))
             killed, other = workers
             assert [await killed.claim_decision(name) for name in ("logged", "not logged", "given up")] == [True] * 3
             await killed.release_decision("given up")

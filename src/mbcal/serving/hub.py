@@ -101,16 +101,14 @@ class Hub:
         """Workers that have listened."""
         self.restarts = 0
         """Workers that ended and were started again."""
-        self._handlers: dict[str, Callable[[str, msgspec.Raw], Awaitable[Any]]] = {
-            "get": lambda key, _: sessions.get(key),
-            "begin": lambda key, value: sessions.begin(key, msgspec.msgpack.decode(value, type=Session)),
-            "add": lambda key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
-            "remember_decision": lambda key, value: sessions.remember_decision(
-                key, msgspec.msgpack.decode(value, type=DecisionRef)
-            ),
-            "recall_decision": lambda key, _: sessions.recall_decision(key),
-            "claim_decision": lambda key, _: sessions.claim_decision(key),
-            "release_decision": lambda key, _: sessions.release_decision(key),
+        self._handlers: dict[str, Callable[[str, str, msgspec.Raw], Awaitable[Any]]] = {
+            "get": lambda _, key, __: sessions.get(key),
+            "begin": lambda _, key, value: sessions.begin(key, msgspec.msgpack.decode(value, type=Session)),
+            "add": lambda _, key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
+            "remember_decision": self._remember,
+            "recall_decision": lambda _, key, __: sessions.recall_decision(key),
+            "claim_decision": self._claim,
+            "release_decision": self._release,
             "first_feedback": self._first_feedback,
             "notify": self._notify,
             "report": self._report,
@@ -127,11 +125,7 @@ class Hub:
         try:
             while True:
                 call = _decode_call(await _read(reader))
-                value = await self._handlers[call.method](call.key, call.value)
-                if call.method == "claim_decision" and value is True:
-                    self._claimed[call.key] = worker
-                elif call.method in ("remember_decision", "release_decision"):
-                    self._claimed.pop(call.key, None)
+                value = await self._handlers[call.method](worker, call.key, call.value)
                 _write(writer, _reply(call.number, value))
                 if writer.transport.get_write_buffer_size() > 1 << 20:
                     await writer.drain()
@@ -160,7 +154,22 @@ class Hub:
             await self._sessions.remember_decision(decision, answered)
         self._claimed.pop(decision, None)
 
-    async def _first_feedback(self, decision: str, value: msgspec.Raw) -> bool:
+    async def _remember(self, _: str, decision: str, value: msgspec.Raw) -> None:
+        await self._sessions.remember_decision(decision, msgspec.msgpack.decode(value, type=DecisionRef))
+        self._claimed.pop(decision, None)
+
+    async def _claim(self, worker: str, decision: str, _: msgspec.Raw) -> DecisionRef | bool:
+        claimed = await self._sessions.claim_decision(decision)
+        if claimed is True:
+            self._claimed[decision] = worker
+        return claimed
+
+    async def _release(self, worker: str, decision: str, _: msgspec.Raw) -> None:
+        """Give up a claim; nothing if another worker has it, since one that waited in vain cannot tell."""
+        if self._claimed.get(decision) == worker:
+            await self.settle(decision, None)
+
+    async def _first_feedback(self, _: str, decision: str, value: msgspec.Raw) -> bool:
         key = hash((decision, msgspec.msgpack.decode(value, type=str)))
         if key in self._feedback:
             return False
@@ -169,37 +178,36 @@ class Hub:
             self._feedback.popitem(last=False)
         return True
 
-    async def _notify(self, _: str, value: msgspec.Raw) -> None:
+    async def _notify(self, _: str, __: str, value: msgspec.Raw) -> None:
         notice = _decode_notice(value)
         self._epsilon = self._epsilon if notice.epsilon is None else notice.epsilon
         for writer in self._writers.values():
             _write(writer, _reply(NOTICE, notice))
 
-    async def _report(self, worker: str, value: msgspec.Raw) -> WorkerMetrics:
+    async def _report(self, worker: str, _: str, value: msgspec.Raw) -> WorkerMetrics:
         self._texts[worker] = msgspec.msgpack.decode(value, type=str)
         return WorkerMetrics(self._texts, self.restarts)
 
-    async def _exchange(self, worker: str, value: msgspec.Raw) -> Pool:
+    async def _exchange(self, worker: str, _: str, value: msgspec.Raw) -> Pool:
         return self._traffic.exchange(worker, msgspec.msgpack.decode(value, type=Snapshot))
 
-    async def _listening(self, worker: str, _: msgspec.Raw) -> None:
+    async def _listening(self, worker: str, _: str, __: msgspec.Raw) -> None:
         self.listened.add(worker)
 
 
 class HubStore:
     """A worker's end: sessions and decisions in the supervisor's memory."""
 
-    outages, used_bytes, is_shared = 0, 0, True
+    outages, used_bytes, is_shared, is_required = 0, 0, True, True
 
-    def __init__(self, connection: socket.socket, worker: int, on_lost: Callable[[], None]) -> None:
+    def __init__(self, connection: socket.socket, on_lost: Callable[[], None]) -> None:
         """Prepare; the first call begins to use the connection.
 
         Args:
             connection: The worker's end of the socket.
-            worker: Number of the worker.
             on_lost: Called when the supervisor is gone.
         """
-        self._connection, self._worker, self._on_lost = connection, str(worker), on_lost
+        self._connection, self._on_lost = connection, on_lost
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._opening = asyncio.Lock()
@@ -225,7 +233,11 @@ class HubStore:
         return _decode_reference(await self._call("recall_decision", decision, None))
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
-        return _decode_claim(await self._call("claim_decision", decision, None))
+        try:
+            return _decode_claim(await self._call("claim_decision", decision, None))
+        except BaseException:  # the supervisor may still read it; it reads this after it
+            self._send("release_decision", decision, None)
+            raise
 
     async def release_decision(self, decision: str) -> None:
         await self._call("release_decision", decision, None)
@@ -239,19 +251,19 @@ class HubStore:
 
     async def notify(self, notice: Notice) -> None:
         """Tell all workers, this one included, and those that are started later."""
-        await self._call("notify", self._worker, notice)
+        await self._call("notify", "", notice)
 
     async def listening(self) -> None:
         """Say that this worker listens."""
-        await self._call("listening", self._worker, None)
+        await self._call("listening", "", None)
 
     async def report(self, metrics: str) -> WorkerMetrics:
         """Report this worker's metrics and return those of all workers."""
-        return _decode_metrics(await self._call("report", self._worker, metrics))
+        return _decode_metrics(await self._call("report", "", metrics))
 
     async def exchange(self, snapshot: Snapshot) -> Pool:
         """Report this worker's traffic and return that of all workers."""
-        return _decode_pool(await self._call("exchange", self._worker, snapshot))
+        return _decode_pool(await self._call("exchange", "", snapshot))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -263,12 +275,11 @@ class HubStore:
     async def _call(self, method: str, key: str, value: Any) -> msgspec.Raw:
         if not self.available:
             raise StateAwayError("state: the supervisor of this server is gone; try again in a second")
-        writer = self._writer or await self._open()
-        number = next(self._numbers)
+        await self._open()
         reply: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        number = self._send(method, key, value)
         self._waiting[number] = reply
         try:
-            _write(writer, Call(number, method, key, msgspec.Raw(_encode(value))))
             async with asyncio.timeout(CALL_SECONDS):
                 return await reply
         except (TimeoutError, OSError) as error:
@@ -276,12 +287,18 @@ class HubStore:
         finally:
             self._waiting.pop(number, None)
 
-    async def _open(self) -> asyncio.StreamWriter:
+    def _send(self, method: str, key: str, value: Any) -> int:
+        """Write a call, unless the supervisor is gone; return its number."""
+        number = next(self._numbers)
+        if self._writer is not None and self.available:
+            _write(self._writer, Call(number, method, key, msgspec.Raw(_encode(value))))
+        return number
+
+    async def _open(self) -> None:
         async with self._opening:
             if self._writer is None:
                 reader, self._writer = await asyncio.open_connection(sock=self._connection)
                 self._reading = asyncio.create_task(self._read_replies(reader))
-            return self._writer
 
     async def _read_replies(self, reader: asyncio.StreamReader) -> None:
         try:

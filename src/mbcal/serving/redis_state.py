@@ -67,7 +67,7 @@ class RedisStore:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._away_since: float | None = None
         self._pinging: asyncio.Task[None] | None = None
-        self.outages, self.used_bytes, self.is_shared = 0, 0, True
+        self.outages, self.used_bytes, self.is_shared, self.is_required = 0, 0, True, False
 
     @property
     def available(self) -> bool:

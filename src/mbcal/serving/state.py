@@ -171,6 +171,10 @@ class SessionStore(Protocol):
         """Whether other processes use it, too."""
 
     @property
+    def is_required(self) -> bool:
+        """Whether no id may be answered while it is away: nobody else knows what the other processes answered."""
+
+    @property
     def available(self) -> bool:
         """Whether the storage could be reached when it was last tried."""
 
@@ -215,7 +219,7 @@ class SessionStore(Protocol):
 class MemoryStore:
     """Sessions and decisions in this process's memory; the least recently used are dropped when they grow too large."""
 
-    available, outages, is_shared = True, 0, False
+    available, outages, is_shared, is_required = True, 0, False, False
 
     def __init__(
         self, lifetime: float = 1800.0, max_bytes: int = 256 << 20, clock: Callable[[], float] = time.monotonic
