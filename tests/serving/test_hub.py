@@ -6,16 +6,20 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from mbcal.serving import hub as hub_module
+from mbcal.serving import supervisor as supervisor_module
 from mbcal.serving.hub import Hub, HubStore
-from mbcal.serving.messages import RankAnswer
+from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.refusals import refusal, refusal_headers
-from mbcal.serving.repeats import RepeatedRequests
+from mbcal.serving.repeats import IdConflictError, RepeatedRequests
+from mbcal.serving.run import ServerSettings
 from mbcal.serving.state import DecisionRef, MemoryStore, StateAwayError
+from mbcal.serving.supervisor import Supervisor
 
 ANSWER = RankAnswer("a", "v1", 0.1, [])
 
@@ -94,3 +98,94 @@ def test_a_claim_that_came_too_late_is_given_up(monkeypatch: pytest.MonkeyPatch)
             assert await late.claim_decision("a") is False
 
     asyncio.run(story())
+
+
+def test_a_claim_lasts_as_long_as_its_worker_lives() -> None:
+    now = [0.0]
+
+    async def story() -> None:
+        hub = Hub(MemoryStore(lifetime=1e9, clock=lambda: now[0]))
+        async with workers_of(hub) as ((slow, other), tasks):
+            assert [await slow.claim_decision(name) for name in ("a", "b")] == [True, True]
+            now[0] = 3600.0  # its disk stalls
+            assert await other.claim_decision("a") is False
+            await other.release_decision("a")  # it is not its own
+            assert await other.claim_decision("a") is False
+            assert await slow.remember_decision("a", answered()) == answered()
+            assert await other.claim_decision("a") == answered()
+            assert hub.claims.left_by("0") == {}
+            await slow.close()
+            await tasks[0]
+            assert list(hub.claims.left_by("0")) == ["b"]
+            assert await other.claim_decision("b") is False
+            await hub.claims.settle("1", "b", None)  # another worker's end does not matter
+            assert await other.claim_decision("b") is False
+            await hub.claims.settle("0", "b", None)
+            assert await other.claim_decision("b") is True
+            await hub.claims.settle("0", "b", answered())  # it came too late: the id is another worker's
+            assert await hub.claims.claim("0", "b") is False
+            assert await other.remember_decision("b", answered("other")) == answered("other")
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_was_started_again_cannot_end_the_claims_of_the_one_before() -> None:
+    async def story() -> None:
+        claims = Hub(MemoryStore()).claims
+        assert await claims.claim("0", "a") is True
+        claims.end("0")
+        await claims.release("0", "a")
+        assert await claims.claim("0", "a") is False
+        await claims.settle("0", "a", answered())
+        assert await claims.claim("0", "a") == answered()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("has_redis", [False, True])
+def test_the_first_of_two_answers_is_what_both_give(has_redis: bool) -> None:
+    """Two processes answer one id, as when one has lost its claim: the later one gives the answer of the first."""
+
+    async def story() -> None:
+        async with workers_of(Hub(MemoryStore())) as ((one, two), _):
+            first = RankAnswer("a", "v1", 0.1, [RankedItem("item", 1.0, {}, 0.5, True)])
+            repeated = RepeatedRequests(MemoryStore() if has_redis else two, 20_000, 60.0)
+            repeated.supervisor = two if has_redis else None
+
+            async def slow(name: str, request: str) -> RankAnswer:
+                await one.remember_decision(name, answered("hash", first))
+                own = RankAnswer("a", "v1", 0.1, [])
+                return await repeated.remember(name, repeated.reference(request, None, 1, own), own)
+
+            for _ in range(2):
+                assert await repeated.once("a", "hash", lambda: slow("a", "hash")) == first
+            with pytest.raises(IdConflictError):
+                await repeated.once("b", "other hash", lambda: slow("b", "other hash"))
+
+    asyncio.run(story())
+
+
+def test_ids_of_a_worker_whose_log_cannot_be_read_are_free_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def damaged(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(supervisor_module, "recent_decisions", damaged)
+    monkeypatch.setattr(supervisor_module, "CLAIM_SECONDS", 0.1)
+
+    async def story() -> None:
+        with socket.socket() as listener:
+            supervisor = Supervisor(ServerSettings("registry", log=str(tmp_path)), 1, listener)
+            claims = supervisor._hub.claims
+            await claims.claim("0", "a")
+            claims.end("0")
+            settling = asyncio.create_task(supervisor._settle(0))
+            await asyncio.sleep(0.05)
+            assert await claims.claim("1", "a") is False
+            await settling
+            assert await claims.claim("1", "a") is True
+
+    asyncio.run(story())
+    assert '"log unreadable"' in (printed := capfd.readouterr().err)
+    assert "IndexError: list index out of range" in printed

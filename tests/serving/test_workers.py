@@ -99,7 +99,7 @@ def test_what_a_killed_worker_had_logged_is_the_answer_of_all(
             answer = msgspec.msgpack.decode(known.answer, type=RankAnswer)
             assert [(item.item, item.score, item.propensity) for item in answer.items] == [("a", 2.0, 0.5), ("c", 1.0, 1.0)]
             assert await other.claim_decision("not logged") is True
-            assert supervisor._hub.claimed_by("0") == set()
+            assert supervisor._hub.claims.left_by("0") == {}
             if has_redis:  # other servers know it, too
                 store = session_store(redis_address, 60.0)
                 assert await store.claim_decision("logged") == known

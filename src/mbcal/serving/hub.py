@@ -23,6 +23,7 @@ import msgspec
 
 from mbcal.serving.pool import Pool, Snapshot, TrafficPool
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
+from mbcal.serving.worker_claims import WorkerClaims
 
 CALL_SECONDS = 2.0
 """Longest time a call may take."""
@@ -90,12 +91,11 @@ class Hub:
         Args:
             sessions: Where sessions and decisions are remembered.
         """
-        self._sessions = sessions
+        self.claims = WorkerClaims(sessions)
         self._texts: dict[str, str] = {}
         self._traffic = TrafficPool()
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._epsilon: float | None = None
-        self._claimed: dict[str, str] = {}  # ids of requests in progress, with the worker that answers each
         self._feedback: OrderedDict[int, None] = OrderedDict()  # hashes of decision and item, whose names may be long
         self.listened: set[str] = set()
         """Workers that have listened."""
@@ -107,8 +107,8 @@ class Hub:
             "add": lambda _, key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
             "remember_decision": self._remember,
             "recall_decision": lambda _, key, __: sessions.recall_decision(key),
-            "claim_decision": self._claim,
-            "release_decision": self._release,
+            "claim_decision": lambda worker, key, _: self.claims.claim(worker, key),
+            "release_decision": lambda worker, key, _: self.claims.release(worker, key),
             "first_feedback": self._first_feedback,
             "notify": self._notify,
             "report": self._report,
@@ -117,7 +117,7 @@ class Hub:
         }
 
     async def serve(self, worker: str, connection: socket.socket) -> None:
-        """Answer the calls of one worker until its end of the socket is closed. What it had claimed is left to `settle`."""
+        """Answer the calls of one worker until its end of the socket is closed. What it had claimed is left to `claims`."""
         reader, writer = await asyncio.open_connection(sock=connection)
         self._writers[worker] = writer
         if self._epsilon is not None:
@@ -135,39 +135,14 @@ class Hub:
             self._texts.pop(worker, None)
             self._traffic.remove(worker)
             self._writers.pop(worker, None)
+            self.claims.end(worker)
             writer.close()
 
-    def claimed_by(self, worker: str) -> set[str]:
-        """Return the ids that a worker has claimed and neither answered nor given up."""
-        return {decision for decision, claimant in self._claimed.items() if claimant == worker}
-
-    async def settle(self, decision: str, answered: DecisionRef | None) -> None:
-        """End the claim of a worker that is gone.
-
-        Args:
-            decision: The id.
-            answered: What it had logged, which is what everyone answers from now on; None to let another worker answer.
-        """
-        if answered is None:
-            await self._sessions.release_decision(decision)
-        else:
-            await self._sessions.remember_decision(decision, answered)
-        self._claimed.pop(decision, None)
-
-    async def _remember(self, _: str, decision: str, value: msgspec.Raw) -> None:
-        await self._sessions.remember_decision(decision, msgspec.msgpack.decode(value, type=DecisionRef))
-        self._claimed.pop(decision, None)
-
-    async def _claim(self, worker: str, decision: str, _: msgspec.Raw) -> DecisionRef | bool:
-        claimed = await self._sessions.claim_decision(decision)
-        if claimed is True:
-            self._claimed[decision] = worker
-        return claimed
-
-    async def _release(self, worker: str, decision: str, _: msgspec.Raw) -> None:
-        """Give up a claim; nothing if another worker has it, since one that waited in vain cannot tell."""
-        if self._claimed.get(decision) == worker:
-            await self.settle(decision, None)
+    async def _remember(self, _: str, decision: str, value: msgspec.Raw) -> DecisionRef | None:
+        """Store a decision; return the one that was stored before, None if there was none."""
+        reference = msgspec.msgpack.decode(value, type=DecisionRef)
+        first = await self.claims.remember(decision, reference)
+        return None if first is reference else first
 
     async def _first_feedback(self, _: str, decision: str, value: msgspec.Raw) -> bool:
         key = hash((decision, msgspec.msgpack.decode(value, type=str)))
@@ -226,8 +201,8 @@ class HubStore:
     async def add(self, name: str, step: Step) -> Session | None:
         return _decode_known(await self._call("add", name, step))
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        await self._call("remember_decision", decision, reference)
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        return _decode_reference(await self._call("remember_decision", decision, reference)) or reference
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return _decode_reference(await self._call("recall_decision", decision, None))

@@ -101,7 +101,7 @@ class RepeatedRequests:
             reference = DecisionRef(None, 0, [], "", request, _encode(answer))
             if self.supervisor is not None:
                 with contextlib.suppress(StateAwayError):
-                    await self.supervisor.remember_decision(decision, reference)
+                    reference = await self.supervisor.remember_decision(decision, reference)
             return _Stored(reference, self._clock() + self._lifetime)
 
         stored = await self._known.once(decision, recall_or_make)
@@ -110,21 +110,40 @@ class RepeatedRequests:
 
     async def _first_answer(self, decision: str, request: str, known: DecisionRef | None) -> RankAnswer | None:
         """The answer that was given before: what other processes know, else what the log had, which is remembered again."""
-        answer = None if known is None else _stored_answer(known)
-        if known is not None and answer is not None:
+        if known is not None:
             _require_same(decision, request, known.request)
-            return answer
+            return _decode(known.answer)
         recovered = self._known.get(_key_in_log(decision))
         if recovered is None:
             return None
         _require_same(decision, request, recovered.known.request)
         answer = _decode(recovered.known.answer)
+        complete = msgspec.structs.replace(recovered.known, items=[entry.item for entry in answer.items])
+        return await self.remember(decision, complete, answer)
+
+    async def remember(self, decision: str, reference: DecisionRef, answer: RankAnswer) -> RankAnswer:
+        """Store a decision where feedback and other processes find it.
+
+        Args:
+            decision: Its id.
+            reference: What is stored.
+            answer: The answer; it says whether the decision is remembered.
+
+        Returns:
+            The answer that counts: the first one, if another process stored one.
+
+        Raises:
+            IdConflictError: If that was the answer to another request.
+        """
         try:
-            complete = msgspec.structs.replace(recovered.known, items=[entry.item for entry in answer.items])
-            await self._sessions.remember_decision(decision, complete)
+            first = await self._sessions.remember_decision(decision, reference)
         except StateAwayError:
             answer.remembered = False
-        return answer
+            return answer
+        if first.answer == reference.answer:
+            return answer
+        _require_same(decision, reference.request, first.request)
+        return _decode(first.answer)
 
     def reference(self, request: str, session: str | None, now: int, answer: RankAnswer, context: str = "") -> DecisionRef:
         """Return what the session store keeps of a decision; with its answer if the store is shared.
@@ -186,14 +205,6 @@ def answer_fields(request: str, items: Sequence[RankedItem]) -> dict[str, Any]:
     parts = {name: [entry.parts[name] for entry in items] for name in (items[0].parts if items else ())}
     scores, seen = [entry.score for entry in items], [entry.known for entry in items]
     return {"request": request, "scores": scores, "parts": parts, "seen": seen}
-
-
-def _stored_answer(known: DecisionRef) -> RankAnswer | None:
-    """The answer of a decision; None if this service cannot have written it."""
-    try:
-        return _decode(known.answer)
-    except msgspec.MsgspecError:
-        return None
 
 
 def logged_reference(decision: Decision) -> DecisionRef | None:

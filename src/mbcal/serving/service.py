@@ -181,12 +181,9 @@ class Service:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
             await self.log.append_async(record)
         answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
-        try:
-            order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
-            reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
-            await self.sessions.remember_decision(decision, reference)
-        except StateAwayError:
-            answer.remembered = False
+        order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
+        reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
+        answer = await self.repeated.remember(decision, reference, answer)
         counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
         counts.sessions += not ranked.shown

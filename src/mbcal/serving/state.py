@@ -29,7 +29,7 @@ MAX_STEP_NAMES = 2 * 4 * 256
 MAX_CONTEXT = 64 * 1024
 """Characters of contexts kept of a session, the latest."""
 CLAIM_SECONDS = 10.0
-"""Seconds after which the claim of a process that has neither answered nor given it up is void."""
+"""Seconds after which the claim of a server that may be gone is void. A supervisor knows which workers are gone."""
 SESSION_BYTES, STEP_BYTES = 300, 200
 """Estimated sizes of a session and of a step without their texts."""
 
@@ -195,8 +195,8 @@ class SessionStore(Protocol):
     async def add(self, name: str, step: Step) -> Session | None:
         """Add a step to a session and return the session; None if it is unknown or has expired."""
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        """Store a decision."""
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        """Store a decision, unless there is one with an answer; return the stored one. Its claim ends."""
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         """Return a decision, or None if it is unknown or has expired."""
@@ -206,7 +206,7 @@ class SessionStore(Protocol):
 
         Returns:
             The decision, if it is stored with its answer; else whether the caller has the claim now, until it stores the
-            decision, gives the claim up, or `CLAIM_SECONDS` have passed.
+            decision or gives the claim up; in Redis for `CLAIM_SECONDS` at most.
         """
 
     async def release_decision(self, decision: str) -> None:
@@ -234,7 +234,7 @@ class MemoryStore:
         self._lifetime, self._clock = lifetime, clock
         self._sessions: BoundedDict[str, _Kept] = BoundedDict(max_bytes * 2 // 3)
         self._decisions: BoundedDict[str, DecisionRef] = BoundedDict(max_bytes // 3)
-        self._claims: dict[str, float] = {}  # when they are void, oldest first; as many as requests in progress
+        self._claims: set[str] = set()  # as many as requests in progress
 
     @property
     def n_sessions(self) -> int:
@@ -277,26 +277,28 @@ class MemoryStore:
             self._sessions.drop_oldest()
         return session
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        self._claims.discard(decision)
+        first = self._decisions.get(decision)
+        if first is not None and first.answer:
+            return first
         self._decisions.put(decision, reference, reference_bytes(reference))
-        self._claims.pop(decision, None)
+        return reference
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return self._decisions.get(decision)
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
-        known, now = self._decisions.get(decision), self._clock()
+        known = self._decisions.get(decision)
         if known is not None and known.answer:
             return known
-        while self._claims and next(iter(self._claims.values())) < now:
-            del self._claims[next(iter(self._claims))]
         if decision in self._claims:
             return False
-        self._claims[decision] = now + CLAIM_SECONDS
+        self._claims.add(decision)
         return True
 
     async def release_decision(self, decision: str) -> None:
-        self._claims.pop(decision, None)
+        self._claims.discard(decision)
 
     async def close(self) -> None:
         """Do nothing."""

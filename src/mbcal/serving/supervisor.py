@@ -15,13 +15,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from mbcal.decision_log.tail import recent_decisions
-from mbcal.errors import MbcalError
 from mbcal.serving.events import print_event
 from mbcal.serving.hub import Hub
 from mbcal.serving.repeats import logged_reference
@@ -44,6 +43,7 @@ class Supervisor:
         self._settings, self._workers, self._listener = settings, workers, listener
         self._hub = Hub(session_store("memory", settings.lifetime, settings.limits.max_memory // 2))
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._settling: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
@@ -121,29 +121,37 @@ class Supervisor:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         if not self._stopping.is_set():
-            with contextlib.suppress(MbcalError, OSError):  # without its log, the claims are void after `CLAIM_SECONDS`
-                await self._settle(number)
+            settling = asyncio.create_task(self._settle(number))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
         return int(process.returncode or 0)
 
     async def _settle(self, number: int) -> None:
         """Answer for a worker that ended: requests that it had logged are answered so, others may be ranked by the rest.
 
-        Until then nobody can claim their ids, for `CLAIM_SECONDS` at most.
+        Until then nobody can claim their ids. If its log cannot be read for `CLAIM_SECONDS`, all of them may be ranked.
         """
-        claimed = self._hub.claimed_by(str(number))
+        claims, worker = self._hub.claims, str(number)
+        claimed = claims.left_by(worker)
         if not claimed:
             return
-        logged = await asyncio.to_thread(self._logged, number, claimed)
-        if self._settings.state != "memory":
-            await self._share(logged)
+        logged: dict[str, DecisionRef] = {}
+        try:
+            logged = await asyncio.to_thread(self._logged, number, claimed)
+            if self._settings.state != "memory":
+                await self._share(logged)
+        except Exception as error:  # whatever it is, the ids must not stay claimed for ever
+            problem = f"{type(error).__name__}: {error}"
+            print_event("log unreadable", worker=number, error=problem, ids=len(claimed), released_in=CLAIM_SECONDS)
+            await asyncio.sleep(CLAIM_SECONDS)
         for decision in claimed:
-            await self._hub.settle(decision, logged.get(decision))
+            await claims.settle(worker, decision, logged.get(decision))
 
-    def _logged(self, number: int, claimed: Collection[str]) -> dict[str, DecisionRef]:
+    def _logged(self, number: int, claimed: Mapping[str, float]) -> dict[str, DecisionRef]:
         """What a worker logged of the requests that it had claimed."""
         if self._settings.log is None:
             return {}
-        since = int((time.time() - 2 * CLAIM_SECONDS) * 1e6)
+        since = int((min(claimed.values()) - CLAIM_SECONDS) * 1e6)  # a clock may have been set
         decisions = recent_decisions(Path(self._settings.log) / f"worker-{number}", since, RECOVERED_BYTES)
         found = {decision.id: logged_reference(decision) for decision in decisions if decision.id in claimed}
         return {decision: reference for decision, reference in found.items() if reference is not None}
@@ -153,11 +161,7 @@ class Supervisor:
         store = session_store(self._settings.state, self._settings.lifetime)
         with contextlib.suppress(StateAwayError):
             for decision, reference in logged.items():
-                known = await store.recall_decision(decision)
-                if known is not None and known.answer:
-                    logged[decision] = known
-                else:
-                    await store.remember_decision(decision, reference)
+                logged[decision] = await store.remember_decision(decision, reference)
         await store.close()
 
 
