@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +19,11 @@ from mbcal.serving import supervisor as supervisor_module
 from mbcal.serving.hub import Hub, HubStore
 from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.refusals import refusal, refusal_headers
-from mbcal.serving.repeats import IdConflictError, RepeatedRequests
+from mbcal.serving.repeats import IdConflictError, RepeatedRequests, logged_reference
 from mbcal.serving.run import ServerSettings
 from mbcal.serving.state import DecisionRef, MemoryStore, StateAwayError
 from mbcal.serving.supervisor import Supervisor
+from tests.support.decision_records import decision
 
 ANSWER = RankAnswer("a", "v1", 0.1, [])
 
@@ -189,3 +193,56 @@ def test_ids_of_a_worker_whose_log_cannot_be_read_are_free_after_a_while(
     asyncio.run(story())
     assert '"log unreadable"' in (printed := capfd.readouterr().err)
     assert "IndexError: list index out of range" in printed
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Process:
+        returncode: int | None = None
+
+        async def communicate(self, _: bytes) -> None:
+            started.set()
+            await supervisors[0]._stopping.wait()
+            self.returncode = 0
+
+        def terminate(self) -> None:
+            pass
+
+    async def execute(*_: object, **__: object) -> Process:
+        failures.append(len(os.listdir("/proc/self/fd")))
+        if len(failures) <= 3:
+            raise OSError(errno.EMFILE, "Too many open files") if len(failures) < 3 else RuntimeError("any other")
+        return Process()
+
+    failures: list[int] = []
+    supervisors: list[Supervisor] = []
+    started = asyncio.Event()
+    monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", execute)
+
+    async def story() -> None:
+        with socket.socket() as listener:
+            supervisors.append(Supervisor(ServerSettings("registry"), 1, listener))
+            running = asyncio.create_task(supervisors[0]._keep_running(0))
+            await asyncio.wait_for(started.wait(), 10)
+            supervisors[0]._stopping.set()
+            await running
+
+    asyncio.run(story())
+    assert len(set(failures)) == 1  # every attempt closed its sockets
+    assert supervisors[0]._hub.restarts == 3
+    events = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(event["event"], event["worker"], event["error"], event["restart_in"]) for event in events] == [
+        ("worker ended", 0, "OSError: [Errno 24] Too many open files", 0.02),
+        ("worker ended", 0, "OSError: [Errno 24] Too many open files", 0.04),
+        ("worker ended", 0, "RuntimeError: any other", 0.08),
+    ]
+
+
+@pytest.mark.parametrize("field", ["seen", "scores", "parts"])
+def test_a_logged_decision_with_too_few_values_has_no_answer(field: str) -> None:
+    values = {"request": "hash", "scores": [2.0, 1.0], "seen": [True, False], "parts": {"instant": [2.0, 1.0]}}
+    assert logged_reference(decision(0, **values)) is not None
+    short = {"seen": [True], "scores": [2.0], "parts": {"instant": [2.0]}}
+    assert logged_reference(decision(0, **{**values, field: short[field]})) is None

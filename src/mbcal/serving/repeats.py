@@ -208,8 +208,9 @@ def answer_fields(request: str, items: Sequence[RankedItem]) -> dict[str, Any]:
 
 
 def logged_reference(decision: Decision) -> DecisionRef | None:
-    """Return what is remembered of a logged decision, with its answer; None if its request had no id."""
-    if not decision.request or len(decision.scores) != len(decision.items):
+    """Return what is remembered of a logged decision, with its answer; None if it has none, as without an id."""
+    columns: tuple[list[float] | list[bool], ...] = (decision.scores, decision.seen, *decision.parts.values())
+    if not decision.request or any(len(values) != len(decision.items) for values in columns):
         return None
     items = [
         RankedItem(

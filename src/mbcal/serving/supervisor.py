@@ -79,20 +79,26 @@ class Supervisor:
         print_event("listening", address=address_of(self._settings, self._listener), workers=self._workers)
 
     async def _keep_running(self, number: int) -> None:
-        """Start a worker, and again whenever it ends, until the supervisor stops."""
+        """Start a worker, and again whenever it ends or cannot be started, until the supervisor stops."""
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             started = time.monotonic()
-            code = await self._run_once(number)
+            outcome: dict[str, int | str] = {}
+            try:
+                outcome["exit_code"] = await self._run_once(number)
+            except Exception as error:  # such as no files or processes left for the moment
+                outcome["error"] = _described(error)
             if self._stopping.is_set():
                 return
-            if code == SETTINGS_EXIT and str(number) not in self._hub.listened:  # it will fail again; it has said why
+            if (
+                outcome.get("exit_code") == SETTINGS_EXIT and str(number) not in self._hub.listened
+            ):  # it will fail again; it has said why
                 self._exit_code = SETTINGS_EXIT
                 self._stopping.set()
                 return
             self._hub.restarts += 1
             pause = FIRST_PAUSE if time.monotonic() - started > SOON else min(2 * pause, LONGEST_PAUSE)
-            print_event("worker ended", worker=number, exit_code=code, restart_in=pause)
+            print_event("worker ended", worker=number, **outcome, restart_in=pause)
             try:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
@@ -102,24 +108,25 @@ class Supervisor:
     async def _run_once(self, number: int) -> int:
         """Run a worker until it ends; return its exit code."""
         ours, its = socket.socketpair()
-        serving = asyncio.create_task(self._hub.serve(str(number), ours))
         task = WorkerTask(self._settings, number, self._listener.fileno(), its.fileno())
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "mbcal.serving.worker",
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(task.listener, task.hub),
-        )
+        program, stdin = (sys.executable, "-m", "mbcal.serving.worker"), asyncio.subprocess.PIPE
+        try:
+            with its:
+                process = await asyncio.create_subprocess_exec(*program, stdin=stdin, pass_fds=(task.listener, task.hub))
+        except BaseException:
+            ours.close()
+            raise
         self._processes[number] = process
-        its.close()
+        serving = asyncio.create_task(self._hub.serve(str(number), ours))
         if self._stopping.is_set():
             process.terminate()
         try:
             await process.communicate(msgspec.json.encode(task))
         finally:
             serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            (failure,) = await asyncio.gather(serving, return_exceptions=True)
+            if isinstance(failure, Exception):
+                print_event("worker cut off", worker=number, error=_described(failure))
         if not self._stopping.is_set():
             settling = asyncio.create_task(self._settle(number))
             self._settling.add(settling)
@@ -141,8 +148,8 @@ class Supervisor:
             if self._settings.state != "memory":
                 await self._share(logged)
         except Exception as error:  # whatever it is, the ids must not stay claimed for ever
-            problem = f"{type(error).__name__}: {error}"
-            print_event("log unreadable", worker=number, error=problem, ids=len(claimed), released_in=CLAIM_SECONDS)
+            free_in, n_ids = CLAIM_SECONDS, len(claimed)
+            print_event("log unreadable", worker=number, error=_described(error), ids=n_ids, free_in=free_in)
             await asyncio.sleep(CLAIM_SECONDS)
         for decision in claimed:
             await claims.settle(worker, decision, logged.get(decision))
@@ -163,6 +170,10 @@ class Supervisor:
             for decision, reference in logged.items():
                 logged[decision] = await store.remember_decision(decision, reference)
         await store.close()
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def supervise(settings: ServerSettings, workers: int) -> int:
