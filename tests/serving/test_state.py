@@ -161,6 +161,27 @@ def test_sessions_expire() -> None:
     asyncio.run(tell())
 
 
+def test_decisions_expire() -> None:
+    now = [0.0]
+    store = MemoryStore(lifetime=10, clock=lambda: now[0])
+    first, other = (DecisionRef(None, number, ["item 1"], "v000001", "hash", ANSWER) for number in range(2))
+
+    async def tell() -> None:
+        await store.remember_decision("a", first)
+        now[0] = 9
+        assert await store.remember_decision("a", other) == first  # not kept for longer
+        assert await store.claim_decision("a") == await store.recall_decision("a") == first
+        size = store.used_bytes
+        now[0] = 11
+        assert await store.recall_decision("a") is None
+        assert await store.claim_decision("a") is True
+        await store.remember_decision("b", other)
+        assert store.used_bytes == size  # what has expired is freed by the next write
+        assert await store.remember_decision("a", other) == other
+
+    asyncio.run(tell())
+
+
 def test_a_full_redis_is_an_outage_that_names_no_session(redis_address: str) -> None:
     events: list[str] = []
 

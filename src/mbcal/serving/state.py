@@ -2,9 +2,9 @@
 
 Of a session: its history and the items shown with their behaviours. Of a decision: its items and its session, so that
 feedback finds the session. Kept in memory for one server, by the supervisor for its workers (`hub`), or in Redis for several
-servers (`redis_state`), so that feedback may go to another process than the one that ranked. Both expire after `lifetime`
-seconds without a request. Steps are keyed by (decision, item), so feedback that arrives twice, late or out of order leads
-to the same session.
+servers (`redis_state`), so that feedback may go to another process than the one that ranked. A session expires after
+`lifetime` seconds without a request, a decision `lifetime` seconds after it was made. Steps are keyed by (decision, item),
+so feedback that arrives twice, late or out of order leads to the same session.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from sys import getsizeof
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ CLAIM_SECONDS = 10.0
 SESSION_BYTES, STEP_BYTES = 300, 200
 """Estimated sizes of a session and of a step without their texts."""
 
+T = TypeVar("T")
 OnEvent = Callable[..., None]
 
 
@@ -155,11 +156,11 @@ class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     """Context of the decision, as JSON; empty if it had none."""
 
 
-class _Kept(NamedTuple):
-    """A session in memory."""
+class _Kept(NamedTuple, Generic[T]):
+    """A session or a decision in memory."""
 
     expires: float
-    session: Session
+    value: T
     size: int
 
 
@@ -227,13 +228,13 @@ class MemoryStore:
         """Start empty.
 
         Args:
-            lifetime: Seconds after its last request at which a session expires.
+            lifetime: Seconds after its last request at which a session expires, and after which a decision does.
             max_bytes: Bytes of all sessions (two thirds of them) and all decisions (one third).
             clock: Seconds, from any start.
         """
         self._lifetime, self._clock = lifetime, clock
-        self._sessions: BoundedDict[str, _Kept] = BoundedDict(max_bytes * 2 // 3)
-        self._decisions: BoundedDict[str, DecisionRef] = BoundedDict(max_bytes // 3)
+        self._sessions: BoundedDict[str, _Kept[Session]] = BoundedDict(max_bytes * 2 // 3)
+        self._decisions: BoundedDict[str, _Kept[DecisionRef]] = BoundedDict(max_bytes // 3)
         self._claims: set[str] = set()  # as many as requests in progress
 
     @property
@@ -249,22 +250,22 @@ class MemoryStore:
     async def get(self, name: str) -> Session | None:
         now = self._clock()
         kept = self._recall(name, now)
-        return None if kept is None else self._keep(name, kept.session, kept.size, now)
+        return None if kept is None else self._keep(name, kept.value, kept.size, now)
 
     async def begin(self, name: str, session: Session) -> Session:
         now = self._clock()
         kept = self._recall(name, now) or _Kept(0.0, session, _session_bytes(session))
-        return self._keep(name, kept.session, kept.size, now)
+        return self._keep(name, kept.value, kept.size, now)
 
     async def add(self, name: str, step: Step) -> Session | None:
         now = self._clock()
         kept = self._recall(name, now)
         if kept is None:
             return None
-        session = kept.session.after(step)
+        session = kept.value.after(step)
         return self._keep(name, session, _session_bytes(session), now)
 
-    def _recall(self, name: str, now: float) -> _Kept | None:
+    def _recall(self, name: str, now: float) -> _Kept[Session] | None:
         kept = self._sessions.get(name)
         if kept is None or kept.expires < now:
             self._sessions.pop(name)
@@ -273,29 +274,30 @@ class MemoryStore:
 
     def _keep(self, name: str, session: Session, size: int, now: float) -> Session:
         self._sessions.put(name, _Kept(now + self._lifetime, session, size), size)
-        while (oldest := self._sessions.oldest()) is not None and oldest.expires < now:
-            self._sessions.drop_oldest()
+        _drop_expired(self._sessions, now)
         return session
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
         self._claims.discard(decision)
-        first = self._decisions.get(decision)
+        first, now = await self.recall_decision(decision), self._clock()
         if first is not None and first.answer:
             return first
-        self._decisions.put(decision, reference, reference_bytes(reference))
+        size = reference_bytes(reference)
+        self._decisions.put(decision, _Kept(now + self._lifetime, reference, size), size)
+        _drop_expired(self._decisions, now)
         return reference
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
-        return self._decisions.get(decision)
+        kept = self._decisions.get(decision)
+        return None if kept is None or kept.expires < self._clock() else kept.value
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
-        known = self._decisions.get(decision)
+        known = await self.recall_decision(decision)
         if known is not None and known.answer:
             return known
-        if decision in self._claims:
-            return False
+        is_free = decision not in self._claims
         self._claims.add(decision)
-        return True
+        return is_free
 
     async def release_decision(self, decision: str) -> None:
         self._claims.discard(decision)
@@ -326,6 +328,11 @@ def session_store(
         return RedisStore(address, lifetime, on_event)
     scheme = address.partition(":")[0]  # the rest may hold a password
     raise OptionError(f"state: {scheme!r} is neither memory nor a redis:// address; give one of them")
+
+
+def _drop_expired(kept: BoundedDict[str, _Kept[T]], now: float) -> None:
+    while (oldest := kept.oldest()) is not None and oldest.expires < now:
+        kept.drop_oldest()
 
 
 def _session_bytes(session: Session) -> int:
