@@ -22,9 +22,9 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving import claims
 from mbcal.serving.claims import IdBusyError
-from mbcal.serving.messages import RankAnswer, RankedItem, RankRequest
+from mbcal.serving.messages import RankAnswer, RankRequest
 from mbcal.serving.refusals import refusal
-from mbcal.serving.repeats import IdConflictError, RepeatedRequests, request_hash
+from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.run import ServerSettings, make_service
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
@@ -182,36 +182,6 @@ def test_workers_that_share_a_store_share_answers(registry: Registry) -> None:
     for _ in range(2):
         serve(ServerSettings(""), ask, Service(registry, store, None, 0.5))
     assert bodies[0] == bodies[1]
-
-
-def test_answers_are_bounded_in_bytes_and_in_time() -> None:
-    now = [0.0]
-    remembered = RepeatedRequests(MemoryStore(), 20_000, 60.0, lambda: now[0])
-    made: list[str] = []
-
-    async def ask(name: str, request: str = "hash") -> RankAnswer:
-        async def work() -> RankAnswer:
-            made.append(name)
-            return RankAnswer(name, "v1", 0.1, [RankedItem("i" * 100, 1.0, {"instant": 1.0}, 0.9, True)] * 5)
-
-        return await remembered.once(name, request, work)
-
-    async def story() -> None:
-        for number in range(100):
-            assert (await ask(str(number))).decision == str(number)
-            assert remembered.used_bytes <= 20_000
-        await ask("99")
-        assert made[-1] == "99"
-        assert len(made) == 100
-        await ask("0")  # was dropped
-        assert len(made) == 101
-        with pytest.raises(IdConflictError):
-            await ask("99", "other")
-        now[0] = 61.0
-        await ask("99", "other")  # its time is over
-        assert len(made) == 102
-
-    asyncio.run(story())
 
 
 def test_the_hash_does_not_depend_on_who_reads_the_candidates(registry: Registry) -> None:

@@ -104,7 +104,7 @@ class RepeatedRequests:
                     reference = await self.supervisor.remember_decision(decision, reference)
             return _Stored(reference, self._clock() + self._lifetime)
 
-        stored = await self._known.once(decision, recall_or_make)
+        stored = await self._known.once(decision, recall_or_make, request)
         _require_same(decision, request, stored.known.request)
         return _decode(stored.known.answer)
 
