@@ -272,9 +272,30 @@ def test_feedback_that_came_before_its_decision_is_applied_when_it_is_sent_again
     run_app(registry, story)
 
 
-def test_a_fresh_server_says_that_the_live_version_is_damaged(registry: Registry) -> None:
-    scorer = registry.open("v000001").path / "scorer.safetensors"
+def damage(registry: Registry, version: str) -> None:
+    scorer = registry.path / "versions" / version / "scorer.safetensors"
     scorer.write_bytes(scorer.read_bytes()[:-1])
+
+
+def test_a_fresh_server_falls_back_to_the_version_that_was_live_before(registry: Registry) -> None:
+    """As a worker that is started again, after the live version was damaged."""
+    damage(registry, "v000001")  # live before it: first v000001, then v000002
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).json()["version"] == "v000002"
+        (problem,) = (await http.get("/readyz")).json()["problems"]
+        assert problem.startswith("registry: the live version v000001 was refused (")
+        assert problem.endswith("); v000002 goes on serving")
+        damage(registry, "v000002")
+        await service.refresh_version()
+        assert (await http.post("/v1/rank", json={"candidates": ITEMS})).json()["version"] == "v000002"
+
+    run_app(registry, story)
+
+
+def test_a_fresh_server_says_that_the_live_version_is_damaged(registry: Registry) -> None:
+    for version in registry.versions():
+        damage(registry, version)
 
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         for answer in (await http.get("/readyz"), await http.post("/v1/rank", json={"candidates": ["a"]})):

@@ -10,7 +10,7 @@ import pytest
 
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
-from mbcal.serving.messages import FeedbackRequest, RankRequest
+from mbcal.serving.messages import FeedbackRequest, RankAnswer, RankRequest
 from mbcal.serving.redis_state import RedisStore
 from mbcal.serving.service import Service
 from mbcal.serving.state import (
@@ -25,6 +25,7 @@ from mbcal.serving.state import (
 )
 from tests.support.versions import ITEMS
 
+ANSWER = msgspec.msgpack.encode(RankAnswer("d", "v000001", 0.1, []))
 BEGIN = Session("u1", (("item 1", "click"),))
 STEPS = [Step(3, 0, "d2", "item 3", "skip"), Step(1, 0, "d1", "item 2", "like"), Step(1, 1, "d1", "item 4", "click")]
 
@@ -106,9 +107,14 @@ async def story(store: MemoryStore | RedisStore) -> None:
     assert [await store.claim_decision(name) for name in ("d1", "d2", "d2")] == [True, True, False]  # d1 has no answer
     await store.release_decision("d2")
     assert await store.claim_decision("d2") is True
-    answered = DecisionRef("s", 7, ["item 2"], "v000001", "hash", b"answer")
-    await store.remember_decision("d2", answered)
+    answered = DecisionRef("s", 7, ["item 2"], "v000001", "hash", ANSWER)
+    assert await store.remember_decision("d2", answered) == answered
     assert await store.claim_decision("d2") == answered
+    later = DecisionRef("s", 8, ["item 4"], "v000001", "hash", ANSWER)
+    assert await store.remember_decision("d2", later) == answered  # the first answer stays
+    assert await store.recall_decision("d2") == answered
+    assert await store.remember_decision("d1", later) == later  # the first had no answer
+    assert await store.recall_decision("d1") == later
     await store.close()
 
 
@@ -155,6 +161,27 @@ def test_sessions_expire() -> None:
     asyncio.run(tell())
 
 
+def test_decisions_expire() -> None:
+    now = [0.0]
+    store = MemoryStore(lifetime=10, clock=lambda: now[0])
+    first, other = (DecisionRef(None, number, ["item 1"], "v000001", "hash", ANSWER) for number in range(2))
+
+    async def tell() -> None:
+        await store.remember_decision("a", first)
+        now[0] = 9
+        assert await store.remember_decision("a", other) == first  # not kept for longer
+        assert await store.claim_decision("a") == await store.recall_decision("a") == first
+        size = store.used_bytes
+        now[0] = 11
+        assert await store.recall_decision("a") is None
+        assert await store.claim_decision("a") is True
+        await store.remember_decision("b", other)
+        assert store.used_bytes == size  # what has expired is freed by the next write
+        assert await store.remember_decision("a", other) == other
+
+    asyncio.run(tell())
+
+
 def test_a_full_redis_is_an_outage_that_names_no_session(redis_address: str) -> None:
     events: list[str] = []
 
@@ -195,8 +222,11 @@ def test_a_value_of_another_kind_in_redis_counts_as_none_and_is_no_outage(redis_
             assert await store.claim_decision(name) is False
             await store._redis.set(f"mbcal:claim:other {name}", b"\x93junk", px=60_000)
             assert await store.claim_decision(f"other {name}") is False  # a claim may hold any text
-            await store.remember_decision(name, DecisionRef("s", 1, ["item 1"], "v1", "hash", b"answer"))
-            assert await store.recall_decision(name) is not None
+            await store.remember_decision(name, DecisionRef("s", 1, ["item 1"], "v1", "hash", b"\x93junk"))
+            assert await store.claim_decision(name) is False  # it is stored, and its answer is none
+            answered = DecisionRef("s", 1, ["item 1"], "v1", "hash", ANSWER)
+            assert await store.remember_decision(name, answered) == answered
+            assert await store.recall_decision(name) == answered
         assert (store.available, events) == (True, [])
         await store.close()
 

@@ -22,8 +22,9 @@ from mbcal.client import Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision
 from mbcal.registry.registry import Registry
-from mbcal.serving.hub import HubStore, merge_metrics
+from mbcal.serving.hub import HubStore
 from mbcal.serving.messages import RankAnswer
+from mbcal.serving.metrics import merge_metrics
 from mbcal.serving.run import ServerSettings
 from mbcal.serving.state import DecisionRef, session_store
 from mbcal.serving.supervisor import Supervisor
@@ -83,7 +84,7 @@ def test_what_a_killed_worker_had_logged_is_the_answer_of_all(
             for number in range(2):
                 ours, its = socket.socketpair()
                 tasks.append(asyncio.create_task(supervisor._hub.serve(str(number), ours)))
-                workers.append(HubStore(its, number, lambda: None))
+                workers.append(HubStore(its, lambda: None))
             killed, other = workers
             assert [await killed.claim_decision(name) for name in ("logged", "not logged", "given up")] == [True] * 3
             await killed.release_decision("given up")
@@ -98,7 +99,7 @@ def test_what_a_killed_worker_had_logged_is_the_answer_of_all(
             answer = msgspec.msgpack.decode(known.answer, type=RankAnswer)
             assert [(item.item, item.score, item.propensity) for item in answer.items] == [("a", 2.0, 0.5), ("c", 1.0, 1.0)]
             assert await other.claim_decision("not logged") is True
-            assert supervisor._hub.claimed_by("0") == set()
+            assert supervisor._hub.claims.left_by("0") == {}
             if has_redis:  # other servers know it, too
                 store = session_store(redis_address, 60.0)
                 assert await store.claim_decision("logged") == known

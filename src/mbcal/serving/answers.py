@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from mbcal.serving.bounded import BoundedDict
 
@@ -13,6 +13,13 @@ T = TypeVar("T")
 
 WAITING_BYTES = 2_000
 """Estimated size of an answer that is being made."""
+
+
+class _Making(NamedTuple, Generic[T]):
+    """An answer that is being made."""
+
+    request: Hashable
+    answer: asyncio.Future[T]
 
 
 class RememberedAnswers(Generic[T]):
@@ -26,7 +33,7 @@ class RememberedAnswers(Generic[T]):
             size_of: Estimated bytes of an answer.
             is_valid: Whether an answer may still be given; if not, it is made again.
         """
-        self._known: BoundedDict[Hashable, asyncio.Future[T] | T] = BoundedDict(max_bytes)
+        self._known: BoundedDict[Hashable, _Making[T] | T] = BoundedDict(max_bytes)
         self._size_of, self._is_valid = size_of, is_valid
 
     @property
@@ -37,7 +44,7 @@ class RememberedAnswers(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """Return an answer that may still be given; None if there is none, or it is being made."""
         known = self._known.get(key)
-        return None if known is None or isinstance(known, asyncio.Future) or not self._is_valid(known) else known
+        return None if known is None or isinstance(known, _Making) or not self._is_valid(known) else known
 
     def pop(self, key: Hashable) -> None:
         """Forget an answer, if it is there."""
@@ -47,14 +54,24 @@ class RememberedAnswers(Generic[T]):
         """Remember an answer that was made elsewhere."""
         self._known.put(key, answer, self._size_of(answer))
 
-    async def once(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of this key; work that fails is done again by the next caller."""
-        known = self._known.get(key)
-        answer = await asyncio.shield(known) if isinstance(known, asyncio.Future) else known
-        if answer is not None and self._is_valid(answer):
-            return answer
+    async def once(self, key: Hashable, work: Callable[[], Awaitable[T]], request: Hashable = None) -> T:
+        """Return the answer of this key; work that fails is done again by the next caller.
+
+        Args:
+            key: The key.
+            work: Makes the answer.
+            request: What is asked for. Callers who ask for the same share a failure; others who waited do their own work.
+        """
+        while isinstance(known := self._known.get(key), _Making):
+            try:
+                return await asyncio.shield(known.answer)
+            except Exception:
+                if known.request == request:
+                    raise
+        if known is not None and self._is_valid(known):
+            return known
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._known.put(key, future, WAITING_BYTES)
+        self._known.put(key, _Making(request, future), WAITING_BYTES)
         try:
             answer = await work()
         except BaseException as error:

@@ -33,22 +33,25 @@ class Claim:
         self._taken: list[SessionStore] = []
 
     async def take(self) -> DecisionRef | None:
-        """Take the claim; return the decision if the request was answered already. A store that is away is left out.
+        """Take the claim; return the decision if the request was answered already. Redis is left out while it is away.
 
         Raises:
             IdBusyError: If another process has the claim and does not answer in time.
+            StateAwayError: If a store that is required is away.
         """
         for store in self._stores:
-            with contextlib.suppress(StateAwayError):
+            try:
                 claimed = await self._ask(store)
-                if isinstance(claimed, DecisionRef):
-                    return claimed
-                if not claimed:
-                    break
-                self._taken.append(store)
-        else:
-            return None
-        raise IdBusyError(f"id: the request with id {self._decision!r} is being answered; try again in a second")
+            except StateAwayError:
+                if store.is_required:
+                    raise
+                continue
+            if isinstance(claimed, DecisionRef):
+                return claimed
+            if not claimed:
+                raise IdBusyError(f"id: the request with id {self._decision!r} is being answered; try again in a second")
+            self._taken.append(store)
+        return None
 
     async def _ask(self, store: SessionStore) -> DecisionRef | bool:
         """The answer; True if this process has the claim now; False if another one still has it at the end of the wait."""

@@ -12,7 +12,7 @@ from mbcal.errors import InputError
 from mbcal.pages import page_file
 from mbcal.registry.updates import read_update_page
 from mbcal.serving.batches import Turn, handle_members, is_batch, no_turn
-from mbcal.serving.hub import Notice, merge_metrics
+from mbcal.serving.hub import Notice
 from mbcal.serving.messages import (
     AliveAnswer,
     EpsilonAnswer,
@@ -30,7 +30,7 @@ from mbcal.serving.messages import (
     ReadyAnswer,
     UndecodedRankRequest,
 )
-from mbcal.serving.metrics import RequestMetrics
+from mbcal.serving.metrics import RequestMetrics, merge_metrics
 from mbcal.serving.openapi import document
 from mbcal.serving.pool import Snapshot, pool_of_one, snapshot_of
 from mbcal.serving.readiness import ready_answer

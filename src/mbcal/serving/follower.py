@@ -98,11 +98,11 @@ class RefusedVersions(dict[str, str]):
         self[name], self._fingerprints[name] = reason, files
 
     @property
-    def latest_sentence(self) -> str:
-        """What was refused last and why; empty if nothing was."""
+    def sentence(self) -> str:
+        """Why the live version was refused, or else the one that was refused last; empty if nothing was."""
         if not self:
             return ""
-        name = next(reversed(self))
+        name = self.wanted if self.wanted is not None and self.wanted in self else next(reversed(self))
         return f"version {name} cannot be used ({self[name]}); publish or activate another one with 'mbcal registry'"
 
     def still_holds(self, name: str, folder: Path) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -23,6 +23,7 @@ import msgspec
 
 from mbcal.serving.pool import Pool, Snapshot, TrafficPool
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
+from mbcal.serving.worker_claims import WorkerClaims
 
 CALL_SECONDS = 2.0
 """Longest time a call may take."""
@@ -90,27 +91,24 @@ class Hub:
         Args:
             sessions: Where sessions and decisions are remembered.
         """
-        self._sessions = sessions
+        self.claims = WorkerClaims(sessions)
         self._texts: dict[str, str] = {}
         self._traffic = TrafficPool()
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._epsilon: float | None = None
-        self._claimed: dict[str, str] = {}  # ids of requests in progress, with the worker that answers each
         self._feedback: OrderedDict[int, None] = OrderedDict()  # hashes of decision and item, whose names may be long
         self.listened: set[str] = set()
         """Workers that have listened."""
         self.restarts = 0
         """Workers that ended and were started again."""
-        self._handlers: dict[str, Callable[[str, msgspec.Raw], Awaitable[Any]]] = {
-            "get": lambda key, _: sessions.get(key),
-            "begin": lambda key, value: sessions.begin(key, msgspec.msgpack.decode(value, type=Session)),
-            "add": lambda key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
-            "remember_decision": lambda key, value: sessions.remember_decision(
-                key, msgspec.msgpack.decode(value, type=DecisionRef)
-            ),
-            "recall_decision": lambda key, _: sessions.recall_decision(key),
-            "claim_decision": lambda key, _: sessions.claim_decision(key),
-            "release_decision": lambda key, _: sessions.release_decision(key),
+        self._handlers: dict[str, Callable[[str, str, msgspec.Raw], Awaitable[Any]]] = {
+            "get": lambda _, key, __: sessions.get(key),
+            "begin": lambda _, key, value: sessions.begin(key, msgspec.msgpack.decode(value, type=Session)),
+            "add": lambda _, key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
+            "remember_decision": self._remember,
+            "recall_decision": lambda _, key, __: sessions.recall_decision(key),
+            "claim_decision": lambda worker, key, _: self.claims.claim(worker, key),
+            "release_decision": lambda worker, key, _: self.claims.release(worker, key),
             "first_feedback": self._first_feedback,
             "notify": self._notify,
             "report": self._report,
@@ -119,7 +117,7 @@ class Hub:
         }
 
     async def serve(self, worker: str, connection: socket.socket) -> None:
-        """Answer the calls of one worker until its end of the socket is closed. What it had claimed is left to `settle`."""
+        """Answer the calls of one worker until its end of the socket is closed. What it had claimed is left to `claims`."""
         reader, writer = await asyncio.open_connection(sock=connection)
         self._writers[worker] = writer
         if self._epsilon is not None:
@@ -127,11 +125,7 @@ class Hub:
         try:
             while True:
                 call = _decode_call(await _read(reader))
-                value = await self._handlers[call.method](call.key, call.value)
-                if call.method == "claim_decision" and value is True:
-                    self._claimed[call.key] = worker
-                elif call.method in ("remember_decision", "release_decision"):
-                    self._claimed.pop(call.key, None)
+                value = await self._handlers[call.method](worker, call.key, call.value)
                 _write(writer, _reply(call.number, value))
                 if writer.transport.get_write_buffer_size() > 1 << 20:
                     await writer.drain()
@@ -141,26 +135,16 @@ class Hub:
             self._texts.pop(worker, None)
             self._traffic.remove(worker)
             self._writers.pop(worker, None)
+            self.claims.end(worker)
             writer.close()
 
-    def claimed_by(self, worker: str) -> set[str]:
-        """Return the ids that a worker has claimed and neither answered nor given up."""
-        return {decision for decision, claimant in self._claimed.items() if claimant == worker}
+    async def _remember(self, _: str, decision: str, value: msgspec.Raw) -> DecisionRef | None:
+        """Store a decision; return the one that was stored before, None if there was none."""
+        reference = msgspec.msgpack.decode(value, type=DecisionRef)
+        first = await self.claims.remember(decision, reference)
+        return None if first is reference else first
 
-    async def settle(self, decision: str, answered: DecisionRef | None) -> None:
-        """End the claim of a worker that is gone.
-
-        Args:
-            decision: The id.
-            answered: What it had logged, which is what everyone answers from now on; None to let another worker answer.
-        """
-        if answered is None:
-            await self._sessions.release_decision(decision)
-        else:
-            await self._sessions.remember_decision(decision, answered)
-        self._claimed.pop(decision, None)
-
-    async def _first_feedback(self, decision: str, value: msgspec.Raw) -> bool:
+    async def _first_feedback(self, _: str, decision: str, value: msgspec.Raw) -> bool:
         key = hash((decision, msgspec.msgpack.decode(value, type=str)))
         if key in self._feedback:
             return False
@@ -169,37 +153,36 @@ class Hub:
             self._feedback.popitem(last=False)
         return True
 
-    async def _notify(self, _: str, value: msgspec.Raw) -> None:
+    async def _notify(self, _: str, __: str, value: msgspec.Raw) -> None:
         notice = _decode_notice(value)
         self._epsilon = self._epsilon if notice.epsilon is None else notice.epsilon
         for writer in self._writers.values():
             _write(writer, _reply(NOTICE, notice))
 
-    async def _report(self, worker: str, value: msgspec.Raw) -> WorkerMetrics:
+    async def _report(self, worker: str, _: str, value: msgspec.Raw) -> WorkerMetrics:
         self._texts[worker] = msgspec.msgpack.decode(value, type=str)
         return WorkerMetrics(self._texts, self.restarts)
 
-    async def _exchange(self, worker: str, value: msgspec.Raw) -> Pool:
+    async def _exchange(self, worker: str, _: str, value: msgspec.Raw) -> Pool:
         return self._traffic.exchange(worker, msgspec.msgpack.decode(value, type=Snapshot))
 
-    async def _listening(self, worker: str, _: msgspec.Raw) -> None:
+    async def _listening(self, worker: str, _: str, __: msgspec.Raw) -> None:
         self.listened.add(worker)
 
 
 class HubStore:
     """A worker's end: sessions and decisions in the supervisor's memory."""
 
-    outages, used_bytes, is_shared = 0, 0, True
+    outages, used_bytes, is_shared, is_required = 0, 0, True, True
 
-    def __init__(self, connection: socket.socket, worker: int, on_lost: Callable[[], None]) -> None:
+    def __init__(self, connection: socket.socket, on_lost: Callable[[], None]) -> None:
         """Prepare; the first call begins to use the connection.
 
         Args:
             connection: The worker's end of the socket.
-            worker: Number of the worker.
             on_lost: Called when the supervisor is gone.
         """
-        self._connection, self._worker, self._on_lost = connection, str(worker), on_lost
+        self._connection, self._on_lost = connection, on_lost
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._opening = asyncio.Lock()
@@ -218,14 +201,18 @@ class HubStore:
     async def add(self, name: str, step: Step) -> Session | None:
         return _decode_known(await self._call("add", name, step))
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        await self._call("remember_decision", decision, reference)
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        return _decode_reference(await self._call("remember_decision", decision, reference)) or reference
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return _decode_reference(await self._call("recall_decision", decision, None))
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
-        return _decode_claim(await self._call("claim_decision", decision, None))
+        try:
+            return _decode_claim(await self._call("claim_decision", decision, None))
+        except BaseException:  # the supervisor may still read it; it reads this after it
+            self._send("release_decision", decision, None)
+            raise
 
     async def release_decision(self, decision: str) -> None:
         await self._call("release_decision", decision, None)
@@ -239,19 +226,19 @@ class HubStore:
 
     async def notify(self, notice: Notice) -> None:
         """Tell all workers, this one included, and those that are started later."""
-        await self._call("notify", self._worker, notice)
+        await self._call("notify", "", notice)
 
     async def listening(self) -> None:
         """Say that this worker listens."""
-        await self._call("listening", self._worker, None)
+        await self._call("listening", "", None)
 
     async def report(self, metrics: str) -> WorkerMetrics:
         """Report this worker's metrics and return those of all workers."""
-        return _decode_metrics(await self._call("report", self._worker, metrics))
+        return _decode_metrics(await self._call("report", "", metrics))
 
     async def exchange(self, snapshot: Snapshot) -> Pool:
         """Report this worker's traffic and return that of all workers."""
-        return _decode_pool(await self._call("exchange", self._worker, snapshot))
+        return _decode_pool(await self._call("exchange", "", snapshot))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -263,12 +250,11 @@ class HubStore:
     async def _call(self, method: str, key: str, value: Any) -> msgspec.Raw:
         if not self.available:
             raise StateAwayError("state: the supervisor of this server is gone; try again in a second")
-        writer = self._writer or await self._open()
-        number = next(self._numbers)
+        await self._open()
         reply: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        number = self._send(method, key, value)
         self._waiting[number] = reply
         try:
-            _write(writer, Call(number, method, key, msgspec.Raw(_encode(value))))
             async with asyncio.timeout(CALL_SECONDS):
                 return await reply
         except (TimeoutError, OSError) as error:
@@ -276,12 +262,18 @@ class HubStore:
         finally:
             self._waiting.pop(number, None)
 
-    async def _open(self) -> asyncio.StreamWriter:
+    def _send(self, method: str, key: str, value: Any) -> int:
+        """Write a call, unless the supervisor is gone; return its number."""
+        number = next(self._numbers)
+        if self._writer is not None and self.available:
+            _write(self._writer, Call(number, method, key, msgspec.Raw(_encode(value))))
+        return number
+
+    async def _open(self) -> None:
         async with self._opening:
             if self._writer is None:
                 reader, self._writer = await asyncio.open_connection(sock=self._connection)
                 self._reading = asyncio.create_task(self._read_replies(reader))
-            return self._writer
 
     async def _read_replies(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -314,25 +306,3 @@ def _reply(number: int, value: Any) -> Reply:
 def _write(writer: asyncio.StreamWriter, message: Call | Reply) -> None:
     data = _encode(message)
     writer.write(len(data).to_bytes(4, "big") + data)
-
-
-def merge_metrics(texts: Mapping[str, str], restarts: int) -> str:
-    """Merge the metrics of several workers into one text, with a label `worker` on every value.
-
-    Args:
-        texts: Metrics in Prometheus' text format, by the worker's number.
-        restarts: Workers that ended and were started again.
-    """
-    families: dict[str, list[str]] = {}
-    for worker, text in sorted(texts.items(), key=lambda entry: int(entry[0])):
-        family: list[str] = []
-        for line in text.splitlines():
-            if line.startswith("# TYPE "):
-                family = families.setdefault(line, [])
-                continue
-            name, _, value = line.rpartition(" ")
-            labels = name[name.index("{") + 1 : -1] + "," if "{" in name else ""
-            family.append(f'{name.partition("{")[0]}{{{labels}worker="{worker}"}} {value}')
-    lines = [line for kind, values in families.items() for line in (kind, *values)]
-    lines += ["# TYPE mbcal_worker_restarts_total counter", f"mbcal_worker_restarts_total {restarts}"]
-    return "\n".join(lines) + "\n"

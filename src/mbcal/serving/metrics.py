@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mbcal.serving.access import Access
@@ -110,3 +111,25 @@ def service_values(service: Service) -> list[tuple[str, str, float]]:
         ("state_outages_total", "counter", service.sessions.outages),
         ("remembered_bytes", "gauge", service.remembered_bytes),
     ]
+
+
+def merge_metrics(texts: Mapping[str, str], restarts: int) -> str:
+    """Merge the metrics of several workers into one text, with a label `worker` on every value.
+
+    Args:
+        texts: Metrics in Prometheus' text format, by the worker's number.
+        restarts: Workers that ended and were started again.
+    """
+    families: dict[str, list[str]] = {}
+    for worker, text in sorted(texts.items(), key=lambda entry: int(entry[0])):
+        family: list[str] = []
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                family = families.setdefault(line, [])
+                continue
+            name, _, value = line.rpartition(" ")
+            labels = name[name.index("{") + 1 : -1] + "," if "{" in name else ""
+            family.append(f'{name.partition("{")[0]}{{{labels}worker="{worker}"}} {value}')
+    lines = [line for kind, values in families.items() for line in (kind, *values)]
+    lines += ["# TYPE mbcal_worker_restarts_total counter", f"mbcal_worker_restarts_total {restarts}"]
+    return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ import msgspec
 
 from mbcal.errors import OptionError
 from mbcal.serving.fields import is_object
+from mbcal.serving.messages import RankAnswer
 from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
 
 CALL_SECONDS = 0.25
@@ -67,7 +68,7 @@ class RedisStore:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._away_since: float | None = None
         self._pinging: asyncio.Task[None] | None = None
-        self.outages, self.used_bytes, self.is_shared = 0, 0, True
+        self.outages, self.used_bytes, self.is_shared, self.is_required = 0, 0, True, False
 
     @property
     def available(self) -> bool:
@@ -85,9 +86,8 @@ class RedisStore:
         async with turn:
             return await self._call(lambda: self._add(_session_key(name), step))
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        value = msgspec.msgpack.encode(reference)
-        await self._call(lambda: self._redis.set(_decision_key(decision), value, ex=self._lifetime))
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        return await self._call(lambda: self._remember(_decision_key(decision), reference))
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return await self._call(lambda: self._read(self._redis, _decision_key(decision), DecisionRef))
@@ -151,6 +151,16 @@ class RedisStore:
                 except self._watch_error:  # another server changed it in between; read it again
                     continue
                 return session
+
+    async def _remember(self, key: str, reference: DecisionRef) -> DecisionRef:
+        value = msgspec.msgpack.encode(reference)
+        if await self._redis.set(key, value, ex=self._lifetime, nx=True):
+            return reference
+        first = await self._read(self._redis, key, DecisionRef)
+        if first is not None and first.answer:
+            return first
+        await self._redis.set(key, value, ex=self._lifetime)  # it has just expired, or has no answer
+        return reference
 
     async def _claim(self, decision: str) -> DecisionRef | bool:
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -234,6 +244,9 @@ def _decoded(value: bytes | None, kind: type[T]) -> T | None:
         steps = tuple(step if is_object(step.context) else msgspec.structs.replace(step, context="") for step in found.steps)
         features = found.user_features if is_object(found.user_features) else ""
         return msgspec.structs.replace(found, steps=steps, user_features=features)  # type: ignore[return-value]
-    if isinstance(found, DecisionRef) and not is_object(found.context):
-        return msgspec.structs.replace(found, context="")  # type: ignore[return-value]
+    if isinstance(found, DecisionRef):
+        context, answer = found.context if is_object(found.context) else "", found.answer
+        if answer and _decoded(answer, RankAnswer) is None:
+            answer = b""
+        return msgspec.structs.replace(found, context=context, answer=answer)  # type: ignore[return-value]
     return found  # type: ignore[no-any-return]

@@ -3,14 +3,15 @@
 ::
 
     id unknown in this process ──▶ claimed in the shared store ──▶ known there: answered from there
-                               ├─▶ recovered from the log: that answer, remembered again
+                               ├─▶ not shared yet (recovered from the log): that answer, shared
                                └─▶ ranked, logged with a hash of the request, remembered
     id known ──▶ same hash: the first answer          another hash: IdConflictError
 
 What is remembered is bounded in bytes and in time. When a server starts, it recovers the latest answers from the decision
 log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all, and
 who is making one (`claims`). What that store knows comes before what was recovered: a process that was killed may have
-logged an answer that nobody saw, and another one may have answered since.
+logged an answer that nobody saw, and another one may have answered since. An answer that was given while the shared store
+was away counts as not shared, too: it is looked up and shared when the request comes again and the store is back.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class IdConflictError(MbcalError):
 
 class _Stored(NamedTuple):
     known: DecisionRef
-    """With the hash of the request and the answer. If it was recovered from the log, also all else but the items, which the
-    answer has, too."""
+    """With the hash of the request and the answer. If it is not shared yet, also all else but the items, which the answer
+    has, too."""
     expires: float
     """Seconds since 1970."""
 
@@ -97,34 +98,59 @@ class RepeatedRequests:
             except BaseException:
                 await claim.release()
                 raise
-            self._known.pop(_key_in_log(decision))
             reference = DecisionRef(None, 0, [], "", request, _encode(answer))
             if self.supervisor is not None:
                 with contextlib.suppress(StateAwayError):
-                    await self.supervisor.remember_decision(decision, reference)
+                    reference = await self.supervisor.remember_decision(decision, reference)
             return _Stored(reference, self._clock() + self._lifetime)
 
-        stored = await self._known.once(decision, recall_or_make)
+        if self._sessions.available and self._known.get(decision) and self._known.get(_key_unshared(decision)):
+            self._known.pop(decision)  # the store is back: others may have answered since
+        stored = await self._known.once(decision, recall_or_make, request)
         _require_same(decision, request, stored.known.request)
         return _decode(stored.known.answer)
 
     async def _first_answer(self, decision: str, request: str, known: DecisionRef | None) -> RankAnswer | None:
-        """The answer that was given before: what other processes know, else what the log had, which is remembered again."""
-        answer = None if known is None else _stored_answer(known)
-        if known is not None and answer is not None:
-            _require_same(decision, request, known.request)
-            return answer
-        recovered = self._known.get(_key_in_log(decision))
-        if recovered is None:
+        """The answer that was given before: what other processes know, else what was not shared yet, which is shared."""
+        unshared = self._known.get(_key_unshared(decision))
+        first = known or (unshared and unshared.known)
+        if first is None:
             return None
-        _require_same(decision, request, recovered.known.request)
-        answer = _decode(recovered.known.answer)
+        _require_same(decision, request, first.request)
+        answer = _decode(first.answer)
+        if unshared is None or first.answer != unshared.known.answer:
+            self._known.pop(_key_unshared(decision))
+            return answer
+        complete = msgspec.structs.replace(unshared.known, items=[entry.item for entry in answer.items])
+        return await self.remember(decision, complete, answer)
+
+    async def remember(self, decision: str, reference: DecisionRef, answer: RankAnswer) -> RankAnswer:
+        """Store a decision where feedback and other processes find it.
+
+        Args:
+            decision: Its id.
+            reference: What is stored.
+            answer: The answer; it says whether the decision is remembered.
+
+        Returns:
+            The answer that counts: the first one, if another process stored one.
+
+        Raises:
+            IdConflictError: If that was the answer to another request.
+        """
         try:
-            complete = msgspec.structs.replace(recovered.known, items=[entry.item for entry in answer.items])
-            await self._sessions.remember_decision(decision, complete)
+            first = await self._sessions.remember_decision(decision, reference)
         except StateAwayError:
             answer.remembered = False
-        return answer
+            if reference.request and self._known.get(_key_unshared(decision)) is None:
+                unshared = msgspec.structs.replace(reference, items=[], answer=_encode(answer))
+                self._known.put(_key_unshared(decision), _Stored(unshared, self._clock() + self._lifetime))
+            return answer
+        self._known.pop(_key_unshared(decision))
+        if first.answer == reference.answer:
+            return answer
+        _require_same(decision, reference.request, first.request)
+        return _decode(first.answer)
 
     def reference(self, request: str, session: str | None, now: int, answer: RankAnswer, context: str = "") -> DecisionRef:
         """Return what the session store keeps of a decision; with its answer if the store is shared.
@@ -143,7 +169,7 @@ class RepeatedRequests:
         """Keep the answers of logged decisions, of several with one id the latest; return how many there were."""
         count = 0
         for decision in decisions:
-            reference, key = logged_reference(decision), _key_in_log(decision.id)
+            reference, key = logged_reference(decision), _key_unshared(decision.id)
             if reference is not None:
                 earlier = self._known.get(key)
                 if earlier is None or earlier.known.time <= reference.time:
@@ -188,17 +214,10 @@ def answer_fields(request: str, items: Sequence[RankedItem]) -> dict[str, Any]:
     return {"request": request, "scores": scores, "parts": parts, "seen": seen}
 
 
-def _stored_answer(known: DecisionRef) -> RankAnswer | None:
-    """The answer of a decision; None if this service cannot have written it."""
-    try:
-        return _decode(known.answer)
-    except msgspec.MsgspecError:
-        return None
-
-
 def logged_reference(decision: Decision) -> DecisionRef | None:
-    """Return what is remembered of a logged decision, with its answer; None if its request had no id."""
-    if not decision.request or len(decision.scores) != len(decision.items):
+    """Return what is remembered of a logged decision, with its answer; None if it has none, as without an id."""
+    columns: tuple[list[float] | list[bool], ...] = (decision.scores, decision.seen, *decision.parts.values())
+    if not decision.request or any(len(values) != len(decision.items) for values in columns):
         return None
     items = [
         RankedItem(
@@ -215,9 +234,9 @@ def logged_reference(decision: Decision) -> DecisionRef | None:
     return DecisionRef(*known, decision.request, answer, as_text(decision.context))
 
 
-def _key_in_log(decision: str) -> tuple[str, str]:
-    """Where the answer is kept that the log had to a request with this id."""
-    return "log", decision
+def _key_unshared(decision: str) -> tuple[str, str]:
+    """Where the answer to a request with this id is kept until it is shared: from the log, or from an outage."""
+    return "unshared", decision
 
 
 def _require_same(decision: str, request: str, first: str) -> None:

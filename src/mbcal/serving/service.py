@@ -101,6 +101,8 @@ class Service:
     async def refresh_version(self) -> None:
         """Switch to the registry's live version and its canary; the previous version goes on if one cannot be opened.
 
+        A process that has just started falls back to the latest of the versions that were live before.
+
         Raises:
             ModelError: If the registry cannot be read, or has no live version any more, as when its folder is gone.
         """
@@ -109,10 +111,12 @@ class Service:
             raise ModelError(f"{self.registry.path}: the registry has no live version any more; bring its folder back")
         name = self.refused.wanted = pointer.current
         if name is not None and (self.ranker is None or self.ranker.version.name != name):
-            ranker = self.canary.ranker_of(name) or await self._open(name)
-            if ranker is not None:
-                self.ranker = ranker
-                self.on_event("swapped", version=name)
+            for choice in (name,) if self.ranker is not None else (name, *reversed(pointer.before)):
+                ranker = self.canary.ranker_of(choice) or await self._open(choice)
+                if ranker is not None:
+                    self.ranker = ranker
+                    self.on_event("swapped", version=choice)
+                    break
         await self.canary.follow(pointer.canary, pointer.canary_began, self._open)
 
     async def _open(self, name: str) -> Ranker | None:
@@ -136,7 +140,7 @@ class Service:
         """The ranker of the live version; raises NotReadyError if there is none."""
         if self.ranker is None:
             nothing = "no version is published yet; publish one with 'mbcal registry publish'"
-            raise NotReadyError(self.refused.latest_sentence or nothing)
+            raise NotReadyError(self.refused.sentence or nothing)
         return self.ranker
 
     # ---- ranking
@@ -181,12 +185,9 @@ class Service:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
             await self.log.append_async(record)
         answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
-        try:
-            order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
-            reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
-            await self.sessions.remember_decision(decision, reference)
-        except StateAwayError:
-            answer.remembered = False
+        order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
+        reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
+        answer = await self.repeated.remember(decision, reference, answer)
         counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
         counts.sessions += not ranked.shown

@@ -2,9 +2,9 @@
 
 Of a session: its history and the items shown with their behaviours. Of a decision: its items and its session, so that
 feedback finds the session. Kept in memory for one server, by the supervisor for its workers (`hub`), or in Redis for several
-servers (`redis_state`), so that feedback may go to another process than the one that ranked. Both expire after `lifetime`
-seconds without a request. Steps are keyed by (decision, item), so feedback that arrives twice, late or out of order leads
-to the same session.
+servers (`redis_state`), so that feedback may go to another process than the one that ranked. A session expires after
+`lifetime` seconds without a request, a decision `lifetime` seconds after it was made. Steps are keyed by (decision, item),
+so feedback that arrives twice, late or out of order leads to the same session.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from sys import getsizeof
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -29,10 +29,11 @@ MAX_STEP_NAMES = 2 * 4 * 256
 MAX_CONTEXT = 64 * 1024
 """Characters of contexts kept of a session, the latest."""
 CLAIM_SECONDS = 10.0
-"""Seconds after which the claim of a process that has neither answered nor given it up is void."""
+"""Seconds after which the claim of a server that may be gone is void. A supervisor knows which workers are gone."""
 SESSION_BYTES, STEP_BYTES = 300, 200
 """Estimated sizes of a session and of a step without their texts."""
 
+T = TypeVar("T")
 OnEvent = Callable[..., None]
 
 
@@ -155,11 +156,11 @@ class DecisionRef(msgspec.Struct, frozen=True, array_like=True):
     """Context of the decision, as JSON; empty if it had none."""
 
 
-class _Kept(NamedTuple):
-    """A session in memory."""
+class _Kept(NamedTuple, Generic[T]):
+    """A session or a decision in memory."""
 
     expires: float
-    session: Session
+    value: T
     size: int
 
 
@@ -169,6 +170,10 @@ class SessionStore(Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether other processes use it, too."""
+
+    @property
+    def is_required(self) -> bool:
+        """Whether no id may be answered while it is away: nobody else knows what the other processes answered."""
 
     @property
     def available(self) -> bool:
@@ -191,8 +196,8 @@ class SessionStore(Protocol):
     async def add(self, name: str, step: Step) -> Session | None:
         """Add a step to a session and return the session; None if it is unknown or has expired."""
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        """Store a decision."""
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        """Store a decision, unless there is one with an answer; return the stored one. Its claim ends."""
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         """Return a decision, or None if it is unknown or has expired."""
@@ -202,7 +207,7 @@ class SessionStore(Protocol):
 
         Returns:
             The decision, if it is stored with its answer; else whether the caller has the claim now, until it stores the
-            decision, gives the claim up, or `CLAIM_SECONDS` have passed.
+            decision or gives the claim up; in Redis for `CLAIM_SECONDS` at most.
         """
 
     async def release_decision(self, decision: str) -> None:
@@ -215,7 +220,7 @@ class SessionStore(Protocol):
 class MemoryStore:
     """Sessions and decisions in this process's memory; the least recently used are dropped when they grow too large."""
 
-    available, outages, is_shared = True, 0, False
+    available, outages, is_shared, is_required = True, 0, False, False
 
     def __init__(
         self, lifetime: float = 1800.0, max_bytes: int = 256 << 20, clock: Callable[[], float] = time.monotonic
@@ -223,14 +228,14 @@ class MemoryStore:
         """Start empty.
 
         Args:
-            lifetime: Seconds after its last request at which a session expires.
+            lifetime: Seconds after its last request at which a session expires, and after which a decision does.
             max_bytes: Bytes of all sessions (two thirds of them) and all decisions (one third).
             clock: Seconds, from any start.
         """
         self._lifetime, self._clock = lifetime, clock
-        self._sessions: BoundedDict[str, _Kept] = BoundedDict(max_bytes * 2 // 3)
-        self._decisions: BoundedDict[str, DecisionRef] = BoundedDict(max_bytes // 3)
-        self._claims: dict[str, float] = {}  # when they are void, oldest first; as many as requests in progress
+        self._sessions: BoundedDict[str, _Kept[Session]] = BoundedDict(max_bytes * 2 // 3)
+        self._decisions: BoundedDict[str, _Kept[DecisionRef]] = BoundedDict(max_bytes // 3)
+        self._claims: set[str] = set()  # as many as requests in progress
 
     @property
     def n_sessions(self) -> int:
@@ -245,22 +250,22 @@ class MemoryStore:
     async def get(self, name: str) -> Session | None:
         now = self._clock()
         kept = self._recall(name, now)
-        return None if kept is None else self._keep(name, kept.session, kept.size, now)
+        return None if kept is None else self._keep(name, kept.value, kept.size, now)
 
     async def begin(self, name: str, session: Session) -> Session:
         now = self._clock()
         kept = self._recall(name, now) or _Kept(0.0, session, _session_bytes(session))
-        return self._keep(name, kept.session, kept.size, now)
+        return self._keep(name, kept.value, kept.size, now)
 
     async def add(self, name: str, step: Step) -> Session | None:
         now = self._clock()
         kept = self._recall(name, now)
         if kept is None:
             return None
-        session = kept.session.after(step)
+        session = kept.value.after(step)
         return self._keep(name, session, _session_bytes(session), now)
 
-    def _recall(self, name: str, now: float) -> _Kept | None:
+    def _recall(self, name: str, now: float) -> _Kept[Session] | None:
         kept = self._sessions.get(name)
         if kept is None or kept.expires < now:
             self._sessions.pop(name)
@@ -269,30 +274,33 @@ class MemoryStore:
 
     def _keep(self, name: str, session: Session, size: int, now: float) -> Session:
         self._sessions.put(name, _Kept(now + self._lifetime, session, size), size)
-        while (oldest := self._sessions.oldest()) is not None and oldest.expires < now:
-            self._sessions.drop_oldest()
+        _drop_expired(self._sessions, now)
         return session
 
-    async def remember_decision(self, decision: str, reference: DecisionRef) -> None:
-        self._decisions.put(decision, reference, reference_bytes(reference))
-        self._claims.pop(decision, None)
+    async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
+        self._claims.discard(decision)
+        first, now = await self.recall_decision(decision), self._clock()
+        if first is not None and first.answer:
+            return first
+        size = reference_bytes(reference)
+        self._decisions.put(decision, _Kept(now + self._lifetime, reference, size), size)
+        _drop_expired(self._decisions, now)
+        return reference
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
-        return self._decisions.get(decision)
+        kept = self._decisions.get(decision)
+        return None if kept is None or kept.expires < self._clock() else kept.value
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
-        known, now = self._decisions.get(decision), self._clock()
+        known = await self.recall_decision(decision)
         if known is not None and known.answer:
             return known
-        while self._claims and next(iter(self._claims.values())) < now:
-            del self._claims[next(iter(self._claims))]
-        if decision in self._claims:
-            return False
-        self._claims[decision] = now + CLAIM_SECONDS
-        return True
+        is_free = decision not in self._claims
+        self._claims.add(decision)
+        return is_free
 
     async def release_decision(self, decision: str) -> None:
-        self._claims.pop(decision, None)
+        self._claims.discard(decision)
 
     async def close(self) -> None:
         """Do nothing."""
@@ -320,6 +328,11 @@ def session_store(
         return RedisStore(address, lifetime, on_event)
     scheme = address.partition(":")[0]  # the rest may hold a password
     raise OptionError(f"state: {scheme!r} is neither memory nor a redis:// address; give one of them")
+
+
+def _drop_expired(kept: BoundedDict[str, _Kept[T]], now: float) -> None:
+    while (oldest := kept.oldest()) is not None and oldest.expires < now:
+        kept.drop_oldest()
 
 
 def _session_bytes(session: Session) -> int:

@@ -15,13 +15,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from mbcal.decision_log.tail import recent_decisions
-from mbcal.errors import MbcalError
 from mbcal.serving.events import print_event
 from mbcal.serving.hub import Hub
 from mbcal.serving.repeats import logged_reference
@@ -44,6 +43,7 @@ class Supervisor:
         self._settings, self._workers, self._listener = settings, workers, listener
         self._hub = Hub(session_store("memory", settings.lifetime, settings.limits.max_memory // 2))
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._settling: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._exit_code = 0
 
@@ -79,20 +79,26 @@ class Supervisor:
         print_event("listening", address=address_of(self._settings, self._listener), workers=self._workers)
 
     async def _keep_running(self, number: int) -> None:
-        """Start a worker, and again whenever it ends, until the supervisor stops."""
+        """Start a worker, and again whenever it ends or cannot be started, until the supervisor stops."""
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             started = time.monotonic()
-            code = await self._run_once(number)
+            outcome: dict[str, int | str] = {}
+            try:
+                outcome["exit_code"] = await self._run_once(number)
+            except Exception as error:  # such as no files or processes left for the moment
+                outcome["error"] = _described(error)
             if self._stopping.is_set():
                 return
-            if code == SETTINGS_EXIT and str(number) not in self._hub.listened:  # it will fail again; it has said why
+            if (
+                outcome.get("exit_code") == SETTINGS_EXIT and str(number) not in self._hub.listened
+            ):  # it will fail again; it has said why
                 self._exit_code = SETTINGS_EXIT
                 self._stopping.set()
                 return
             self._hub.restarts += 1
             pause = FIRST_PAUSE if time.monotonic() - started > SOON else min(2 * pause, LONGEST_PAUSE)
-            print_event("worker ended", worker=number, exit_code=code, restart_in=pause)
+            print_event("worker ended", worker=number, **outcome, restart_in=pause)
             try:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
@@ -102,48 +108,57 @@ class Supervisor:
     async def _run_once(self, number: int) -> int:
         """Run a worker until it ends; return its exit code."""
         ours, its = socket.socketpair()
-        serving = asyncio.create_task(self._hub.serve(str(number), ours))
         task = WorkerTask(self._settings, number, self._listener.fileno(), its.fileno())
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "mbcal.serving.worker",
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(task.listener, task.hub),
-        )
+        program, stdin = (sys.executable, "-m", "mbcal.serving.worker"), asyncio.subprocess.PIPE
+        try:
+            with its:
+                process = await asyncio.create_subprocess_exec(*program, stdin=stdin, pass_fds=(task.listener, task.hub))
+        except BaseException:
+            ours.close()
+            raise
         self._processes[number] = process
-        its.close()
+        serving = asyncio.create_task(self._hub.serve(str(number), ours))
         if self._stopping.is_set():
             process.terminate()
         try:
             await process.communicate(msgspec.json.encode(task))
         finally:
             serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            (failure,) = await asyncio.gather(serving, return_exceptions=True)
+            if isinstance(failure, Exception):
+                print_event("worker cut off", worker=number, error=_described(failure))
         if not self._stopping.is_set():
-            with contextlib.suppress(MbcalError, OSError):  # without its log, the claims are void after `CLAIM_SECONDS`
-                await self._settle(number)
+            settling = asyncio.create_task(self._settle(number))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
         return int(process.returncode or 0)
 
     async def _settle(self, number: int) -> None:
         """Answer for a worker that ended: requests that it had logged are answered so, others may be ranked by the rest.
 
-        Until then nobody can claim their ids, for `CLAIM_SECONDS` at most.
+        Until then nobody can claim their ids. If its log cannot be read for `CLAIM_SECONDS`, all of them may be ranked.
         """
-        claimed = self._hub.claimed_by(str(number))
+        claims, worker = self._hub.claims, str(number)
+        claimed = claims.left_by(worker)
         if not claimed:
             return
-        logged = await asyncio.to_thread(self._logged, number, claimed)
-        if self._settings.state != "memory":
-            await self._share(logged)
+        logged: dict[str, DecisionRef] = {}
+        try:
+            logged = await asyncio.to_thread(self._logged, number, claimed)
+            if self._settings.state != "memory":
+                await self._share(logged)
+        except Exception as error:  # whatever it is, the ids must not stay claimed for ever
+            free_in, n_ids = CLAIM_SECONDS, len(claimed)
+            print_event("log unreadable", worker=number, error=_described(error), ids=n_ids, free_in=free_in)
+            await asyncio.sleep(CLAIM_SECONDS)
         for decision in claimed:
-            await self._hub.settle(decision, logged.get(decision))
+            await claims.settle(worker, decision, logged.get(decision))
 
-    def _logged(self, number: int, claimed: Collection[str]) -> dict[str, DecisionRef]:
+    def _logged(self, number: int, claimed: Mapping[str, float]) -> dict[str, DecisionRef]:
         """What a worker logged of the requests that it had claimed."""
         if self._settings.log is None:
             return {}
-        since = int((time.time() - 2 * CLAIM_SECONDS) * 1e6)
+        since = int((min(claimed.values()) - CLAIM_SECONDS) * 1e6)  # a clock may have been set
         decisions = recent_decisions(Path(self._settings.log) / f"worker-{number}", since, RECOVERED_BYTES)
         found = {decision.id: logged_reference(decision) for decision in decisions if decision.id in claimed}
         return {decision: reference for decision, reference in found.items() if reference is not None}
@@ -153,12 +168,12 @@ class Supervisor:
         store = session_store(self._settings.state, self._settings.lifetime)
         with contextlib.suppress(StateAwayError):
             for decision, reference in logged.items():
-                known = await store.recall_decision(decision)
-                if known is not None and known.answer:
-                    logged[decision] = known
-                else:
-                    await store.remember_decision(decision, reference)
+                logged[decision] = await store.remember_decision(decision, reference)
         await store.close()
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def supervise(settings: ServerSettings, workers: int) -> int:

@@ -35,7 +35,7 @@ def main() -> int:
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerTask)
     settings, number = task.settings, task.number
     listener, connection = socket.socket(fileno=task.listener), socket.socket(fileno=task.hub)
-    hub = HubStore(connection, number, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    hub = HubStore(connection, lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         service = make_service(settings, hub if settings.state == "memory" else None, number)
     except MbcalError as error:
