@@ -90,9 +90,8 @@ class Supervisor:
                 outcome["error"] = _described(error)
             if self._stopping.is_set():
                 return
-            if (
-                outcome.get("exit_code") == SETTINGS_EXIT and str(number) not in self._hub.listened
-            ):  # it will fail again; it has said why
+            has_listened = str(number) in self._hub.listened
+            if outcome.get("exit_code") == SETTINGS_EXIT and not has_listened:  # it will fail again; it has said why
                 self._exit_code = SETTINGS_EXIT
                 self._stopping.set()
                 return
