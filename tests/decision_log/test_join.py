@@ -252,6 +252,24 @@ def test_one_request_with_many_candidates_does_not_widen_all_steps(monkeypatch: 
     assert joined(*records).sessions.tensors().require_candidates().numpy().shape == (201, 4, 3)  # what 99% of steps have
 
 
+def test_all_sessions_begun_during_a_long_one_follow_it() -> None:
+    """One of eleven hours, and three of a minute in it; another user's is alone."""
+    hour = 3600 * 10**6
+    times = [("long", "u", 0), ("long", "u", 11), *((f"s{number}", "u", number) for number in (1, 3, 5)), ("s9", "v", 2)]
+    records: list[Record] = []
+    for number, (session, user, at) in enumerate(times):
+        step = int(number == 1)
+        records += [
+            decided(f"d{number}", session=session, user=user, step=step, time=at * hour + 1, items=["a" if step else "b"]),
+            answered(f"d{number}", "a" if step else "b"),
+        ]
+    found = joined(*records)
+    precedes, follows = found.in_succession()
+    names = np.asarray(found.session_names)
+    assert set(names[precedes]) == {"long"}
+    assert set(names[follows]) == {"s1", "s3", "s5"}
+
+
 def test_what_was_served_before_feedback_came() -> None:
     """A list of two, then two lists of one; the feedback on the second list comes after the third was served."""
     found = joined(

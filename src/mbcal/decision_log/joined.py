@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -118,13 +117,14 @@ class Joined:
         for key, row in zip(keys, self.origins, strict=True):
             times = [*spans.get(key, ()), *(origin.time for origin in row)]
             spans[key] = min(times), max(times)
-        in_order = sorted(spans, key=lambda key: (key[0], spans[key]))
-        pairs = [
-            (earlier, later)
-            for earlier, later in pairwise(in_order)
-            if earlier[0] == later[0] and spans[later][0] - spans[earlier][1] <= IDLE * 1e6
-        ]
-        preceding, following = {earlier for earlier, _ in pairs}, {later for _, later in pairs}
+        preceding, following = set(), set()
+        latest: tuple[int, str] | None = None  # the user's session that ended last so far
+        for key in sorted(spans, key=lambda key: (key[0], spans[key])):
+            if latest is not None and latest[0] == key[0] and spans[key][0] - spans[latest][1] <= IDLE * 1e6:
+                preceding.add(latest)
+                following.add(key)
+            if latest is None or latest[0] != key[0] or spans[key][1] > spans[latest][1]:
+                latest = key
         precedes, follows = ([key in found for key in keys] for found in (preceding, following))
         return np.asarray(precedes, np.bool_), np.asarray(follows, np.bool_)
 

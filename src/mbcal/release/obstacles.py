@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mbcal.agents.domain import Domain
 from mbcal.decision_log.joined import JoinCounts, Joined
 from mbcal.decision_log.visits import IDLE
-from mbcal.evaluation.ope.difference import cumulative_weights, decided_share
+from mbcal.evaluation.ope.difference import cumulative_weights
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.release.served_choices import ServedChoices
 from mbcal.types import Sessions
@@ -55,7 +55,7 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
     sessions = joined.sessions
     earned = (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
-    most = tolerance * earned[judging].sum()
+    most = tolerance * _net_reward(sessions[judging])
     is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
     apart = {
         "sessions have no beginning": counts.headless,
@@ -77,31 +77,34 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
 def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
     """Say that missing or late feedback may hide what the candidate's choices led to; empty if it cannot hide much.
 
-    Each choice may hide a reward as large as there is. If rewards can be negative, no feedback is not the worst: a choice
-    without it then counts as often as the candidate would serve it.
+    Each choice may hide a reward as large as there is. A late reward counts as often as the candidate would serve what it
+    was given for. So does a missing one, if rewards can be negative: no feedback is then not the worst.
 
     Args:
         served: The choices of candidate and live version, and what they lack.
         sessions: (N, T) the sessions that judge.
         epsilon: (N, T) exploration with which each step was decided.
-        tolerance: Share of the reward that may be hidden; less where exploration hides differences.
+        tolerance: Share of the reward that may be hidden.
     """
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
-    candidate, live = served.choices
-    weight = np.ones(int(sessions.user.max()) + 1)
+    weights = np.maximum(cumulative_weights(sessions, served.choices[0], epsilon).max(1), 1)
+    of_user = np.ones(int(sessions.user.max()) + 1)
     if least < 0:
-        np.maximum.at(weight, sessions.user, cumulative_weights(sessions, candidate, epsilon).max(1))
-    hidden = served.late + sum(count * weight[user] for user, count in served.unanswered.items())
-    decided = decided_share(sessions.mask & (candidate.best != live.best), epsilon)
-    earned = abs(float((sessions.rewards * sessions.mask).sum(dtype=np.float64)))
-    if hidden * (most - least) <= tolerance * decided * earned:
+        np.maximum.at(of_user, sessions.user, weights)
+    hidden = float(served.late @ weights) + sum(count * of_user[user] for user, count in served.unanswered.items())
+    if hidden * (most - least) <= tolerance * _net_reward(sessions):
         return ""
     return (
         f"{sum(served.unanswered.values()):,} choices served to users for whom it chooses otherwise have no feedback, on "
-        f"{served.late:,} it came after they began another session, and so more than {tolerance:.0%} of the reward may be "
-        "hidden; send feedback on all items, also on skipped ones, and update when it has come"
+        f"{served.late.sum():,} it came after they began another session, and so more than {tolerance:.1%} of the reward "
+        "may be hidden; send feedback on all items, also on skipped ones, and update when it has come"
     )
+
+
+def _net_reward(sessions: Sessions) -> float:
+    """What the sessions earned together, without its sign."""
+    return abs(float((sessions.rewards * sessions.mask).sum(dtype=np.float64)))
 
 
 def why_lost(counts: JoinCounts) -> str:

@@ -49,9 +49,9 @@ class ServedChoices(NamedTuple):
     unanswered: dict[int, int]
     """User -> choices without feedback, of users for whom the versions differ at a step: what another choice cost may be
     what users did not do there, or have not reported yet."""
-    late: int
-    """Steps with feedback that came after their user began a later session in which the versions differ: what users did may
-    depend on choices there."""
+    late: NDArray[np.int64]
+    """(N,) steps with feedback that came after their user began a later session in which the versions differ: what users did
+    may depend on choices there."""
 
 
 def served_choices(
@@ -174,20 +174,20 @@ def _linked(joined: Joined) -> NDArray[np.bool_]:
     return linked
 
 
-def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> int:
-    """Steps whose feedback came after their user began another session in which versions differ; rows (N,), differs (N,)."""
+def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(N,) steps whose feedback came after their user began another session in which versions differ; differs (N,)."""
     begun: dict[int, list[tuple[int, str]]] = defaultdict(list)  # these sessions by user, in order of time
     for row in rows[differs].tolist():
         begun[int(joined.sessions.user[row])].append((joined.origins[row][0].time, joined.session_names[row]))
     for sessions in begun.values():
         sessions.sort()
-    late = 0
-    for row in rows.tolist():
+    late = np.zeros(len(rows), np.int64)
+    for number, row in enumerate(rows.tolist()):
         sessions, own = begun.get(int(joined.sessions.user[row]), []), joined.session_names[row]
         for step in joined.origins[row]:
             later = sessions[bisect_right(sessions, step.time, key=lambda session: session[0]) :]
             following = next((time for time, name in later if name != own), None)
-            late += following is not None and following <= step.answered + SKEW * 1e6
+            late[number] += following is not None and following <= step.answered + SKEW * 1e6
     return late
 
 

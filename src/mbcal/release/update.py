@@ -39,6 +39,7 @@ from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ConflictError, InputError, MbcalError, OptionError, OutputError
+from mbcal.evaluation.ope.difference import decided_share
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
@@ -151,11 +152,12 @@ def update(
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
     new, old = served.choices
-    obstacles = [why_unread(candidate.domain, live.domain)]
-    if np.any((new.best != old.best) & judged.mask):
+    obstacles, differing = [why_unread(candidate.domain, live.domain)], (new.best != old.best) & judged.mask
+    if differing.any():
+        tolerance = gate.tolerance * decided_share(differing, epsilon)
         obstacles += [
-            why_in_parts(joined, judging, gate.tolerance),
-            why_unanswered(served, judged, epsilon, gate.tolerance),
+            why_in_parts(joined, judging, tolerance),
+            why_unanswered(served, judged, epsilon, tolerance),
             why_lost(joined.counts),
         ]
     obstacles = [obstacle for obstacle in obstacles if obstacle]

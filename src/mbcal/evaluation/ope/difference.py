@@ -80,8 +80,8 @@ class Difference:
     """Mean probability of a choice that is not random, 1 - epsilon, at the differing steps; 1 without any. Served without
     exploration, the policies differ by 1 / decided times as much, about."""
     hidden: float
-    """Share of the reward that was earned in sessions with a differing step that explored too much for it to show, or more
-    or less at that step than at the first."""
+    """Rewards, without their signs, of sessions with a differing step that explored too much for it to show, or more or less
+    at that step than at the first; as a share of the whole reward."""
 
     @property
     def is_contradicted(self) -> bool:
@@ -168,7 +168,6 @@ def bound_difference(
     earned = rewards.sum(1)
     changes = np.abs(explored - explored[:, :1]) > 1e-9  # inside a session, which then has no weight that fits all steps
     is_hidden = (differing & ((1 - explored[:, :1] < decided / LARGEST_SCALE) | changes)).any(1)
-    above_least = np.where(mask, rewards - least, 0).sum(1)
     return Difference(
         value=min(max(value, low), high),
         low=low,
@@ -185,7 +184,7 @@ def bound_difference(
         range=width,
         least_weight=least_weight,
         decided=decided,
-        hidden=float(above_least[is_hidden].sum() / max(above_least.sum(), 1e-12)),
+        hidden=float(np.abs(rewards[is_hidden]).sum() / max(abs(rewards.sum()), 1e-12)),
     )
 
 
