@@ -75,8 +75,8 @@ def test_feedback_that_was_counted_is_remembered_in_few_bytes(name: str) -> None
         tracemalloc.start()
         for number in range(2000):
             item = msgspec.Raw(msgspec.msgpack.encode(f"{name} {number}"))
-            assert await hub._first_feedback(f"{name} {number}", item)
-            assert not await hub._first_feedback(f"{name} {number}", item)
+            assert await hub._first_feedback("w", f"{name} {number}", item)
+            assert not await hub._first_feedback("w", f"{name} {number}", item)
         used = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         return used
