@@ -28,7 +28,7 @@ from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.run import ServerSettings, make_service
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
+from mbcal.serving.state import DecisionRef, MemoryStore, StateAwayError
 from tests.support.decision_records import decision
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS
@@ -318,3 +318,30 @@ def test_a_claim_ends_with_a_failure_and_is_waited_for_a_while(monkeypatch: pyte
 
     asyncio.run(story())
     assert refusal(IdBusyError("id: x")).status == 503
+
+
+def test_an_answer_that_the_supervisor_does_not_confirm_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may have answered: asked again, all give the answer that the supervisor knows."""
+    supervisor = SharedStore()
+    repeated = RepeatedRequests(SharedStore(), 20_000, 60.0)
+    repeated.supervisor = supervisor
+    remember = supervisor.remember_decision
+
+    async def too_late(name: str, reference: DecisionRef) -> DecisionRef:
+        await remember(name, replace_answer(reference))
+        raise StateAwayError("state: the supervisor of this server does not answer; try again in a second")
+
+    def replace_answer(reference: DecisionRef) -> DecisionRef:
+        return msgspec.structs.replace(reference, answer=msgspec.msgpack.encode(RankAnswer("a", "v2", 0.1, [])))
+
+    async def make() -> RankAnswer:
+        return RankAnswer("a", "v1", 0.1, [])
+
+    async def story() -> None:
+        monkeypatch.setattr(supervisor, "remember_decision", too_late)
+        with pytest.raises(StateAwayError, match="does not answer"):
+            await repeated.once("a", "hash", make)
+        monkeypatch.setattr(supervisor, "remember_decision", remember)
+        assert (await repeated.once("a", "hash", make)).version == "v2"
+
+    asyncio.run(story())

@@ -16,7 +16,6 @@ was away counts as not shared, too: it is looked up and shared when the request 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -87,6 +86,7 @@ class RepeatedRequests:
         Raises:
             IdConflictError: If another request has this id.
             IdBusyError: If another process is answering it and does not come to an end.
+            StateAwayError: If the supervisor cannot say whether another worker has answered it.
         """
 
         async def recall_or_make() -> _Stored:
@@ -99,9 +99,8 @@ class RepeatedRequests:
                 await claim.release()
                 raise
             reference = DecisionRef(None, 0, [], "", request, _encode(answer))
-            if self.supervisor is not None:
-                with contextlib.suppress(StateAwayError):
-                    reference = await self.supervisor.remember_decision(decision, reference)
+            if self.supervisor is not None:  # away, it cannot say whether another worker has answered: the client asks again
+                reference = await self.supervisor.remember_decision(decision, reference)
             return _Stored(reference, self._clock() + self._lifetime)
 
         if self._sessions.available and self._known.get(decision) and self._known.get(_key_unshared(decision)):
