@@ -128,6 +128,16 @@ def test_a_loss_where_much_was_explored_does_not_hide_behind_a_gain_where_little
     assert answer == "cannot tell"
 
 
+def test_sessions_whose_exploration_changes_before_a_differing_step_hide_what_it_costs() -> None:
+    """The candidate differs at the second step of the first session, which explored more there."""
+    items = np.zeros((2, 2), np.int32)
+    log = sessions(items, np.ones((2, 2), np.bool_), np.array([[0.91, 0.19], [0.91, 0.91]]))
+    live = choices(np.zeros((2, 2), np.int64), items.astype(np.int64))
+    policy = choices(np.array([[0, 1], [0, 0]]), items.astype(np.int64))
+    assert bound_difference(log, policy, live, epsilon=np.array([[0.1, 0.9], [0.1, 0.1]])).hidden == pytest.approx(0.5)
+    assert bound_difference(log, policy, live, epsilon=np.array([[0.1, 0.1], [0.1, 0.9]])).hidden == 0
+
+
 def test_the_tolerance_is_that_of_users_or_of_sessions_whichever_is_less() -> None:
     """Two users with three sessions each that earn nothing beside two who earn 1 in one session."""
     log, policy, live = one_step(8, 0.5, np.zeros(8, np.int64), np.ones(10), 0)
