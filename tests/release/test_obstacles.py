@@ -18,7 +18,7 @@ from mbcal.decision_log.joined import JoinCounts
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Verdict
-from mbcal.release.obstacles import why_lost, why_unanswered
+from mbcal.release.obstacles import why_in_parts, why_lost, why_unanswered
 from mbcal.release.served_choices import ServedChoices, served_choices
 from mbcal.release.update import update
 from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, PAGES, agent_for, visits, whole
@@ -139,3 +139,27 @@ def test_late_feedback_may_depend_on_a_later_session(tmp_path: Path) -> None:
     assert late(2, ["good", "bait"]) == 0
     assert late(200, ["good", "bait"]) == 1
     assert late(200, ["good"]) == 0  # both choose alike
+
+
+def test_limits_are_shares_of_what_was_earned_in_all() -> None:
+    """1,000 visits whose rewards of +1 and -1 leave 10 in all; five are followed by another session worth 1."""
+    records: list[Record] = []
+    for visit in range(1000):
+        for part in range(2 if visit < 5 else 1):
+            name, time = f"d{visit}-{part}", (1000 * visit + 10 * part + 1) * MINUTE
+            label = "click" if part or visit < 505 else "skip"
+            names = (f"s{visit}-{part}", f"u{visit}")
+            records.append(Decision(name, time, *names, 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0]))
+            records.append(Feedback(name, "plain", label, time + 1, f"f-{name}"))
+    joined = join_sessions(records, CATALOG, Behaviours(("skip", "click"), (-1.0, 1.0)), horizon=PAGES)
+    judging = np.flatnonzero([name.endswith("-0") for name in joined.session_names])
+    assert joined.sessions[judging].rewards.sum() == 10
+    assert why_in_parts(joined, judging, 0.01).startswith("during or after 5 of 1,000 judging sessions their users began")
+
+
+def test_limits_shrink_with_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the choices of these visits are random, so that half of every difference shows."""
+    limits: list[float] = []
+    monkeypatch.setattr("mbcal.release.update.why_unanswered", lambda *given: limits.append(given[-1]) or "")
+    judged(tmp_path, list(visits(1000, whole)))
+    assert limits == [pytest.approx(0.01 * 0.5)]
