@@ -65,7 +65,7 @@ class CorrectedMBCAL(MBCAL):
 
 
 METHODS: dict[str, tuple[type[Agent], dict[str, Any]]] = {
-    "counterfactual advantage": (MBCAL, {}),
+    "counterfactual advantage": (MBCAL, {"counterfactual": "behaviours"}),
     "noise-abducted advantage": (MBCAL, {"counterfactual": "noise"}),
     "corrected by logged rewards": (CorrectedMBCAL, {}),
     "simulated future reward": (MBCALWithoutVarianceReduction, {}),
@@ -213,7 +213,7 @@ class Truth:
             return
         yield "label bias", systematic(centred(labels - self.futures))
         yield "label noise", float(np.sqrt(centred(labels).var(0, ddof=1).mean()))
-        if type(agent) is MBCAL and agent.config.counterfactual == "behaviours":
+        if type(agent) is MBCAL and "noise_draws" not in agent.choices:  # labels that keep the behaviours
             unmasked = self.predicted_futures(agent)
             yield "model error", systematic(centred(unmasked - self.futures))
             yield "dependence", systematic(centred(unmasked - labels))

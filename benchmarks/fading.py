@@ -1,6 +1,6 @@
 """Whether an advantage fades in Growing Batch-RL: rounds in a world so small that its best answer is known.
 
-    python benchmarks/fading.py [--methods mbcal mbcal+counterfactual=noise mbcal-plan] [--seeds 0] [--rounds 10]
+    python benchmarks/fading.py [--methods mbcal mbcal+counterfactual=behaviours] [--seeds 0 1 2] [--rounds 10]
         [--output docs/results/toy-fading.csv]
 
 A key item earns nothing and makes the following items worth more; sweet items earn a little at once (`DelayedPrize` in
@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 from tests.support.toys import BEST, DelayedPrize, logged, starts
 
-METHODS = ("mbcal", "mbcal+counterfactual=noise", "mbcal-no-vr", "mbcal-plan")
+METHODS = ("mbcal", "mbcal+counterfactual=behaviours", "mbcal-no-vr", "mbcal-plan")
 ROUND_SESSIONS, TEST_SESSIONS = 1_200, 200
 
 

@@ -39,6 +39,7 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.round_began: list[float] = []
         self._title, self._began = "", 0.0
 
     def phase(self, title: str, total: int | None = None) -> None:
@@ -47,6 +48,8 @@ class PhaseTimer:
         now = time.perf_counter()
         if self._title:
             self.seconds[self._title].append(now - self._began)
+        if title.startswith(f"round {len(self.round_began) + 1}:"):
+            self.round_began.append(now)
         self._title, self._began = title.split(": ")[-1] if title.startswith("round") else title.split(":")[0], now
 
     def advance(self, amount: int) -> None:
@@ -75,7 +78,7 @@ def create_context(sessions: int, rounds: int) -> ExperimentContext:
 
 
 def measure_agent(context: ExperimentContext, name: str) -> dict[str, object]:
-    """All rounds of one seed; phases are medians after the warm-up."""
+    """All rounds of one seed. After the warm-up: medians of phases that occur once a round, and a round's mean."""
     torch.cuda.reset_peak_memory_stats()
     timer = PhaseTimer()
     began = time.perf_counter()
@@ -85,11 +88,12 @@ def measure_agent(context: ExperimentContext, name: str) -> dict[str, object]:
     rounds = context.settings.rounds
     by_phase = {title: seconds[WARM_UP_ROUNDS:] for title, seconds in timer.seconds.items() if len(seconds) == rounds}
     medians = {title: float(np.median(seconds)) for title, seconds in by_phase.items()}
+    per_round = float(np.mean(np.diff(timer.round_began)[WARM_UP_ROUNDS:]))  # but the last, which a final test follows
     return {
         "agent": name,
         "rounds": rounds,
         "seconds": round(total, 2),
-        "seconds per round": round(sum(map(sum, by_phase.values())) / (rounds - WARM_UP_ROUNDS), 3),
+        "seconds per round": round(per_round, 3),
         "phases": {title: round(seconds, 4) for title, seconds in medians.items()},
         "floor / roll-out": round(FLOOR * context.settings.round_sessions / 256_000 / medians["collect"], 2),
         "GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
@@ -100,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", nargs="+", default=["mbcal", "dqn"])
     parser.add_argument("--sessions", type=int, default=256_000, help="Sessions collected, and tested, per round.")
-    parser.add_argument("--rounds", type=int, default=5, help="More than two, which are the warm-up.")
+    parser.add_argument("--rounds", type=int, default=5, help="At least four: two are the warm-up, the last is not timed.")
     parser.add_argument("--eager", action="store_true", help="Run updates without CUDA graphs.")
     parser.add_argument("--out", type=Path, help="Append the lines to this file, too.")
     options = parser.parse_args()

@@ -221,7 +221,8 @@ def test_the_score_contains_the_residual_times_mix() -> None:
 
 def test_a_mix_is_chosen_where_the_advantage_fades(tmp_path: Path) -> None:
     """Sessions of a policy that nearly always shows a key first: behaviours give the item away and CFA sees nothing."""
-    plain, auto = (MBCAL(toy_config(**more), "cpu").fit(logged(1200)) for more in ({}, {"mix": "auto"}))
+    kept = {"counterfactual": "behaviours"}
+    plain, auto = (MBCAL(toy_config(**kept, **more), "cpu").fit(logged(1200)) for more in ({}, {"mix": "auto"}))
     served = rollout(plain, DelayedPrize(), starts(1200), epsilon=0.1, seed=3)
     plain.fit(served)
     auto.fit(served)

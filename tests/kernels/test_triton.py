@@ -17,7 +17,9 @@ from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.choice import epsilon_greedy
 from mbcal.scoring.scorers import ScoreTerm
 from mbcal.training.labels import counterfactual_future_advantage
+from mbcal.training.noise_labels import noise_counterfactual_advantage
 from tests.support.batches import CATALOG, LABELS, REWARDS, net, sessions
+from tests.training.test_leaving import ending
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -117,6 +119,28 @@ def test_respond_equals_the_reference(cell: str) -> None:
     assert len(set(slow.tolist())) == len(LABELS)
     for fast_part, slow_part in zip(fast_after, slow_after.hidden, strict=True):
         assert torch.allclose(fast_part, slow_part, atol=1e-5)
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+@torch.no_grad()
+def test_advantage_with_noise_equals_the_reference(leaving: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels are means over draws, of which hardly any falls so close to an edge that rounding decides the answer."""
+    logged, model = ending(batch()) if leaving else batch(), net(hidden=16).to(DEVICE)
+    rewards, asked = REWARDS.to(DEVICE), []
+
+    def kernel(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        asked.append(launches.advantage(*arguments, **keywords))
+        return asked[-1]
+
+    slow = noise_counterfactual_advantage(model, rewards, logged, 0.9, 3)
+    monkeypatch.setattr(triton, "runs_on", lambda array: True)  # in place of a GPU
+    monkeypatch.setattr(triton, "advantage", kernel)
+    fast = noise_counterfactual_advantage(model, rewards, logged, 0.9, 3)
+    assert fast is asked[0]
+    assert float(slow.abs().max()) > 0.1
+    is_close = torch.isclose(fast, slow, rtol=1e-4, atol=1e-4)
+    assert float(is_close.float().mean()) > 0.99
+    assert torch.equal(fast[~logged.mask], torch.zeros_like(fast[~logged.mask]))
 
 
 @pytest.mark.parametrize("ends", [(), ("like",), ("skip", "like")], ids=str)

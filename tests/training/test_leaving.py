@@ -25,7 +25,7 @@ TERMINAL = torch.tensor([0.0, 0.0, 1.0])
 
 def ending(batch: SessionTensors, terminal: tuple[str, ...] = ("like",)) -> SessionTensors:
     """The same sessions, `like` terminal; before the last step it becomes `click`."""
-    last = torch.arange(batch.horizon) == batch.length.unsqueeze(1) - 1
+    last = torch.arange(batch.horizon, device=batch.device) == batch.length.unsqueeze(1) - 1
     behaviours = torch.where(last, batch.behaviours, batch.behaviours.clamp(max=1))
     return dataclasses.replace(
         batch, behaviour_set=dataclasses.replace(LABELS, terminal=terminal), behaviours=behaviours.to(torch.uint8)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import mbcal
 from mbcal import MBCAL, MBCALConfig
+from mbcal.agents import MBCALPlan
+from mbcal.agents.mbcal import noise_draws
 from mbcal.errors import OptionError
+from mbcal.evaluation.experiment.config import experiment_config
+from mbcal.evaluation.experiment.context import ExperimentContext
+from mbcal.evaluation.experiment.growing_batch import growing_batch
 from mbcal.nn.recurrent import RecurrentNet
+from mbcal.training.labels import counterfactual_future_advantage
 from mbcal.training.noise_labels import SEED, noise_counterfactual_advantage, session_numbers
 from mbcal.training.random import Noise
 from mbcal.types import MASK_ROW, SessionTensors
 from tests.support.batches import REWARDS, net, sessions
+from tests.support.toys import BEST, DelayedPrize, logged, starts
 from tests.training.test_leaving import ending
 
 GAMMA, DRAWS = 0.9, 3
@@ -109,10 +118,12 @@ def test_nothing_counts_at_the_last_step_and_in_the_padding() -> None:
     assert float(labels[last].abs().max()) == 0
 
 
+SETTINGS = {"hidden": 8, "embedding": 8, "epochs": 2, "gamma": 0.9}
+
+
 def test_mbcal_learns_from_them_if_told_so() -> None:
     known = sessions(count=100, horizon=6, seed=2)
-    settings = {"hidden": 8, "embedding": 8, "epochs": 2, "gamma": 0.9}
-    kept, abducted = (MBCAL(device="cpu", counterfactual=kind, **settings).fit(known) for kind in ("behaviours", "noise"))
+    kept, abducted = (MBCAL(device="cpu", counterfactual=kind, **SETTINGS).fit(known) for kind in ("behaviours", "noise"))
     batch = known.tensors()
     labels, _ = abducted.value_regression(batch)
     wanted = noise_counterfactual_advantage(abducted.nets["environment"], REWARDS, batch, 0.9, 8)
@@ -121,3 +132,45 @@ def test_mbcal_learns_from_them_if_told_so() -> None:
     for name, value in (("counterfactual", "rewards"), ("noise_draws", 0)):
         with pytest.raises(OptionError, match=name):
             MBCALConfig(**{name: value})
+
+
+def test_labels_keep_the_behaviours_in_a_first_fit_and_the_noise_in_later_ones(tmp_path: Path) -> None:
+    known = sessions(count=100, horizon=6, seed=2)
+    agent, batch = MBCAL(device="cpu", **SETTINGS).fit(known), known.tensors()
+    kept = counterfactual_future_advantage(agent.nets["environment"], REWARDS, batch, 0.9)
+    assert torch.allclose(agent.value_regression(batch)[0], kept)
+    agent.fit(known).save(tmp_path / "model")
+    for fitted in (agent, mbcal.load(tmp_path / "model", "cpu")):
+        abducted = noise_counterfactual_advantage(fitted.nets["environment"], REWARDS, batch, 0.9, 8)
+        assert torch.allclose(fitted.value_regression(batch)[0], abducted)
+    always = MBCAL(device="cpu", counterfactual="behaviours", **SETTINGS).fit(known).fit(known)
+    kept = counterfactual_future_advantage(always.nets["environment"], REWARDS, batch, 0.9)
+    assert torch.allclose(always.value_regression(batch)[0], kept)
+
+
+def test_planning_does_the_same_where_it_takes_mbcals_advantage() -> None:
+    known = sessions(count=100, horizon=6, seed=2)
+    settings = {**SETTINGS, "advantage": "counterfactual", "models": 1}
+    agent, batch = MBCALPlan(device="cpu", **settings).fit(known), known.tensors()
+    kept = counterfactual_future_advantage(agent.nets["environment"], REWARDS, batch, 0.9)
+    assert torch.allclose(agent.value_regression(batch)[0], kept)
+    agent.fit(known)
+    abducted = noise_counterfactual_advantage(agent.nets["environment"], REWARDS, batch, 0.9, 8)
+    assert torch.allclose(agent.value_regression(batch)[0], abducted)
+
+
+@pytest.mark.parametrize(("count", "draws"), [(1, 8), (6_250, 8), (6_251, 7), (25_600, 1), (256_000, 1)])
+def test_fewer_draws_are_made_where_there_are_many_sessions(count: int, draws: int) -> None:
+    assert noise_draws(count) == draws
+
+
+def test_the_advantage_does_not_fade_when_a_policy_learns_from_its_own_sessions() -> None:
+    """With the behaviours kept in all rounds the third earns 6 of 15: its sessions hardly vary, so answers tell the item."""
+    settings = experiment_config({"rounds": 3, "round_sessions": 1_200})
+    context = ExperimentContext(settings, logged(1_200), starts(200, seed=5), {"toy": DelayedPrize()}, (), "cpu")
+    rewards = {
+        method: [entry["mean"] for entry in growing_batch(context, method, 0).record["rounds"]]
+        for method in ("mbcal", "mbcal+counterfactual=behaviours")
+    }
+    assert min(rewards["mbcal"]) > 0.99 * BEST
+    assert rewards["mbcal+counterfactual=behaviours"][-1] < 0.5 * BEST

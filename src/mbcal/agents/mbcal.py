@@ -10,8 +10,9 @@ one architecture:
 3. the future advantage model g_eta learns these labels (`losses.value_mse`, Eq. CFAApproximator);
 4. the policy ranks by r_phi + g_eta (`scorers.NetScorer`, Eq. Recommendation_policy).
 
-With `counterfactual = "noise"` the masked branch answers anew, under the noise that the logged behaviours give away
-(`noise_labels`), where the paper keeps the behaviours.
+In later fits, whose sessions the policy itself has chosen, the masked branch answers anew, under the noise that the logged
+behaviours give away (`noise_labels`). The paper keeps the behaviours, and where these tell which item was masked, the
+advantage fades from round to round.
 
 With `mix` above 0, a share of the future with the item masked, less its mean in the state, is added to the label
 (`labels.mixed_advantage`). It takes two more networks: the baseline, which predicts that mean from the state alone, and one
@@ -63,6 +64,10 @@ MIX_LEVEL = 0.99
 """Level of the confidence interval of the gain, which must lie above 0."""
 
 
+MAX_NOISE_DRAWS, NOISE_SESSIONS = 8, 50_000
+"""Draws of the noise in the labels of few sessions; and draws times sessions, at most, where more than one draw is made."""
+
+
 @dataclass(frozen=True)
 class MBCALConfig(AgentConfig):
     """Settings of MBCAL."""
@@ -75,22 +80,18 @@ class MBCALConfig(AgentConfig):
     """lambda of `labels.mixed_advantage`, in [0, 1]: 0 is the paper's advantage, 1 the whole future less its mean in the
     state. `auto` chooses the lambda whose policy earns most in the environment model."""
 
-    counterfactual: Literal["behaviours", "noise"] = "behaviours"
+    counterfactual: Literal["auto", "behaviours", "noise"] = "auto"
     """What the masked branch of a label keeps of the logged session: its behaviours, as in the paper, or its noise
-    (`noise_labels`)."""
-    noise_draws: int = 8
-    """Draws of the noise that a label is the mean of."""
-
-    @property
-    def draws(self) -> int:
-        """Draws of the noise, 0 if the behaviours are kept."""
-        return self.noise_draws if self.counterfactual == "noise" else 0
+    (`noise_labels`). `auto`: the behaviours in a first fit, the noise in later ones."""
+    noise_draws: int | None = None
+    """Draws of the noise that a label is the mean of. None: 8, and fewer where there are many sessions (`noise_draws`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.counterfactual not in ("behaviours", "noise"):
-            raise OptionError(f"counterfactual: must be behaviours or noise, got {self.counterfactual!r}")
-        if self.noise_draws < 1:
+        known = ("auto", "behaviours", "noise")
+        if self.counterfactual not in known:
+            raise OptionError(f"counterfactual: {self.counterfactual!r} is unknown; known are {', '.join(known)}")
+        if self.noise_draws is not None and self.noise_draws < 1:
             raise OptionError(f"noise_draws: must be at least 1, got {self.noise_draws}")
         require_discount(self.gamma)
         if not 0 <= self.mask_rate < 1:
@@ -129,6 +130,8 @@ class MBCAL(Agent):
         return nets
 
     def learn(self, context: FitContext) -> None:
+        if draws := self._noise_draws(context):
+            self.choices["noise_draws"] = draws
         context.fit_behaviours("environment", self.config.mask_rate)
         advantage = context.label("labels of advantage", self.advantage)
         context.fit_values("advantage", advantage)
@@ -143,8 +146,15 @@ class MBCAL(Agent):
 
     def advantage(self, batch: SessionTensors) -> Tensor:
         """Return the label of g_eta at every step, (B, T)."""
-        net, config = self.nets["environment"], self.config
-        return counterfactual_labels(net, self._rewards(), batch, config.gamma, config.draws)
+        draws = self.choices.get("noise_draws", 0)
+        return counterfactual_labels(self.nets["environment"], self._rewards(), batch, self.config.gamma, draws)
+
+    def _noise_draws(self, context: FitContext) -> int:
+        """Draws of the noise in the labels of a fit, 0 if the behaviours are kept."""
+        kept, draws = self.config.counterfactual, self.config.noise_draws
+        if kept == "behaviours" or (kept == "auto" and context.is_first_fit):
+            return 0
+        return noise_draws(context.worker_slice.total) if draws is None else draws
 
     def future(self, batch: SessionTensors) -> Tensor:
         """Return the simulated future reward at every step, (B, T)."""
@@ -230,6 +240,11 @@ class MBCALWithoutVarianceReduction(MBCAL):
 
     def advantage(self, batch: SessionTensors) -> Tensor:
         return self.future(batch)
+
+
+def noise_draws(sessions: int) -> int:
+    """Return how many draws of the noise a label should be the mean of: fewer if there are many sessions to learn from."""
+    return max(1, min(MAX_NOISE_DRAWS, NOISE_SESSIONS // sessions))
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from mbcal.agents.config import AgentConfig
 from mbcal.agents.cross_fitting import has_outgrown
 from mbcal.agents.domain import Domain
 from mbcal.agents.fit_context import FitContext
-from mbcal.agents.mbcal import counterfactual_labels
+from mbcal.agents.mbcal import counterfactual_labels, noise_draws
 from mbcal.agents.values import require_discount, reward_term, value_term
 from mbcal.distributed.worker_slice import WorkerSlice
 from mbcal.environments.branches import PredictingEnvironment, imagine_branches
@@ -125,8 +125,14 @@ class MBCALPlan(Agent):
         if self.config.advantage == "auto" or self._wants_another_advantage(context):
             choice = choose_advantage(context, self.config, self._fit_policies)
             self.config, self.choices["advantage"] = replace(self.config, advantage=choice.kind), choice.record()
+        self._choose_draws(context, is_update=not context.is_first_fit)
         self._fit_models(context)
         self._fit_advantage(context, before)
+
+    def _choose_draws(self, context: FitContext, is_update: bool) -> None:
+        """Let counterfactual labels keep the noise of sessions that earlier policies of this agent chose, as in MBCAL."""
+        if is_update:
+            self.choices["noise_draws"] = noise_draws(context.worker_slice.total)
 
     def _wants_another_advantage(self, context: FitContext) -> bool:
         """Whether it was chosen from a log of at most half the size, and the labels may change their scale."""
@@ -147,6 +153,7 @@ class MBCALPlan(Agent):
             self.config, net=settings.net, training=settings.training, seed=settings.seed, iterations=iterations
         )
         agent = _Candidates(replace(config, advantage=CANDIDATES[0]), self.device.type)
+        agent.is_update = self.n_fits > 0
         return agent.fit(sessions, progress=progress).policies
 
     def _fit_models(self, context: FitContext) -> None:
@@ -282,7 +289,8 @@ class MBCALPlan(Agent):
         if self._advantage == "none":
             return correction
         rewards, gamma = self.domain.behaviours.reward_table(self.device), self.config.gamma
-        labels = [counterfactual_labels(net, rewards, batch, gamma) for net in self._models]
+        draws = self.choices.get("noise_draws", 0)
+        labels = [counterfactual_labels(net, rewards, batch, gamma, draws) for net in self._models]
         return torch.stack(labels).mean(0) + correction
 
     @torch.no_grad()
@@ -307,8 +315,11 @@ class _Candidates(MBCALPlan):
     """Fits one policy per candidate of a choice."""
 
     policies: list[NetScorer]
+    is_update = False
+    """Whether the sessions were chosen by earlier policies of the agent that chooses."""
 
     def learn(self, context: FitContext) -> None:
+        self._choose_draws(context, self.is_update)
         self._fit_models(context)
         self.policies = []
         untrained = self.nets["advantage"]

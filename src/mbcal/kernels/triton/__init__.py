@@ -21,7 +21,7 @@ Modules: `cells` (device functions), `kernels`, `launches` (their call on tensor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -143,6 +143,7 @@ def advantage(
     gamma: float,
     terminal: Array | None = None,
     gates: Array | None = None,
+    uniform: Sequence[Array] = (),
 ) -> Array | None:
     """Compute the counterfactual future advantage of every logged step.
 
@@ -154,13 +155,15 @@ def advantage(
         gamma: Discount.
         terminal: (K,) 1.0 where a behaviour is terminal; None if none is.
         gates: (B, T, 3H) what the context of each step adds to the gates; None without context.
+        uniform: Draws of the noise (B, T) by which the masked branch answers anew; the mean over them is computed. Without
+            any, it keeps the logged behaviours. Not with `gates`.
 
     Returns:
         (B, T), or None.
     """
     if not _supports(begin, tables.cell, tables.head[0].shape[0], tables.head[3].shape[0]):
         return None
-    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma, terminal, gates)
+    return _launch(_launches().advantage, tables, rewards, begin, batch, gamma, terminal, gates, uniform)
 
 
 def _launch(function: Callable[..., Any], *arguments: Any) -> Any:

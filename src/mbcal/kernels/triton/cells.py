@@ -118,3 +118,12 @@ def reward_and_hazard(
     reward = tl.load(rewards + behaviour, mask=behaviour < K, other=0.0)
     is_terminal = tl.load(terminal + behaviour, mask=behaviour < K, other=0.0)
     return tl.sum(probabilities * reward[None, :], 1), tl.sum(probabilities * is_terminal[None, :], 1)
+
+
+@triton.jit
+def answer(probabilities, uniform, K: tl.constexpr, N: tl.constexpr):
+    """The behaviours (M,) in whose intervals uniform numbers (M,) lie, by probabilities (M, N) up to a factor."""
+    column, cumulative = tl.arange(0, N), tl.cumsum(probabilities, 1)
+    total = tl.sum(tl.where((column == K - 1)[None, :], cumulative, 0.0), 1)
+    is_before = (cumulative <= (uniform * total)[:, None]) & (column < K)[None, :]
+    return tl.minimum(tl.sum(is_before.to(tl.int32), 1), K - 1)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from mbcal.kernels.triton.cells import (
     PRECISION,
+    answer,
     behaviour_probabilities,
     expected_reward,
     gru_step,
@@ -141,12 +142,9 @@ def respond_kernel(
     else:
         state = gru_step(items, behaviours, weight, bias, state, item, last, H)
     tl.store(next_hidden + offset, state, mask=live_2d)
-    cumulative = tl.cumsum(behaviour_probabilities(state, first, first_bias, second, second_bias, H, I, K, N), 1)
-    column = tl.arange(0, N)
-    total = tl.sum(tl.where((column == K - 1)[None, :], cumulative, 0.0), 1)
-    threshold = tl.load(uniform + row.to(tl.int64) * stride, mask=live, other=0.0) * total
-    sampled = tl.sum(((cumulative <= threshold[:, None]) & (column < K)[None, :]).to(tl.int32), 1)
-    tl.store(response + row, tl.minimum(sampled, K - 1).to(tl.uint8), mask=live)
+    probabilities = behaviour_probabilities(state, first, first_bias, second, second_bias, H, I, K, N)
+    drawn = tl.load(uniform + row.to(tl.int64) * stride, mask=live, other=0.0)
+    tl.store(response + row, answer(probabilities, drawn, K, N).to(tl.uint8), mask=live)
 
 
 @triton.jit
@@ -177,11 +175,15 @@ def logged_kernel(
 @triton.jit
 def masked_kernel(
     items, behaviours, weight, bias, first, first_bias, second, second_bias, rewards, terminal,
-    states, expected, leaving, step_items, step_previous, length, out, count, horizon, gamma,
+    states, expected, leaving, step_items, step_previous, length, uniform, out, count, horizon, gamma,
+    NOISE: tl.constexpr,
     LEAVING: tl.constexpr, H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, N: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """The advantage of one step (program axis 1) of a tile of sessions: its item masked, what do the later steps lose?"""
-    row, unit = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, H)
+    """The advantage of one step (program axis 1) of a tile of sessions: its item masked, what do the later steps lose?
+
+    The masked branch keeps the logged behaviours; if NOISE, it answers anew, by uniform numbers (B, T).
+    """
+    row, unit, behaviour = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, H), tl.arange(0, N)
     masked_step = tl.program_id(1)
     live, offset = row < count, row.to(tl.int64)
     at = offset * horizon + masked_step
@@ -189,27 +191,35 @@ def masked_kernel(
     previous = tl.load(step_previous + at, mask=live, other=0).to(tl.int32)
     state = gru_step(items, behaviours, weight, bias, state, row * 0 + MASKED, previous, H)
     n_steps = tl.load(length + row, mask=live, other=0)
+    reward_of = tl.load(rewards + behaviour, mask=behaviour < K, other=0.0)[None, :]
+    is_terminal = tl.load(terminal + behaviour, mask=behaviour < K, other=0.0)[None, :]
     advantage = tl.zeros((M,), tl.float32)
     discount = gamma
     logged_weight = tl.full((M,), 1.0, tl.float32)  # survival from the masked step on, in either branch
     masked_weight = tl.full((M,), 1.0, tl.float32)
-    if LEAVING:
-        _, hazard = reward_and_hazard(state, first, first_bias, second, second_bias, rewards, terminal, H, I, K, N)
-        logged_weight = 1 - tl.load(leaving + at, mask=live, other=0.0)
-        masked_weight = 1 - hazard
+    if LEAVING or NOISE:
+        probabilities = behaviour_probabilities(state, first, first_bias, second, second_bias, H, I, K, N)
+        if LEAVING:
+            logged_weight = 1 - tl.load(leaving + at, mask=live, other=0.0)
+            masked_weight = 1 - tl.sum(probabilities * is_terminal, 1)
+            probabilities *= 1 - is_terminal  # answers are drawn among those that go on
+        if NOISE:
+            previous = answer(probabilities, tl.load(uniform + at, mask=live, other=0.0), K, N)
     for step in range(masked_step + 1, horizon):
         at = offset * horizon + step
         item = tl.load(step_items + at, mask=live, other=0)
-        previous = tl.load(step_previous + at, mask=live, other=0).to(tl.int32)
+        if not NOISE:
+            previous = tl.load(step_previous + at, mask=live, other=0).to(tl.int32)
         state = gru_step(items, behaviours, weight, bias, state, item, previous, H)
-        logged = tl.load(expected + at, mask=live, other=0.0)
-        if LEAVING:
-            reward, hazard = reward_and_hazard(state, first, first_bias, second, second_bias, rewards, terminal, H, I, K, N)
-            gain = logged_weight * logged - masked_weight * reward
-            logged_weight *= 1 - tl.load(leaving + at, mask=live, other=0.0)
-            masked_weight *= 1 - hazard
-        else:
-            gain = logged - expected_reward(state, first, first_bias, second, second_bias, rewards, H, I, K, N)
+        probabilities = behaviour_probabilities(state, first, first_bias, second, second_bias, H, I, K, N)
+        logged, reward = tl.load(expected + at, mask=live, other=0.0), tl.sum(probabilities * reward_of, 1)
+        gain = logged_weight * logged - masked_weight * reward
         advantage += tl.where(step < n_steps, discount * gain, 0.0)
         discount *= gamma
+        if LEAVING:
+            logged_weight *= 1 - tl.load(leaving + at, mask=live, other=0.0)
+            masked_weight *= 1 - tl.sum(probabilities * is_terminal, 1)
+            probabilities *= 1 - is_terminal
+        if NOISE:
+            previous = answer(probabilities, tl.load(uniform + at, mask=live, other=0.0), K, N)
     tl.store(out + offset * horizon + masked_step, advantage, mask=live)

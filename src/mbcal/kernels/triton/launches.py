@@ -5,6 +5,7 @@ What each function computes is documented in `mbcal.kernels.triton`, which check
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,6 +93,7 @@ def advantage(
     gamma: float,
     terminal: Tensor | None = None,
     gates: Tensor | None = None,
+    uniform: Sequence[Tensor] = (),
 ) -> Tensor:
     """See `mbcal.kernels.triton.advantage`."""
     (count, size), horizon = begin.shape, batch.horizon
@@ -103,7 +105,6 @@ def advantage(
         cell, rows = cell.in_context(previous.flatten(), gates.flatten(0, 1))
         previous = rows.to(torch.int32).view(count, horizon)
     states, expected = begin.new_empty(count, horizon, size), begin.new_empty(count, horizon)
-    out = torch.empty_like(expected)
     leaving = expected if terminal is None else torch.empty_like(expected)  # not written where nothing is terminal
     network = (*cell.arrays, *tables.head, rewards, rewards if terminal is None else terminal)
     inner = tables.head[0].shape[0]
@@ -112,10 +113,14 @@ def advantage(
     kernels.logged_kernel[(n_tiles,)](
         *network, begin.contiguous(), items, previous, states, expected, leaving, count, horizon, *sizes
     )
-    kernels.masked_kernel[(n_tiles, horizon)](
-        *network, states, expected, leaving, items, previous, batch.length, out, count, horizon, gamma, *sizes
-    )
-    return out
+    logged = (states, expected, leaving, items, previous, batch.length)
+    advantages = []
+    for numbers in uniform or (expected,):  # not read where no noise is given
+        advantages.append(torch.empty_like(expected))
+        kernels.masked_kernel[(n_tiles, horizon)](
+            *network, *logged, numbers.contiguous(), advantages[-1], count, horizon, gamma, bool(uniform), *sizes
+        )
+    return torch.stack(advantages).mean(0)
 
 
 def _padded(size: int) -> int:
