@@ -37,7 +37,7 @@ STYLES: Mapping[str, Style] = {
 }
 """By method, in the order of legends."""
 GAPS = ("mbcal-plan", "mbcal", "mbcal-no-vr", "dyna-q", "dqn", "mcpe", "gru4rec-regression")
-CURVES = ("mbcal-plan", "mbcal", "mbcal-no-vr", "dyna-q", "dqn", "gru4rec-eps")
+CURVES = ("mbcal-plan", "mbcal", "mbcal-no-vr", "dyna-q", "dqn", "gru4rec")
 LINES = ("mbcal-plan", "mbcal", "mbcal-no-vr", "dqn", "mcpe", "gru4rec")
 ERRORS = ("mbcal", "mbcal-no-vr", "dqn", "dyna-q", "mcpe")
 DATA = ("netflix", "ml1m", "kuairand", "newsfeed", "leaving", "sardine")
@@ -50,7 +50,7 @@ def write_figures(files: ResultFiles) -> None:
     logs = [data for data in TITLES if data != "sardine"]
     drawn = {
         "overview-batch": gap_figure(files, logs),
-        "overview-growing": curve_figure(files, ["newsfeed", "netflix"]),
+        "overview-growing": curve_figure(files, ["newsfeed", "leaving", "netflix", "kuairand"]),
         "overview-errors": error_figure(files, logs),
         "overview-regret": regret_figure(files, ["newsfeed", "leaving"]),
     }

@@ -229,8 +229,7 @@ def shortcomings(files: ResultFiles, name: str) -> list[str]:
 
 
 def _defined_agents(name: str) -> list[str]:
-    agents = EXPERIMENTS[name]["agents"]
-    return list(AGENTS) if agents == ["all"] else list(agents)
+    return [agent for given in EXPERIMENTS[name]["agents"] for agent in (AGENTS if given == "all" else [given])]
 
 
 BLOCKS: dict[str, Callable[[ResultFiles, Path, str], str]] = {
