@@ -6,10 +6,11 @@
         [--output docs/results/planning-evidence.csv]
     python benchmarks/planning.py error STORE [--device cuda] [--seeds 0 1 2] [--output docs/results/planning-error.csv]
 
-choice   fits gru4rec, mbcal and mbcal-plan, which chooses its advantage, and mbcal-plan with every advantage it could have
-         chosen. All serve the same test sessions under the same noise: in the truth of a generated newsfeed, else in an LSTM
-         and a transformer simulator, which are fitted first unless folders of `mbcal simulator` are given. Gains are
-         over gru4rec; regret is that of the chosen advantage to the best one.
+choice   fits gru4rec, mbcal, and mbcal-plan with every advantage it can choose, and makes its choice: mbcal-plan earns what
+         the chosen advantage earns, which is fitted as if it had been given. All serve the same test sessions under
+         the same noise: in the truth of a generated newsfeed, else in an LSTM and a transformer simulator, which are
+         fitted first unless folders of `mbcal simulator` are given. Gains are over gru4rec; regret is that to the best
+         advantage.
 evidence makes the choice alone, and writes what it was made on: what every candidate earned, its gain over the best one
          before it, and the interval that decides. Test users take no part.
 error    generated newsfeeds: rewards that planning imagines in its own environment model, true ones, and those of the same
@@ -114,31 +115,39 @@ def compare(options: argparse.Namespace) -> None:
     sessions = test_sessions(store, options.sessions, options.device)
     users, judges = sessions.user.cpu().numpy(), judges_of(store, options.device, options.simulators)
     methods: Mapping[str, tuple[str, dict[str, Any]]] = {
-        **{name: (name, {}) for name in ("gru4rec", "mbcal", "mbcal-plan")},
+        **{name: (name, {}) for name in ("gru4rec", "mbcal")},
         **{title: ("mbcal-plan", settings) for title, settings in ADVANTAGES.items()},
     }
     columns = ("reward", "gain over gru4rec", "low", "high", "regret", "regret low", "regret high", "seconds", "chosen")
     table, data = measurements(options, store, ("policy", "judge"), columns), options.store.name
     for seed in options.seeds:
-        if all(table.has(data=data, seed=seed, policy=policy, judge=judge) for policy in methods for judge in judges):
+        if all(table.has(data=data, seed=seed, policy="mbcal-plan", judge=judge) for judge in judges):
             continue
         earned: dict[tuple[str, str], NDArray[np.float32]] = {}
-        chosen_rows: dict[str, dict[str, Any]] = {}
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
         for title, (method, settings) in methods.items():
             agent, seconds = fitted(method, store, options, seed, **settings)
-            chosen = agent.choices.get("advantage", {}).get("kind")
             for judge, environment in judges.items():
                 rewards = earned[title, judge] = serve(agent, environment, sessions)
                 gain = mean_interval(rewards - earned["gru4rec", judge], users)
                 row: dict[str, Any] = {"data": data, "seed": seed, "policy": title, "judge": judge, "seconds": seconds}
                 row |= {"reward": float(rewards.mean()), "gain over gru4rec": gain.mean, "low": gain.low, "high": gain.high}
-                table.add(**row, chosen=chosen)
-                if title == "mbcal-plan":
-                    chosen_rows[judge] = {**row, "chosen": chosen}
-        for judge, row in chosen_rows.items():
+                table.add(**row)
+                rows[title, judge] = row
+        choice, seconds = choose(store, options.device, seed)
+        for judge in judges:
+            own = rows[f"mbcal-plan, {choice['kind']}", judge]
             best = max((earned[title, judge] for title in ADVANTAGES), key=lambda found: found.mean())
-            regret = mean_interval(best - earned["mbcal-plan", judge], users)
-            table.add(**row, **{"regret": regret.mean, "regret low": regret.low, "regret high": regret.high})
+            regret = mean_interval(best - earned[own["policy"], judge], users)
+            own = {**own, "policy": "mbcal-plan", "seconds": seconds + own["seconds"], "chosen": choice["kind"]}
+            table.add(**own, **{"regret": regret.mean, "regret low": regret.low, "regret high": regret.high})
+
+
+def choose(store: mbcal.Store, device: str, seed: int) -> tuple[dict[str, Any], float]:
+    """The choice of mbcal-plan as its record, and the seconds it took."""
+    begin = time.monotonic()
+    choice: dict[str, Any] = Chooser(seed=seed, device=device).fit(store).choices["advantage"]
+    return choice, time.monotonic() - begin
 
 
 def show_evidence(options: argparse.Namespace) -> None:
@@ -149,9 +158,8 @@ def show_evidence(options: argparse.Namespace) -> None:
     for seed in options.seeds:
         if all(table.has(data=data, seed=seed, advantage=kind) for kind in CANDIDATES):
             continue
-        begin = time.monotonic()
-        choice = Chooser(seed=seed, device=options.device).fit(store).choices["advantage"]
-        shared = {"data": data, "seed": seed, "sessions": choice["sessions"], "seconds": time.monotonic() - begin}
+        choice, seconds = choose(store, options.device, seed)
+        shared = {"data": data, "seed": seed, "sessions": choice["sessions"], "seconds": seconds}
         for trial in choice["trials"]:
             evidence = {name: trial[name] for name in ("reward", "gain", "low", "high")}
             table.add(**shared, **evidence, advantage=trial["kind"], chosen=trial["kind"] == choice["kind"])

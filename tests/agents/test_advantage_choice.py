@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mbcal import NetConfig, Sessions, TrainingConfig, load
 from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice, cross_fitting
@@ -134,6 +135,15 @@ def test_a_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(loaded, MBCALPlan)
     assert (loaded.config, loaded.choices) == (fitted.config, fitted.choices)
     assert loaded.fit(sessions(count=100, seed=3)).config.advantage == fitted.config.advantage
+
+
+def test_what_is_chosen_is_fitted_as_if_it_had_been_given() -> None:
+    known = sessions(count=200, seed=2)
+    chosen = agent(iterations=2).fit(known)
+    assert chosen.choices["advantage"]["trials"]
+    given = agent(iterations=2, advantage=chosen.config.advantage).fit(known)
+    for name, net in chosen.nets.items():
+        assert all(torch.equal(*pair) for pair in zip(net.parameters(), given.nets[name].parameters(), strict=True))
 
 
 def test_what_is_given_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
