@@ -181,6 +181,40 @@ def test_an_address_with_most_connections_loses_its_own() -> None:
     run_server(ConnectionLimits(max_connections=10), story)
 
 
+def test_addresses_that_hold_many_idle_connections_do_not_push_out_one_that_has_just_connected() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        hoards = [connect(port, f"127.0.0.{2 + number % 3}") for number in range(9)]  # none has more than half of all
+        for wire in hoards:
+            wire.sendall(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        late = connect(port)  # its request takes a while to arrive
+        for _ in range(5):
+            hoards += [connect(port, f"127.0.0.{2 + number}") for number in range(3)]
+            await asyncio.sleep(0.02)
+        assert Counter(connection.address for connection in connections.open)["127.0.0.1"] == 1
+        late.sendall(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        assert late.recv(4096).endswith(b"ok")
+        for wire in (*hoards, late):
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=10), story)
+
+
+def test_of_addresses_with_equally_many_connections_none_loses_all() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        wires = [connect(port, f"127.0.0.{2 + number // 20}") for number in range(100)]
+        await asyncio.sleep(0.1)
+        wires.append(connect(port))
+        await asyncio.sleep(0.1)
+        assert connections.closed["evicted"] == 2
+        assert set(Counter(connection.address for connection in connections.open).values()) == {1, 19, 20}
+        for wire in wires:
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=100), story)
+
+
 def test_many_requests_in_one_packet_are_refused_quietly(caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, connections: Connections) -> None:
         events: list[str] = []

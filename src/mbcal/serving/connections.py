@@ -1,8 +1,8 @@
 """All connections of a process: how many there are, which are closed when there are too many, and what they hold.
 
-When too many connections are open, those are closed that have made the server wait longest for a complete request: first
-those of an address that has more than half of all, last those that have been answered and are idle. Connections count from
-the moment they are accepted (`tls`).
+When too many connections are open, the address that has most of them loses one, and so on: of its connections those that
+have made the server wait longest for a complete request, last those that have been answered and are idle. So whoever holds
+many cannot push out an address that has few. Connections count from the moment they are accepted (`tls`).
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class Connections:
         if not waiting:
             newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
             return
-        most, per_address = self.limits.max_connections, Counter(connection.address for connection in self.open)
-
-        def last_to_go(other: Connection) -> tuple[bool, bool, int, float]:
-            count = per_address[other.address]
-            return count <= most // 2, other.is_idle, -count, other.since
-
-        waiting.sort(key=last_to_go)
-        for connection in waiting[: max(1, most // 50)]:  # several: sorting is not free
+        waiting.sort(key=lambda other: (other.is_idle, other.since))
+        left = Counter(connection.address for connection in self.open)
+        turns = []  # how many connections an address still has when it loses this one
+        for connection in waiting:
+            turns.append((left[connection.address], connection))
+            left[connection.address] -= 1
+        turns.sort(key=lambda turn: -turn[0])  # of equal ones the order stays
+        for _, connection in turns[: max(1, self.limits.max_connections // 50)]:  # several: sorting is not free
             connection.end("evicted")
 
     def report_once(self, event: str, **values: Any) -> None:
