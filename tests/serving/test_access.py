@@ -58,6 +58,7 @@ def test_the_host_must_be_a_name_of_the_server(registry: Registry) -> None:
         for host in refused:
             answer = await http.get("/healthz", headers={"host": host})
             assert answer.status_code == 421, host
+            assert answer.headers["connection"] == "close", host  # it does not count as served
             assert "--allow-host" in answer.json()["error"]
         for name in ("host", "authorization", "content-type"):
             twice = await http.get("/healthz", headers=[("host", "localhost"), (name, "localhost"), (name, "localhost")])

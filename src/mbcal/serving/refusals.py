@@ -64,6 +64,6 @@ def refusal_headers(error: Exception, status: int) -> list[Header]:
     headers = list(error.headers) if isinstance(error, RefusedError) else []
     if status in (429, 503):
         headers.append((b"retry-after", b"1"))
-    if status in (401, 408, 413):
+    if status in (400, 401, 403, 408, 413, 421):  # most of them need no token: such a connection shall not count as served
         headers.append((b"connection", b"close"))
     return headers
