@@ -16,6 +16,7 @@ from mbcal.client import AsyncClient, Client
 from mbcal.errors import ModelError, OptionError, ServiceError
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access, page_headers, read_token
+from mbcal.serving.events import flush_events
 from mbcal.serving.run import ServerSettings, warn_if_open
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.service import Service
@@ -226,7 +227,7 @@ def test_settings_that_cannot_work_are_one_sentence(shared_registry: Registry, t
     assert "neither an address nor a network" in refused("--trusted-proxy", "proxy")
 
 
-def test_a_server_that_anyone_can_reach_warns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_anyone_can_reach_warns(capfd: pytest.CaptureFixture[str]) -> None:
     for host, token, warns in (
         ("127.0.0.1", None, False),
         ("localhost", None, False),
@@ -236,4 +237,5 @@ def test_a_server_that_anyone_can_reach_warns(capsys: pytest.CaptureFixture[str]
         ("ranker.example", None, True),
     ):
         warn_if_open(ServerSettings("registry", host=host, token=token))
-        assert ("--token-file" in capsys.readouterr().err) == warns, host
+        flush_events()
+        assert ("--token-file" in capfd.readouterr().err) == warns, host

@@ -16,6 +16,7 @@ import pytest
 
 from mbcal.serving import hub as hub_module
 from mbcal.serving import supervisor as supervisor_module
+from mbcal.serving.events import flush_events
 from mbcal.serving.hub import Hub, HubStore
 from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.refusals import refusal, refusal_headers
@@ -191,6 +192,7 @@ def test_ids_of_a_worker_whose_log_cannot_be_read_are_free_after_a_while(
             assert await claims.claim("1", "a") is True
 
     asyncio.run(story())
+    flush_events()
     assert '"log unreadable"' in (printed := capfd.readouterr().err)
     assert "IndexError: list index out of range" in printed
 
@@ -232,6 +234,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
     asyncio.run(story())
     assert len(set(failures)) == 1  # every attempt closed its sockets
     assert supervisors[0]._hub.restarts == 3
+    flush_events()
     events = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [(event["event"], event["worker"], event["error"], event["restart_in"]) for event in events] == [
         ("worker ended", 0, "OSError: [Errno 24] Too many open files", 0.02),

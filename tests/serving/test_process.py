@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,14 +12,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 from mbcal.client import Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision
 from mbcal.errors import ServiceError
 from mbcal.registry.registry import Registry
+from mbcal.serving import events
 from tests.support.servers import serving
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 
@@ -144,3 +148,46 @@ def test_a_log_that_nobody_reads_any_more_stops_nothing(registry: Registry, tmp_
                 time.sleep(0.1)
         process.terminate()
         assert process.wait(timeout=20) == 0
+
+
+def test_a_log_whose_reader_does_not_read_stops_nothing(registry: Registry, tmp_path: Path) -> None:
+    with serving(registry, "--workers", "2", "--log", str(tmp_path / "log")) as (process, port):
+        assert process.stderr is not None
+        full = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        for size in (1024, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(full, b"x" * size)
+        os.close(full)
+        os.kill(psutil.Process(process.pid).children()[0].pid, signal.SIGKILL)  # the supervisor would print a line for it
+        registry.activate("v000002")  # and the workers for this
+        deadline = time.monotonic() + 20
+        with Client(f"http://127.0.0.1:{port}") as client:
+            while client.rank([], ITEMS, session="s", shown=[]).version != "v000002":
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        process.terminate()
+        assert process.wait(timeout=10) == 0
+
+
+def test_lines_that_are_lost_are_counted(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_WAITING", 3)
+    lines, stuck, goes_on = events.EventLines(), threading.Event(), threading.Event()
+    write = os.write
+
+    def stuck_write(*data: Any) -> int:
+        stuck.set()
+        goes_on.wait(10)
+        return write(*data)
+
+    monkeypatch.setattr(os, "write", stuck_write)
+    lines.add("first")
+    assert stuck.wait(10)
+    for number in range(5):
+        lines.add(f"waiting {number}")
+    lines.flush(0.01)  # it does not wait for ever
+    goes_on.set()
+    lines.flush(10)
+    printed = capfd.readouterr().err.splitlines()
+    assert [printed[0], *printed[2:]] == ["first", "waiting 0", "waiting 1", "waiting 2"]
+    assert json.loads(printed[1])["lines"] == 2
