@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mbcal.decision_log import Damage, DecisionLog, Feedback, Loss, Missing
+from mbcal.decision_log.checksums import range_checksums
 from mbcal.decision_log.compaction import compact_log
 from mbcal.decision_log.numbering import Mark, MarkFile
 from mbcal.decision_log.reader import read_log
@@ -93,6 +96,36 @@ def test_overwritten_bytes_cost_only_the_records_they_touch(payloads: list[bytes
     spans = list(scan_segment(damaged, 1))
     assert [span.payload for span in spans if span.payload is not None] == intact
     assert [span.start for span in spans] == [HEADER.size, *(span.end for span in spans)][: len(spans)]  # no gaps
+
+
+@given(st.binary(min_size=1, max_size=200), st.data())
+def test_checksums_of_ranges_are_those_of_zlib(content: bytes, data: st.DataObject) -> None:
+    starts = data.draw(st.lists(st.integers(0, len(content)), min_size=1, max_size=5))
+    ends = [data.draw(st.integers(start, len(content))) for start in starts]
+    before = [data.draw(st.integers(0, 2**32 - 1)) for _ in starts]
+    lengths = np.array(ends) - np.array(starts)
+    found = range_checksums(memoryview(content), np.array(starts), lengths, np.array(before, np.uint32))
+    assert found.tolist() == [
+        zlib.crc32(content[start:end], first) for start, end, first in zip(starts, ends, before, strict=True)
+    ]
+
+
+def test_names_that_look_like_records_do_not_slow_the_search_after_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = (1 << 20).to_bytes(8, "little") * 20_000  # at every eighth byte a record of 1 MiB could begin
+    data, ranges = segment_of([planted] * 20)
+    damaged = bytearray(data)
+    damaged[ranges[1][0] + FRAME_BYTES] ^= 1
+    read, crc32 = [0], zlib.crc32
+
+    def counted(part: bytes, start: int = 0) -> int:
+        read[0] += len(part)
+        return crc32(part, start)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+    spans = list(scan_segment(bytes(damaged), 1))
+    assert [span.number for span in spans] == [1, 0, *range(3, 21)]
+    assert [(span.start, span.end) for span in spans] == ranges
+    assert read[0] < 10 * len(data)
 
 
 def test_a_record_inside_another_is_not_read_as_a_record(folder: Path) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mbcal.decision_log.checksums import Offsets, range_checksums
 from mbcal.errors import LogError
 
 MAGIC, FORMAT = b"mbcallog", 2
@@ -35,6 +36,10 @@ FRAME_BYTES = _FRAME.size
 _POSITION = struct.Struct("<IQIQ")
 MAX_SEGMENT = 999_999_999
 """Files and marks with higher numbers are not of a log: no writer gets so far, and headers have no room for it."""
+_NUMBERS = 1 << 48
+"""Damage is not searched for records with higher numbers: no writer gets so far."""
+_FIRST_PART, _LARGEST_PART = 1 << 12, 1 << 20
+"""Bytes that are searched at a time for the next record after damage: few at first, then four times as many each time."""
 _SEGMENT_NAME = re.compile(r"segment-([0-9]{6,9})\.log")
 _PARQUET_NAME = re.compile(r"(?:decisions|feedback)-([0-9]{6,9})\.parquet")
 _WORKER_NAME = re.compile(r"worker-(\d+)")
@@ -157,15 +162,35 @@ def _record_at(view: memoryview, segment: int, offset: int) -> tuple[int, int]:
 
 
 def _next_record(view: memoryview, segment: int, start: int) -> int:
-    """Offset of the first valid record at or after `start`, at any byte; the end of the segment if there is none."""
-    possible = []
-    for shift in range(4):  # reading the bytes as u32 with four shifts gives the length field of every offset
-        count = max(len(view) - start - shift, 0) // 4
-        lengths = np.frombuffer(view, "<u4", count, start + shift) if count else np.empty(0, "<u4")
-        offsets = start + shift + 4 * np.arange(count, dtype=np.int64)
-        fits = (lengths > 0) & (lengths <= MAX_RECORD_BYTES) & (offsets + FRAME_BYTES + lengths <= len(view))
-        possible.append(offsets[fits])
-    for offset in np.sort(np.concatenate(possible)).tolist():
-        if _record_at(view, segment, offset)[0]:
-            return int(offset)
+    """Offset of the first valid record at or after `start`, at any byte; the end of the segment if there is none.
+
+    Names that clients choose may look like the beginning of a record at many offsets, so all checksums of a part of the
+    segment are computed together: the time is linear in its bytes.
+    """
+    size = _FIRST_PART
+    while start < len(view):
+        offsets = _plausible_offsets(view, start, start + size)
+        frames = [_FRAME.unpack_from(view, offset) for offset in offsets.tolist()]
+        places = zip(offsets.tolist(), frames, strict=True)
+        before = [zlib.crc32(_POSITION.pack(segment, offset, frame[0], frame[2])) for offset, frame in places]
+        lengths = np.array([length for length, _, _ in frames], np.int64)
+        checksums = np.array([checksum for _, checksum, _ in frames], np.uint32)
+        found = range_checksums(view, offsets + FRAME_BYTES, lengths, np.array(before, np.uint32))
+        for offset in offsets[found == checksums].tolist():
+            if _record_at(view, segment, offset)[0]:
+                return int(offset)
+        start, size = start + size, min(4 * size, _LARGEST_PART)
     return len(view)
+
+
+def _plausible_offsets(view: memoryview, start: int, end: int) -> Offsets:
+    """Offsets from start to before end at which length and number could be those of a record, ascending."""
+    possible = [np.empty(0, np.int64)]
+    for first in range(start, start + 4):  # read as u32 with four shifts, the bytes give every field of every offset
+        last = min(end + FRAME_BYTES, len(view))
+        words = np.frombuffer(view[first:last], "<u4", max(last - first, 0) // 4)
+        lengths, high = words[:-3].astype(np.int64), words[3:]
+        offsets = first + 4 * np.arange(len(lengths), dtype=np.int64)
+        fits = (lengths > 0) & (lengths <= MAX_RECORD_BYTES) & (offsets + FRAME_BYTES + lengths <= len(view))
+        possible.append(offsets[fits & (high < _NUMBERS >> 32) & (offsets < end)])
+    return np.sort(np.concatenate(possible))
