@@ -16,6 +16,7 @@ from mbcal.cli.canary import canary_config, watch_options
 from mbcal.decision_log import Decision, read_log
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError
+from mbcal.registry.lock import locked
 from mbcal.registry.registry import Registry
 from mbcal.serving.canary import CanarySettings
 from mbcal.serving.messages import RankRequest
@@ -131,6 +132,27 @@ def test_a_damaged_canary_is_refused_and_withdrawn(registry: Registry) -> None:
         assert CANARY in service.refused
         assert registry.canary() is None
         assert registry.pointer().withdrawn[CANARY] == "it is damaged, a server refused it"
+
+    asyncio.run(story())
+
+
+def test_a_damaged_canary_is_withdrawn_later_if_another_process_changes_the_registry(registry: Registry) -> None:
+    registry.start_canary(CANARY)
+    weights = registry.path / "versions" / CANARY / "scorer.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        with locked(registry.path):
+            for _ in range(3):
+                await asyncio.wait_for(service.refresh_version(), 10)
+            assert await version_of(service, "s") == LIVE
+        assert registry.canary() == CANARY
+        await service.refresh_version()
+        assert registry.canary() is None
+        assert registry.pointer().withdrawn[CANARY] == "it is damaged, a server refused it"
+        names = [name for name, _ in service.events]  # type: ignore[attr-defined]
+        assert names == ["swapped", "refused", "canary failed", "canary not withdrawn"]
 
     asyncio.run(story())
 

@@ -220,13 +220,16 @@ class Registry:
             write_pointer(self.path, pointer.activated(promoted))
         return promoted
 
-    def withdraw_canary(self, name: str | None = None, *, reason: str = "by hand", expected: Pointer | None = None) -> str:
+    def withdraw_canary(
+        self, name: str | None = None, *, reason: str = "by hand", expected: Pointer | None = None, wait: bool = True
+    ) -> str:
         """End the canary; the live version serves all sessions again. The withdrawn version is not removed.
 
         Args:
             name: Withdraw only if this version is still the canary; None withdraws any.
             reason: Kept with the version's name and listed by 'mbcal registry list'.
             expected: Withdraw only if live version and canary, and its trial, are still those of this pointer.
+            wait: Whether to wait for another process that changes the registry.
 
         Returns:
             The name of the withdrawn version.
@@ -234,9 +237,9 @@ class Registry:
         Raises:
             ConflictError: If the registry is not as expected, or another version is the canary.
             ModelError: If there is no canary.
-            OutputError: If the registry cannot be written.
+            OutputError: If the registry cannot be written; RegistryBusyError if another process changes it.
         """
-        with locked(self.path):
+        with locked(self.path, wait):
             pointer = self._require_unchanged(self.pointer(), expected)
             withdrawn = self._require_canary(pointer, name)
             write_pointer(self.path, pointer.without_canary(reason))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mbcal.data.user_split import stable_hash
 from mbcal.errors import MbcalError
+from mbcal.registry.lock import RegistryBusyError
 from mbcal.registry.registry import Registry
 from mbcal.serving.ranker import Ranker
 
@@ -43,6 +44,7 @@ class Canary:
         self.ranker: Ranker | None = None
         self._trial: tuple[str | None, int] = (None, 0)  # the registry's canary, and when it became that
         self._failed: tuple[str | None, int] | None = None  # the trial in which it failed last
+        self._reason: str | None = None  # why it is to be withdrawn, which could not be done yet
         self._unserved: str | None = None  # a canary that gets no sessions here, as was said
 
     @property
@@ -73,6 +75,8 @@ class Canary:
             open_version: Opens and verifies a version; returns None if it is refused.
         """
         self._trial = (name, began)
+        if self._trial == self._failed and self._reason is not None:
+            await self._try_to_withdraw(name, self._reason)
         if name is None or self.settings.share == 0 or self._trial == self._failed:
             self.ranker = None
             if self.settings.share == 0:
@@ -100,7 +104,18 @@ class Canary:
     async def _withdraw(self, name: str, reason: str) -> None:
         self._failed = self._trial
         self._on_event("canary failed", version=name, error=reason)
+        await self._try_to_withdraw(name, reason)
+
+    async def _try_to_withdraw(self, name: str | None, reason: str) -> None:
+        """Withdraw the canary; while another process changes the registry, the next look tries again.
+
+        Nothing waits for that process: it may hold up the server's start and its end for ever.
+        """
+        self._reason, is_first = None, self._reason is None
         try:
-            await asyncio.to_thread(self._registry.withdraw_canary, name, reason=reason)
+            await asyncio.to_thread(self._registry.withdraw_canary, name, reason=reason, wait=False)
         except MbcalError as problem:  # another server did it, or the registry cannot be written
-            self._on_event("canary not withdrawn", version=name, error=str(problem))
+            if isinstance(problem, RegistryBusyError):
+                self._reason = reason
+            if is_first:
+                self._on_event("canary not withdrawn", version=name, error=str(problem))
