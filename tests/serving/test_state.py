@@ -124,7 +124,7 @@ def test_memory() -> None:
 
 def test_the_oldest_decisions_are_dropped_first() -> None:
     async def tell() -> list[bool]:
-        store = MemoryStore(max_bytes=3 * 2 * 800)  # a third of it for decisions, of 717 bytes each
+        store = MemoryStore(max_bytes=3 * 2 * 1050)  # a third of it for decisions, of 967 bytes each
         for name in ("d1", "d2", "d3"):
             await store.remember_decision(name, DecisionRef(None, 1, ["item 2"], "v000001"))
         return [await store.recall_decision(name) is None for name in ("d1", "d2", "d3")]

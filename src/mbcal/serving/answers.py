@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from mbcal.serving.bounded import BoundedDict
+from mbcal.serving.bounded import FairDict
 
 T = TypeVar("T")
 
@@ -29,11 +29,11 @@ class RememberedAnswers(Generic[T]):
         """Start empty.
 
         Args:
-            max_bytes: Bound on all answers; the oldest are dropped.
+            max_bytes: Bound on all answers; the oldest of the client that holds most are dropped.
             size_of: Estimated bytes of an answer.
             is_valid: Whether an answer may still be given; if not, it is made again.
         """
-        self._known: BoundedDict[Hashable, _Making[T] | T] = BoundedDict(max_bytes)
+        self._known: FairDict[Hashable, _Making[T] | T] = FairDict(max_bytes)
         self._size_of, self._is_valid = size_of, is_valid
 
     @property

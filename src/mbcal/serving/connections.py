@@ -40,7 +40,7 @@ class Connection(Protocol):
     """An open connection, as `Connections` sees it: HTTP, or a TLS handshake that is not complete."""
 
     address: str
-    """The client's."""
+    """The client's, as `clients.client_of` has it."""
     since: float
     """Time of the event loop since which the server has waited for the client."""
     held: int

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from mbcal.serving.clients import current_client
 from mbcal.serving.pool import Pool, Snapshot, TrafficPool
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step
 from mbcal.serving.worker_claims import WorkerClaims
@@ -43,6 +44,8 @@ class Call(msgspec.Struct, array_like=True):
     key: str = ""
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
     """MessagePack; null if the method has no second argument."""
+    client: str = ""
+    """Whose request it is for: what is stored counts as that client's."""
 
 
 class Reply(msgspec.Struct, array_like=True):
@@ -125,6 +128,7 @@ class Hub:
         try:
             while True:
                 call = _decode_call(await _read(reader))
+                current_client.set(call.client)
                 value = await self._handlers[call.method](worker, call.key, call.value)
                 _write(writer, _reply(call.number, value))
                 if writer.transport.get_write_buffer_size() > 1 << 20:
@@ -266,7 +270,7 @@ class HubStore:
         """Write a call, unless the supervisor is gone; return its number."""
         number = next(self._numbers)
         if self._writer is not None and self.available:
-            _write(self._writer, Call(number, method, key, msgspec.Raw(_encode(value))))
+            _write(self._writer, Call(number, method, key, msgspec.Raw(_encode(value)), current_client.get()))
         return number
 
     async def _open(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from mbcal.serving.clients import client_of
 from mbcal.serving.connections import Connection, ConnectionLimits, Connections
 
 PIECE = 16 * 1024
@@ -36,7 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self.handshake is not None:
             self.shared.lost(self.handshake)
-        self.address = self.client[0] if self.client else ""
+        self.address = client_of(self.client[0]) if self.client else ""
         self.since = self.loop.time()
         """When the connection began to wait for a request, or the request began to arrive."""
         self.served = 0

@@ -59,7 +59,7 @@ class RepeatedRequests:
 
         Args:
             sessions: The store that other workers and servers may share.
-            max_bytes: Bound on all answers; the oldest are dropped.
+            max_bytes: Bound on all answers; the oldest of the client that holds most are dropped.
             lifetime: Seconds for which an answer is remembered.
             clock: Seconds since 1970.
         """

@@ -22,6 +22,7 @@ from typing import Any
 from mbcal.serving.access import NO_SNIFFING, Access, page_headers
 from mbcal.serving.admission import Admission
 from mbcal.serving.batches import is_batch, members_of
+from mbcal.serving.clients import client_of, current_client
 from mbcal.serving.endpoints import PAGE_FILES, ROUTES, Endpoints
 from mbcal.serving.metrics import RequestMetrics
 from mbcal.serving.refusals import Header, RefusedError, refusal, refusal_headers
@@ -121,7 +122,8 @@ class App:
         if method == "POST":
             self.access.require_json(headers)
         body = await self._body(receive) if method == "POST" else name.encode()
-        client = (scope.get("client") or ("?",))[0]
+        client = client_of((scope.get("client") or ("?",))[0])
+        current_client.set(client)
         if not route.limited:
             if route.waits:
                 await self._turns.take(client, work_of(body))

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from mbcal.errors import MbcalError, OptionError
-from mbcal.serving.bounded import BoundedDict, pairs_bytes
+from mbcal.serving.bounded import BoundedDict, FairDict, pairs_bytes
 
 MAX_STEPS = 1_000
 """Steps kept of a session; of a longer one the latest."""
@@ -218,7 +218,7 @@ class SessionStore(Protocol):
 
 
 class MemoryStore:
-    """Sessions and decisions in this process's memory; the least recently used are dropped when they grow too large."""
+    """Sessions and decisions in this process's memory; if they grow too large, the client that has most loses its oldest."""
 
     available, outages, is_shared, is_required = True, 0, False, False
 
@@ -233,8 +233,8 @@ class MemoryStore:
             clock: Seconds, from any start.
         """
         self._lifetime, self._clock = lifetime, clock
-        self._sessions: BoundedDict[str, _Kept[Session]] = BoundedDict(max_bytes * 2 // 3)
-        self._decisions: BoundedDict[str, _Kept[DecisionRef]] = BoundedDict(max_bytes // 3)
+        self._sessions: FairDict[str, _Kept[Session]] = FairDict(max_bytes * 2 // 3)
+        self._decisions: FairDict[str, _Kept[DecisionRef]] = FairDict(max_bytes // 3)
         self._claims: set[str] = set()  # as many as requests in progress
 
     @property

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from mbcal.serving.clients import client_of
 from mbcal.serving.connections import Connections
 from mbcal.serving.protocol import BoundedProtocol
 
@@ -103,7 +104,7 @@ class Handshake:
         self.since, self.held = asyncio.get_running_loop().time(), 0
         self.address = ""
         with contextlib.suppress(OSError):  # the client may be gone
-            self.address = str(accepted.getpeername()[0])
+            self.address = client_of(str(accepted.getpeername()[0]))
 
     def end(self, reason: str) -> None:
         """Close the connection at once."""
