@@ -116,3 +116,27 @@ def test_what_was_answered_while_the_store_was_away_is_shared_afterwards(has_sup
         assert await ask(one, "late", 5.0) == (5.0, True)
 
     asyncio.run(story())
+
+
+def test_servers_agree_again_after_their_store_was_emptied() -> None:
+    now = [0.0]
+    store = SharedStore(lifetime=60.0, clock=lambda: now[0])
+    servers = [RepeatedRequests(store, 20_000, 3600.0) for _ in range(2)]
+
+    async def ask(server: int, name: str) -> str:
+        async def work() -> RankAnswer:
+            answer = RankAnswer(name, f"v{server}", 0.1, [RankedItem("i", 1.0, {"instant": 1.0}, 0.9, True)])
+            return await servers[server].remember(name, servers[server].reference("hash", None, 1, answer), answer)
+
+        return (await servers[server].once(name, "hash", work)).version
+
+    async def story() -> None:
+        assert [await ask(0, "a"), await ask(0, "b")] == ["v0", "v0"]
+        now[0] = 61.0  # the store forgets all of it
+        assert [await ask(0, "a"), await ask(1, "a")] == ["v0", "v0"]  # the first server shares it again
+        assert [await ask(1, "b"), await ask(0, "b"), await ask(1, "b")] == ["v1", "v1", "v1"]
+        shared = await store.recall_decision("a")
+        assert shared is not None
+        assert (shared.items, shared.version) == (["i"], "v0")
+
+    asyncio.run(story())

@@ -11,7 +11,8 @@ What is remembered is bounded in bytes and in time. When a server starts, it rec
 log, so a restart changes nothing; and with several workers or servers, the store they share knows the answers of all, and
 who is making one (`claims`). What that store knows comes before what was recovered: a process that was killed may have
 logged an answer that nobody saw, and another one may have answered since. An answer that was given while the shared store
-was away counts as not shared, too: it is looked up and shared when the request comes again and the store is back.
+was away counts as not shared, too: it is looked up and shared when the request comes again and the store is back. A single
+process asks the servers' store even for what it knows itself: the store may have been emptied, and others have answered.
 """
 
 from __future__ import annotations
@@ -105,9 +106,27 @@ class RepeatedRequests:
 
         if self._sessions.available and self._known.get(decision) and self._known.get(_key_unshared(decision)):
             self._known.pop(decision)  # the store is back: others may have answered since
+        known = self._known.get(decision)
         stored = await self._known.once(decision, recall_or_make, request)
         _require_same(decision, request, stored.known.request)
-        return _decode(stored.known.answer)
+        answer = _decode(stored.known.answer)
+        if stored is known and self._sessions.is_shared and self.supervisor is None and not self._sessions.is_required:
+            return await self._confirm(decision, stored, answer)
+        return answer
+
+    async def _confirm(self, decision: str, stored: _Stored, answer: RankAnswer) -> RankAnswer:
+        """Return the answer that other servers give: a store that lost it gets it again, unless one has answered since."""
+        items = [entry.item for entry in answer.items]
+        reference = msgspec.structs.replace(stored.known, time=time.time_ns() // 1000, items=items, version=answer.version)
+        try:
+            first = await self._sessions.remember_decision(decision, reference)
+        except StateAwayError:
+            return answer
+        if first.answer == stored.known.answer:
+            return answer
+        _require_same(decision, stored.known.request, first.request)
+        self._known.put(decision, stored._replace(known=msgspec.structs.replace(stored.known, answer=first.answer)))
+        return _decode(first.answer)
 
     async def _first_answer(self, decision: str, request: str, known: DecisionRef | None) -> RankAnswer | None:
         """The answer that was given before: what other processes know, else what was not shared yet, which is shared."""
