@@ -152,6 +152,27 @@ def test_a_decision_that_was_recovered_is_remembered_when_it_is_asked_for(regist
     assert [(record.decision, record.item) for record in found] == [("mine", answers[0]["items"][0]["item"])]
 
 
+def test_ids_do_not_depend_on_a_clock_that_can_be_set() -> None:
+    assert RepeatedRequests(MemoryStore(), 20_000, 60.0)._clock is time.monotonic
+    now = [5.0]
+    remembered = RepeatedRequests(MemoryStore(), 20_000, 60.0, lambda: now[0])
+    logged = msgspec.structs.replace(decision(1), request="hash", time=time.time_ns() // 1000 - 50_000_000)
+    logged = msgspec.structs.replace(logged, scores=[1.0] * len(logged.items), seen=[True] * len(logged.items), parts={})
+
+    async def work() -> RankAnswer:
+        return RankAnswer("new", "v1", 0.1, [])
+
+    async def story() -> None:
+        assert remembered.recover([logged]) == 1
+        now[0] += 5
+        assert (await remembered.once(logged.id, "hash", work)).decision == logged.id
+        assert remembered.recover([logged]) == 1
+        now[0] += 61
+        assert (await remembered.once(logged.id, "hash", work)).decision == "new"  # it was logged 116 seconds ago
+
+    asyncio.run(story())
+
+
 def test_what_is_recovered_is_bounded(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     with DecisionLog(folder, segment_bytes=1000) as log:

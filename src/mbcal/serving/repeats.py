@@ -47,14 +47,14 @@ class _Stored(NamedTuple):
     """With the hash of the request and the answer. If it is not shared yet, also all else but the items, which the answer
     has, too."""
     expires: float
-    """Seconds since 1970."""
+    """By the clock of `RepeatedRequests`."""
 
 
 class RepeatedRequests:
     """Answers by the id of their request."""
 
     def __init__(
-        self, sessions: SessionStore, max_bytes: int, lifetime: float, clock: Callable[[], float] = time.time
+        self, sessions: SessionStore, max_bytes: int, lifetime: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start empty.
 
@@ -62,7 +62,7 @@ class RepeatedRequests:
             sessions: The store that other workers and servers may share.
             max_bytes: Bound on all answers; the oldest of the client that holds most are dropped.
             lifetime: Seconds for which an answer is remembered.
-            clock: Seconds since 1970.
+            clock: Seconds, from any start: a clock that is set must not make answers unknown.
         """
         self._sessions, self._lifetime, self._clock = sessions, lifetime, clock
         self.supervisor: SessionStore | None = None
@@ -185,14 +185,15 @@ class RepeatedRequests:
 
     def recover(self, decisions: Iterable[Decision]) -> int:
         """Keep the answers of logged decisions, of several with one id the latest; return how many there were."""
-        count = 0
+        count, now, expires = 0, time.time(), self._clock() + self._lifetime
         for decision in decisions:
             reference, key = logged_reference(decision), _key_unshared(decision.id)
             if reference is not None:
                 earlier = self._known.get(key)
                 if earlier is None or earlier.known.time <= reference.time:
                     kept = msgspec.structs.replace(reference, items=[])
-                    self._known.put(key, _Stored(kept, reference.time / 1e6 + self._lifetime))
+                    age = max(now - reference.time / 1e6, 0.0)
+                    self._known.put(key, _Stored(kept, expires - age))
                 count += 1
         return count
 
