@@ -150,7 +150,7 @@ def test_requests_that_are_cut_off_leave_one_line_in_the_log(shared_registry: Re
     with serving(shared_registry) as (process, port):
         for _ in range(3):
             with connect(port, b"GET /v1/model HTTP/1.1\r\nhost: localhost\r\n\r\n" * 40) as wire:
-                assert wire.recv(12) == b"HTTP/1.1 400"
+                assert b"HTTP/1.1 400" in wire.makefile("rb").read()
         assert [event["event"] for event in events_of(process)] == ["too many requests at once", "draining", "stopped"]
 
 

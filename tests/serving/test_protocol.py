@@ -222,7 +222,8 @@ def test_many_requests_in_one_packet_are_refused_quietly(caplog: pytest.LogCaptu
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n" * 40)
-            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+            answers = (await asyncio.wait_for(reader.read(), 5)).split(b"HTTP/1.1 ")
+            assert [answer[:3] for answer in answers] == [b"", *[b"200"] * 17, b"400"]
             writer.close()
         await asyncio.sleep(0.1)
         assert connections.closed["pipelined"] == 3
@@ -230,6 +231,22 @@ def test_many_requests_in_one_packet_are_refused_quietly(caplog: pytest.LogCaptu
 
     run_server(ConnectionLimits(), story, slowly)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "rest", [b"\x00garbage\r\n\r\n", b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nz\r\n"]
+)
+def test_what_is_no_request_is_refused_after_the_answers_to_those_before_it(rest: bytes) -> None:
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + rest)
+        answers = (await asyncio.wait_for(reader.read(), 5)).split(b"HTTP/1.1 ")
+        assert [answer[:3] for answer in answers] == [b"", b"200", b"200", b"200", b"400"]
+        writer.close()
+        await asyncio.sleep(0.05)
+        assert not connections.open
+
+    run_server(ConnectionLimits(), story, slowly)
 
 
 def test_a_client_that_closes_its_end_gets_its_answers() -> None:

@@ -52,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_head, self._received = False, 0  # the head is incomplete; bytes of it received, whatever was reported
         self._has_ended = False  # a request ended in this piece, and the rest of the piece is of the next
         self._problem: tuple[int, str, str] | None = None  # status, sentence and reason of the refusal
+        self._refusal = b""  # what is sent after the answers to earlier requests; nothing is read any more
         self._plain_head = b""  # of a request that wants another protocol, without that wish
         self._running: Any = None  # the request that is being handled; `cycle` is the latest
         self.shared.opened(self)
@@ -91,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE):
-            if self.transport.is_closing():
+            if self.transport.is_closing() or self._refusal:
                 return
             piece = data if len(data) <= PIECE else data[start : start + PIECE]
             self._silent += len(piece)
@@ -99,7 +100,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._feed(piece)
             if self._is_head and not self._has_ended:
                 self._received += len(piece)
-            if max(self._silent, self._received) > self.shared.limits.max_head and not self.transport.is_closing():
+            if max(self._silent, self._received) > self.shared.limits.max_head and not (
+                self.transport.is_closing() or self._refusal
+            ):
                 self.refuse(431, _HEAD_SENTENCE, "large head")
 
     def _feed(self, data: bytes) -> None:
@@ -183,6 +186,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self.hold(0, self._unread)
         super().on_response_complete()
+        if self._refusal and self._running.response_complete and not self.transport.is_closing():
+            self._close_with(self._refusal)
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it asks: count what waits for it."""
@@ -228,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.shared.lost(self)
 
     def refuse(self, status: int, sentence: str, reason: str) -> None:
-        """Answer with a refusal and close the connection.
+        """Answer with a refusal, after the answers to earlier requests, and close the connection.
 
         Args:
             status: The status.
@@ -238,7 +243,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self.shared.closed[reason] += 1
         body = json.dumps({"error": sentence}).encode()
         head = b"content-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+        refusal = STATUS_LINE[status] + head % len(body) + body
+        if self.is_waiting:
+            self._close_with(refusal)
+            return
+        self._refusal = refusal
+        if self.cycle.more_body:  # it is the one that is refused: its body never ends
+            self.pipeline.popleft()
+
+    def _close_with(self, refusal: bytes) -> None:
+        self.transport.write(refusal)
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
