@@ -20,6 +20,7 @@ from mbcal.serving.events import flush_events
 from mbcal.serving.run import ServerSettings, warn_if_open
 from mbcal.serving.sentences import without_paths
 from mbcal.serving.service import Service
+from tests.support.command_line import mbcal
 from tests.support.servers import run_app, serving
 from tests.support.versions import ITEMS
 
@@ -225,6 +226,21 @@ def test_settings_that_cannot_work_are_one_sentence(shared_registry: Registry, t
     (tmp_path / "not.pem").write_text("no certificate")
     assert "cannot be used" in refused("--tls-cert", str(tmp_path / "not.pem"), "--tls-key", str(tmp_path / "not.pem"))
     assert "neither an address nor a network" in refused("--trusted-proxy", "proxy")
+
+
+@pytest.mark.parametrize("lifetime", ["inf", "nan", "1e300", "0"])
+def test_a_lifetime_is_a_number_of_seconds(shared_registry: Registry, tmp_path: Path, lifetime: str) -> None:
+    options = (
+        "--registry",
+        str(shared_registry.path),
+        "--log",
+        str(tmp_path / "log"),
+        "--lifetime",
+        lifetime,
+        "--port",
+        "0",
+    )
+    assert "--lifetime" in mbcal("serve", *options, code=2).stderr
 
 
 def test_a_server_that_anyone_can_reach_warns(capfd: pytest.CaptureFixture[str]) -> None:

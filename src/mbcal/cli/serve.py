@@ -45,7 +45,7 @@ def serve(  # long, since every option has its help here
         ),
     ] = "memory",
     lifetime: Annotated[
-        float, typer.Option(min=1, help="Seconds without a request after which a session expires.")
+        float, typer.Option(min=1, max=1e9, help="Seconds without a request after which a session expires.")
     ] = 1800.0,
     max_candidates: Annotated[int, typer.Option(min=1, max=10_000, help="Candidates of one request.")] = 1000,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of one request's body.")] = 512 * 1024,
@@ -54,7 +54,7 @@ def serve(  # long, since every option has its help here
         typer.Option(min=1, help="Requests in progress; more are refused with 503. A batch takes a quarter at a time."),
     ] = 64,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Open connections; beyond, those are closed that kept the server waiting longest.")
+        int, typer.Option(min=1, help="Open connections; beyond, the address that has most of them loses some.")
     ] = 1000,
     max_memory: Annotated[
         int,
