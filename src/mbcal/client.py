@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import time
 import uuid
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from mbcal.errors import InputError, OptionError, ServiceError
+from mbcal.errors import InputError, OptionError, ServiceError, printable
 from mbcal.received import LATE, ReceivedAnswer
 from mbcal.types import Name, Steps, to_name, to_names, to_steps
 from mbcal.types.fields import Values
@@ -48,10 +49,11 @@ class _BaseClient:
             raise OptionError("client: needs httpx and msgspec; pip install 'mbcal[serve]'") from error
         self._httpx = httpx
         self._address, self._retries, self._timeout = address.rstrip("/"), retries, timeout
+        self._shown = _without_password(self._address)
         try:
             httpx.URL(self._address)
         except httpx.InvalidURL as error:
-            raise OptionError(f"address: {address!r} is none ({error}); write http://HOST:PORT") from error
+            raise OptionError(f"address: {self._shown!r} is none ({error}); write http://HOST:PORT") from error
         token = (token or os.environ.get("MBCAL_TOKEN") or "").strip()
         if not (token.isascii() and token.isprintable()):
             raise OptionError("token: has a character that no server takes; give the token that the server was started with")
@@ -68,7 +70,7 @@ class _BaseClient:
 
     def _unreachable(self, error: Exception) -> ServiceError:
         reason = LATE if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return ServiceError(f"{self._address}: no answer ({reason}); is 'mbcal serve' running there?", 0)
+        return ServiceError(f"{self._shown}: no answer ({printable(reason)}); is 'mbcal serve' running there?", 0)
 
 
 class Client(_BaseClient):
@@ -330,3 +332,8 @@ def _feedback_body(decision: Name, behaviour: Name, item: Name | None) -> bytes:
 
     named_item = None if item is None else to_name(item)
     return msgspec.json.encode(FeedbackRequest(to_name(decision, "decision"), to_name(behaviour, "behaviour"), named_item))
+
+
+def _without_password(address: str) -> str:
+    """An address without the user and the password that it may hold, for messages."""
+    return re.sub(r"//[^/?#]*@", "//", address)

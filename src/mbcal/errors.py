@@ -7,6 +7,7 @@ command line prints the message and exits with code 2. Any other exception that 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 
 
@@ -109,3 +110,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def shortened(text: str, most: int = 100) -> str:
     """Return a text, or its beginning if it is longer than `most` characters: a message need not repeat all of an input."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return a text whose control characters and changes of direction, which a terminal obeys, are escaped as in JSON."""
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)

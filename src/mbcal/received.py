@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
-from mbcal.errors import ServiceError, shortened
+from mbcal.errors import ServiceError, printable, shortened
 
 MAX_ANSWER = 32 << 20
 """Bytes of an answer; 10,000 items with the longest names need 20 MiB."""
@@ -62,4 +62,4 @@ class ReceivedAnswer:
         raise self._error(problem)
 
     def _error(self, problem: str) -> ServiceError:
-        return ServiceError(f"{self._path}: {shortened(problem, MAX_PROBLEM)} (HTTP {self.status})", self.status)
+        return ServiceError(f"{self._path}: {printable(shortened(problem, MAX_PROBLEM))} (HTTP {self.status})", self.status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from mbcal.client import AsyncClient, Client
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.errors import InputError, OptionError, ServiceError
+from mbcal.received import ReceivedAnswer
 from mbcal.registry.registry import Registry
 from tests.support.servers import CuttingProxy, serving
 from tests.support.versions import HISTORY, ITEMS, SHOWN
@@ -144,6 +146,21 @@ def test_an_address_or_a_token_that_cannot_be_one_is_one_sentence(kind: type[Cli
     for token in ("é", "\ud800", "a\r\nX: y"):
         with pytest.raises(OptionError, match="token: has a character that no server takes"):
             kind(token=token)
+
+
+def test_errors_hold_no_password_and_no_control_characters() -> None:
+    with (
+        pytest.raises(ServiceError, match=r"^http://127.0.0.1:1/a: no answer"),
+        Client("http://ada:secret@127.0.0.1:1/a", retries=0) as client,
+    ):
+        client.model()
+    with pytest.raises(OptionError) as refused:
+        Client("http://ada:secret@127.0.0.1:port")
+    assert "secret" not in str(refused.value)
+    answer = ReceivedAnswer("/v1/model", 422, time.monotonic() + 5)
+    answer.add(json.dumps({"error": "\x1b[2J\x9b2J\u202e!\n"}).encode())
+    with pytest.raises(ServiceError, match=r"^/v1/model: \\u001b\[2J\\u009b2J\\u202e!\\n \(HTTP 422\)$"):
+        answer.decode(dict)
 
 
 def test_a_long_error_is_cut() -> None:
