@@ -70,6 +70,16 @@ def test_feedback_is_counted_for_the_latest_of_decisions_with_one_id(tmp_path: P
     assert [(entry["version"], entry["answered"]) for entry in found["versions"]] == [("v1", 0), ("v2", 1)]
 
 
+def test_names_cannot_command_a_terminal(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", [decision(1, user="\x7f \x9b2J \u202e \U000e0001 é")])
+    for options in ((), ("--json",)):
+        printed = mbcal("log", "show", "log", "--last", "1", *options, cwd=tmp_path).stdout
+        assert printed.replace("\n", "").isprintable()
+        assert "\\u007f \\u009b2J \\u202e \\udb40\\udc01 é" in printed
+        record = json.loads(printed)["last"][0] if options else json.loads(printed.splitlines()[-1])
+        assert record["user"] == "\x7f \x9b2J \u202e \U000e0001 é"
+
+
 def test_compact_and_export(shop: Path) -> None:
     before, segments = list(read_log(shop / "log")), len(list((shop / "log").glob("*.log")))
     printed = mbcal("log", "export", "log", "--model", "model", "--out", "first.parquet", "--horizon", "2", cwd=shop).stdout
@@ -121,6 +131,7 @@ def test_mistakes_are_one_sentence(shop: Path, capsys: pytest.CaptureFixture[str
     export = ("log", "export", "log", "--model", "model", "--out", "x.parquet")
     (shop / "x.parquet").write_bytes(b"mine")
     assert refused(*export, cwd=shop, capsys=capsys) == "mbcal: x.parquet: already exists; add --overwrite to replace it"
+    assert "end it with .parquet" in refused(*export[:-1], "x.csv", cwd=shop, capsys=capsys)
     assert "no decision log (no segments)" in refused("log", "show", "model", cwd=shop, capsys=capsys)
     first = shop / "log/segment-000001.log"
     whole = first.read_bytes()

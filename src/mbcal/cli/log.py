@@ -15,7 +15,7 @@ from rich.table import Table
 
 from mbcal.cli.console import progress
 from mbcal.cli.options import Json, shell_quoted
-from mbcal.errors import OutputError
+from mbcal.errors import OptionError, OutputError, printable
 
 if TYPE_CHECKING:  # msgspec is an optional dependency, so the commands import the log when they run
     from mbcal.decision_log import Joined, Loss, Record
@@ -69,7 +69,8 @@ def show_log(
     _report(lost)
     if as_json:
         summary = {"decisions": decisions.total(), "feedback": feedback, "versions": versions, "lost": [*map(str, lost)]}
-        typer.echo(json.dumps({**summary, "last": records}, indent=2, ensure_ascii=False))
+        lines = json.dumps({**summary, "last": records}, indent=2, ensure_ascii=False).split("\n")
+        typer.echo("\n".join(map(printable, lines)))
         return
     total = len(set().union(*sessions.values()))
     typer.echo(f"{folder}: {decisions.total():,} decisions in {total:,} sessions, {feedback:,} feedback records")
@@ -82,7 +83,7 @@ def show_log(
     if versions:
         Console(highlight=False, markup=False, emoji=False).print(table)
     for values in records:
-        typer.echo(json.dumps(values, ensure_ascii=False))
+        typer.echo(printable(json.dumps(values, ensure_ascii=False)))
 
 
 @app.command("compact")
@@ -123,6 +124,8 @@ def export_sessions(
     from mbcal.storage.atomic import write_atomic
     from mbcal.types import SessionFields
 
+    if out.suffix.lower() != ".parquet":
+        raise OptionError(f"out: {str(out)!r} is no name of a Parquet file, which this writes; end it with .parquet")
     items_path = out.with_name(f"{out.stem}.items.parquet")
     for path in (out, items_path):
         if path.is_dir() or (path.exists() and not overwrite):
