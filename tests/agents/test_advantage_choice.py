@@ -14,6 +14,7 @@ from mbcal import NetConfig, Sessions, TrainingConfig, load
 from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice, cross_fitting
 from mbcal.agents.advantage_choice import CANDIDATES
 from mbcal.agents.cross_fitting import Fold, judged_gain, last_better, resample_users
+from mbcal.agents.fit_context import FitContext
 from mbcal.distributed.group import Group
 from mbcal.errors import ModelError, TrainingError
 from mbcal.scoring.scorers import UNKNOWN_USER
@@ -144,6 +145,18 @@ def test_what_is_chosen_is_fitted_as_if_it_had_been_given() -> None:
     given = agent(iterations=2, advantage=chosen.config.advantage).fit(known)
     for name, net in chosen.nets.items():
         assert all(torch.equal(*pair) for pair in zip(net.parameters(), given.nets[name].parameters(), strict=True))
+
+
+def test_a_planned_candidate_is_planned_as_often_as_it_would_be_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer iterations it would earn less than what is chosen in the end, and lose where it should win."""
+    iterations: list[int] = []
+
+    def count(self: MBCALPlan, context: FitContext, policy: Any, iteration: int) -> None:
+        iterations.append(iteration)
+
+    monkeypatch.setattr(MBCALPlan, "_fit_branches", count)
+    agent(iterations=3).fit(sessions(count=200, seed=2))
+    assert iterations[:6] == [1, 2, 3, 1, 2, 3]  # two folds
 
 
 def test_what_is_given_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from mbcal.types import SessionTensors
 
 MAX_SESSIONS = 100_000
 """Sessions of both halves together; no further user is added once this number is reached. Policies of few sessions say
-little about those of many: with 20,000 of the newsfeed the gain of planning was found in two of three fits only."""
+little about those of many."""
 
 PolicyFit = Callable[[SessionTensors, AgentConfig, Progress], Sequence[Policy]]
 """(sessions of half A, settings, progress) -> the policies to compare."""

@@ -57,8 +57,6 @@ from mbcal.types import MASK_ROW, SessionTensors
 
 MIN_BRANCHES, MAX_BRANCHES = 8_192, 100_000
 """Imagined sessions of an iteration: one per train session, but at least and at most this many."""
-CHOICE_ITERATIONS = 2
-"""Iterations of the planned candidates of a choice, at most."""
 MIN_CANDIDATES, CANDIDATES_PER_STEP = 128, 10
 """Candidates of an imagined session, at most: so many in all or per step, whichever is more, since each is shown once. They
 are taken at random."""
@@ -148,10 +146,7 @@ class MBCALPlan(Agent):
 
     def _fit_policies(self, sessions: SessionTensors, settings: AgentConfig, progress: Progress) -> list[NetScorer]:
         """One policy for each of `CANDIDATES`, all with the same environment models and initial weights."""
-        iterations = min(self.config.iterations, CHOICE_ITERATIONS)
-        config = replace(
-            self.config, net=settings.net, training=settings.training, seed=settings.seed, iterations=iterations
-        )
+        config = replace(self.config, net=settings.net, training=settings.training, seed=settings.seed)
         agent = _Candidates(replace(config, advantage=CANDIDATES[0]), self.device.type)
         agent.is_update = self.n_fits > 0
         return agent.fit(sessions, progress=progress).policies
