@@ -61,6 +61,12 @@ def watcher_at(registry: Registry, log: Path, seconds: float, config: CanaryConf
     return CanaryWatcher(registry, [log], config, lambda: registry.pointer().canary_began / 1e6 + seconds)
 
 
+def _renamed(record: Record, prefix: str) -> Record:
+    """The record with other names of decisions and sessions."""
+    names = ("id", "session") if isinstance(record, Decision) else ("id", "decision")
+    return msgspec.structs.replace(record, **{name: prefix + getattr(record, name) for name in names})
+
+
 def look_twice(watcher: CanaryWatcher) -> Look:
     """The second look; the first ends no trial by time."""
     first, second = watcher.look(), watcher.look()
@@ -93,6 +99,21 @@ def test_a_canary_serves_a_day_before_it_is_promoted(registry: Registry, tmp_pat
     assert early is not None
     assert (early.action, registry.canary()) == ("wait", CANARY)
     assert "; better so far; promoted in 12.0 hours at the earliest, " in early.reason
+    assert watcher_at(registry, tmp_path / "log", 3.1 * day, config).look().action == "promote"  # type: ignore[union-attr]
+
+
+def test_a_promotion_waits_again_after_the_share_was_changed(registry: Registry, tmp_path: Path) -> None:
+    """The share is raised from 30% to 50% after two days; what sessions earned before still counts."""
+    day, began = 86400, registry.pointer().canary_began
+    for part, (days, share) in enumerate(((0, 0.3), (2, 0.5))):
+        log, start = tmp_path / "log" / f"worker-{part}", began + days * day * SECOND
+        records = trial_records(600, canary=CANARY, live=LIVE, likes=BETTER, share=share, began=start)
+        write_quickly(log, [_renamed(record, f"{part}-") for record in records])
+    config = replace(CONFIG, shortest=day)
+    early = watcher_at(registry, tmp_path / "log", 2.5 * day, config).look()
+    assert early is not None
+    assert early.action == "wait"
+    assert "promoted in 12.0 hours at the earliest, since users met both versions as the share was changed" in early.reason
     assert watcher_at(registry, tmp_path / "log", 3.1 * day, config).look().action == "promote"  # type: ignore[union-attr]
 
 

@@ -217,12 +217,46 @@ def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
     assert more.visits.value == pytest.approx(2.5, abs=0.02)
 
 
-def test_users_of_both_versions_do_not_count_as_users_who_stayed_away() -> None:
+def test_few_users_of_both_versions_are_no_change_of_the_share() -> None:
+    kept, few = (compare_versions(returning_outcomes((6, 6), switched=count), "a", "b") for count in (0, 4))
+    assert (few.began, few.settled) == (kept.began, kept.settled) == (0, 0)
+    assert few.visits.value == pytest.approx(0.0, abs=0.01)
     switched = compare_versions(returning_outcomes((6, 6), switched=200), "a", "b")
-    assert (switched.visits.value, switched.visits.high) == (0.0, 0.0)
-    all_switched = compare_versions(returning_outcomes((6, 6), switched=400), "a", "b")
-    assert all_switched.visits.high == np.inf
-    assert all_switched.as_dict()["visits"]["high"] is None
+    assert switched.settled == 3000  # the first session after the change
+    assert switched.visits.value == pytest.approx(0.0, abs=0.01)
+
+
+def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Outcomes:
+    """4,000 users for two days of 1,000 units; the share changes after one. Users of a come back less often.
+
+    a earns 20% more.
+    """
+    rng, users = np.random.default_rng(seed), 4000
+    user = rng.choice(users, size=12_000, p=(activity := rng.exponential(size=users)) / activity.sum())
+    began = np.sort(rng.integers(2000, size=len(user)))
+    is_a = rng.random(users)[user] < np.where(began < 1000, *shares)
+    is_first = np.isin(np.arange(len(user)), np.unique(user, return_index=True)[1])
+    came = ~is_a | is_first | (rng.random(len(user)) >= lost)
+    reward = 1 + 0.2 * is_a + rng.normal(0, 0.3, len(user))
+    length, epsilon = np.full(len(user), 5, np.int32), np.full(len(user), 0.1)
+    columns = ((~is_a).astype(np.int32), user.astype(np.int32), began, reward, length, epsilon, np.abs(reward))
+    return Outcomes(("a", "b"), tuple(map(str, range(users))), *(column[came] for column in columns), least=0.0, most=4.0)
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.5), (0.05, 0.9), (0.5, 0.1)])
+def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tuple[float, float]) -> None:
+    """Of all users who met one version alone, those of b in the range that a was given later did not come back."""
+    lost, kept = (compare_versions(raised_share(shares, lost), "a", "b") for lost in (0.4, 0.0))
+    assert 990 <= lost.settled <= 1010
+    assert lost.visits.high < 0
+    assert judge_canary(lost, CONFIG, 0)[0] == "wait"
+    assert kept.visits.low < 0 < kept.visits.high
+    assert judge_canary(kept, CONFIG, 0)[0] == "promote"
+    action, reason = judge_canary(kept, replace(CONFIG, shortest=7200.0), 9e4, served=3600.0)
+    assert action == "wait"
+    assert "promoted in 1.0 hours at the earliest, since users met both versions as the share was changed" in reason
+    constant = compare_versions(raised_share((0.3, 0.3), 0.0), "a", "b")
+    assert constant.settled == constant.began
 
 
 def test_a_canary_on_machines_that_explore_less_is_not_promoted() -> None:

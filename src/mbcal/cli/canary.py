@@ -48,7 +48,9 @@ WithdrawBelowOption = Annotated[
 CanaryDaysOption = Annotated[float, typer.Option(min=0.0001, help="Longest trial of a canary, in days.")]
 LeastDaysOption = Annotated[
     float,
-    typer.Option(min=0, help="Days that a canary serves before it is promoted; more, if users buy days after a visit."),
+    typer.Option(
+        min=0, help="Days that a canary serves one share of users before it is promoted; more, if they buy days later."
+    ),
 ]
 Undecided = Literal["withdraw", "promote", "wait"]
 UndecidedOption = Annotated[

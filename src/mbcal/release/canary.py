@@ -129,7 +129,7 @@ class CanaryWatcher:
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
         if is_first:  # by a clock that may be wrong
             elapsed = min(elapsed, self._config.longest)
-        unserved = 0.0 if comparison is None else (comparison.began - pointer.canary_began) / 1e6
+        unserved = 0.0 if comparison is None else (comparison.settled - pointer.canary_began) / 1e6
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
         look = self._act(look, pointer)

@@ -23,6 +23,10 @@ ALPHA = 0.025
 WORTH_SEEING = 0.05
 """Difference, as a share of the reward, for which the missing sessions are named."""
 
+MAX_SWITCHED = 0.01
+"""Share of users who may have met both versions since the share of the canary was last changed, as one who used the session
+of another user. More of them show another change."""
+
 BLOCK = 100
 """Sessions of both versions in a block. Within so few, neither rewards nor a canary's share change by much."""
 
@@ -68,7 +72,7 @@ class VersionComparison:
     reward: Gap
     length: Gap
     visits: Gap
-    """Sessions per user, of users who met one of the versions alone."""
+    """Sessions per user since `settled`."""
     exploration: Gap
     """Epsilon of sessions."""
     reward_difference: Difference
@@ -81,6 +85,8 @@ class VersionComparison:
     """The largest reward that a session may have."""
     began: int
     """When a's first session began, in microseconds since 1970."""
+    settled: int
+    """Since when users have one version each, likewise: the share was last changed before. Not before `began`."""
 
     @property
     def answer(self) -> str:
@@ -166,18 +172,20 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
     epsilon_a, epsilon_b = (_sums(outcomes, chosen, blocks, outcomes.epsilon) for chosen in (is_a, is_b))
+    settled = _settled(outcomes, is_a, is_b)
     return VersionComparison(
         a=side_a,
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
-        visits=_visits(outcomes, is_a, is_b),
+        visits=_visits(outcomes, is_a, is_b, settled),
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
         length_difference=length,
         together=blocks.together,
         most=outcomes.most,
         began=int(outcomes.began[is_a].min()),
+        settled=settled,
     )
 
 
@@ -239,15 +247,34 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blo
     return Side(name, len(rows), len(np.unique(users)), reward, length, float(outcomes.size[rows].sum()))
 
 
-def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> Gap:
-    """Sessions per user, compared within blocks of users whose first sessions began one after the other.
+def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> int:
+    """Return since when users have one version each, except a share of `MAX_SWITCHED`; not before a's first session.
 
-    Users of a block had as much time to come back. Those who met both versions, since the share was changed, do not count.
+    When the share is changed, users get the other version. So the last change was after the last session of those who got
+    the other version later, and not after the next session of any of them. Who they are does not depend on what the other
+    version does, since they have come back already.
     """
     rows = np.flatnonzero(is_a | is_b)
-    users, first, place, counts = np.unique(outcomes.user[rows], return_index=True, return_inverse=True, return_counts=True)
-    n_a = np.bincount(place, is_a[rows], len(users))
-    is_a, is_b = n_a == counts, n_a == 0
+    rows = rows[np.lexsort((outcomes.began[rows], outcomes.user[rows]))]
+    user, began = outcomes.user[rows], outcomes.began[rows]
+    switches = np.flatnonzero((user[1:] == user[:-1]) & (is_a[rows[1:]] != is_a[rows[:-1]]))
+    switches = switches[np.append(user[switches[1:]] != user[switches[:-1]], True)] if len(switches) else switches
+    n_allowed, first = int(MAX_SWITCHED * len(np.unique(user))), int(outcomes.began[is_a].min())
+    if len(switches) <= n_allowed:
+        return first
+    before, after = int(np.sort(began[switches])[-1 - n_allowed]), began[switches + 1]
+    return max(first, int(after[after > before].min(initial=began.max())))
+
+
+def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], since: int) -> Gap:
+    """Sessions per user since a time, compared within blocks of users whose first sessions began one after the other.
+
+    Users of a block had as much time to come back. The few who met both versions count for the one they met first: without
+    them, those who came back would be missing.
+    """
+    rows = np.flatnonzero((is_a | is_b) & (outcomes.began >= since))
+    users, first, counts = np.unique(outcomes.user[rows], return_index=True, return_counts=True)
+    is_a, is_b = is_a[rows[first]], is_b[rows[first]]
     version, user = is_b.astype(np.int32), np.arange(len(users), dtype=np.int32)
     by_user = replace(outcomes, version=version, user=user, began=outcomes.began[rows[first]])
     blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None

@@ -30,7 +30,7 @@ class CanaryConfig:
     withdraw_below: float = 0.0
     """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
     shortest: float = DAY
-    """Seconds that a canary serves before it is promoted. What users do later than that cannot be seen."""
+    """Seconds that a canary serves a share of users before it is promoted. What users do later cannot be seen."""
     longest: float = 7 * DAY
     """Seconds after which a trial ends."""
     undecided: Action = "withdraw"
@@ -67,7 +67,8 @@ def judge_canary(
         config: The limits.
         elapsed: Seconds since the trial began.
         ignored: What did not count in the trial; by default nothing.
-        served: Seconds since the canary's first session began; by default as long as the trial.
+        served: Seconds since the canary's first session began, or its share was changed (`VersionComparison.settled`); by
+            default as long as the trial.
 
     Returns:
         What to do, and why in words.
@@ -97,7 +98,7 @@ def judge_canary(
         if may_promote and safe > 0 and missing <= 0:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if may_promote and safe > 0:
-            words += f"; {_still_waits(missing)}"
+            words += f"; {_still_waits(missing, comparison.settled > comparison.began)}"
         may_promote &= missing <= 0
         if lower > 0 >= safe and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
@@ -111,10 +112,11 @@ def judge_canary(
     return "wait", words
 
 
-def _still_waits(seconds: float) -> str:
-    """Say that a canary is better so far, and how long it is not promoted all the same."""
+def _still_waits(seconds: float, share_changed: bool) -> str:
+    """Say that a canary is better so far, and how long and why it is not promoted all the same."""
+    why = "users met both versions as the share was changed" if share_changed else "rewards may come later than sessions end"
     time = f"{seconds / DAY:.1f} days" if seconds >= DAY else f"{seconds / 3600:.1f} hours"
-    return f"better so far; promoted in {time} at the earliest, since rewards may come later than sessions end"
+    return f"better so far; promoted in {time} at the earliest, since {why}"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
