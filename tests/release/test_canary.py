@@ -182,7 +182,10 @@ def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, 
 
 def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, tmp_path: Path) -> None:
     log, day = log_of(tmp_path, registry, 600, EQUAL, seed=3), 86400
-    config = replace(CONFIG, longest=2 * day, undecided="promote")
+    config = replace(CONFIG, longest=2 * day, undecided="promote", user_loss=0.5)
+    unsure = look_twice(watcher_at(registry, log, 3 * day, replace(config, user_loss=0.1)))
+    assert unsure.action == "wait"
+    assert "not promoted, since sessions per user could be " in unsure.reason
     few = look_twice(watcher_at(registry, log, 3 * day, replace(config, promote_after=100_000)))
     assert few.action == "wait"
     look = look_twice(watcher_at(registry, log, 3 * day, config))
@@ -394,5 +397,12 @@ def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_pat
     helped = CliRunner().invoke(app, ["loop", "--help"]).stdout
     assert all(
         option in helped
-        for option in ("--promote-after", "--withdraw-below", "--canary-days", "--canary-least-days", "--undecided")
+        for option in (
+            "--promote-after",
+            "--withdraw-below",
+            "--canary-days",
+            "--canary-least-days",
+            "--user-loss",
+            "--undecided",
+        )
     )

@@ -54,6 +54,7 @@ def test_decisions_follow_the_limits() -> None:
         {"shortest": -1.0},
         {"shortest": 100.0, "longest": 99.0},
         {"promote_alpha": 0.5},
+        {"user_loss": 1.0},
     ):
         with pytest.raises(OptionError, match="canary: "):
             CanaryConfig(**settings)  # type: ignore[arg-type]
@@ -119,10 +120,11 @@ def test_only_sessions_of_the_same_time_are_compared() -> None:
 def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float = 0.0, users: int = 300) -> Outcomes:
     """Sessions whose reward is normal around a level that changes with time; shares of the canary, a, likewise."""
     rng, count = np.random.default_rng(seed), len(share)
-    is_live = rng.random(count) >= share
+    user = rng.integers(users, size=count).astype(np.int32)
+    is_live = rng.random(users)[user] >= share
     reward = level * np.where(is_live, 1.0, 1 + gain) + rng.normal(0, 0.45, count)
     names = tuple(map(str, range(users)))
-    user, length = rng.integers(users, size=count).astype(np.int32), np.full(count, 5, np.int32)
+    length = np.full(count, 5, np.int32)
     columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1), np.abs(reward)
     return Outcomes(("a", "b"), names, *columns, least=-2.0, most=4.0)
 
@@ -165,7 +167,7 @@ def test_versions_that_did_not_serve_together_are_not_judged() -> None:
 
 
 def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
-    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2)
+    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2, users=1000)
     assert judge_canary(compare_versions(outcomes, "a", "b"), CONFIG, 0)[0] == "promote"
     comparison = compare_versions(replace(outcomes, most=100.0), "a", "b")
     action, reason = judge_canary(comparison, CONFIG, 0)
@@ -226,6 +228,30 @@ def test_few_users_of_both_versions_are_no_change_of_the_share() -> None:
     assert switched.visits.value == pytest.approx(0.0, abs=0.01)
 
 
+def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
+    """20% more per session, with four sessions per user: for some time users may have come back less often."""
+    few, many = (
+        compare_versions(trial_outcomes(0, np.full(count, 0.5), np.ones(count), 0.2, users), "a", "b")
+        for count, users in ((1200, 300), (12_000, 3000))
+    )
+    assert judge_canary(few, replace(CONFIG, user_loss=0.9), 0)[0] == "promote"
+    low = (few.b.reward.mean + few.reward.low) * (1 + few.visits.low / few.visits.base)
+    assert few.reward_of_user()[0] == pytest.approx(low)
+    config = replace(CONFIG, user_loss=0.0)
+    action, reason = judge_canary(few, config, 0)
+    assert action == "wait"
+    assert f"sessions per user could be {-few.visits.low / few.visits.base:.0%} fewer, and the reward per user" in reason
+    assert reason.endswith(" more users are needed")
+    assert judge_canary(many, config, 0)[0] == "promote"
+    lost = replace(many, visits=replace(many.visits, value=-0.9, share=-0.3, low=-0.95, high=0.1, base=3.0))
+    assert judge_canary(lost, CONFIG, 0)[0] == "wait"
+    assert judge_canary(lost, CONFIG, 0)[1].endswith("% lower")  # more users would not show that it is not
+    unknown = replace(many, visits=replace(many.visits, share=None, low=-np.inf, high=np.inf, base=0.0))
+    action, reason = judge_canary(unknown, CONFIG, 0)
+    assert (action, reason.endswith("too little is known of the sessions per user")) == ("wait", True)
+    assert judge_canary(lost, replace(CONFIG, undecided="promote", longest=1.0), 2.0)[0] == "wait"
+
+
 def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Outcomes:
     """4,000 users for two days of 1,000 units; the share changes after one. Users of a come back less often.
 
@@ -261,7 +287,7 @@ def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tupl
 
 def test_a_canary_on_machines_that_explore_less_is_not_promoted() -> None:
     """Half of the users come to a machine with epsilon 0.4 and without the canary; the share of the other one is half."""
-    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2)
+    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2, users=1000)
     assert abs(compare_versions(outcomes, "a", "b").exploration.value) < 1e-9
     is_other = (outcomes.version == 1) & (outcomes.user % 2 == 0)
     confounded = compare_versions(replace(outcomes, epsilon=np.where(is_other, 0.4, 0.1)), "a", "b")

@@ -52,6 +52,12 @@ LeastDaysOption = Annotated[
         min=0, help="Days that a canary serves one share of users before it is promoted; more, if they buy days later."
     ),
 ]
+UserLossOption = Annotated[
+    float,
+    typer.Option(
+        min=0, max=0.99, help="Promote a canary only if its users earn at most this share less, in the worst case."
+    ),
+]
 Undecided = Literal["withdraw", "promote", "wait"]
 UndecidedOption = Annotated[
     Undecided,
@@ -103,6 +109,7 @@ def watch_canary_command(
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
     canary_least_days: LeastDaysOption = 1.0,
+    user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 10.0,
@@ -116,7 +123,7 @@ def watch_canary_command(
     from mbcal.cli.registry import existing_registry
     from mbcal.release.canary import CanaryWatcher, watch_canary
 
-    config = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, undecided, idle)
+    config = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, user_loss, undecided, idle)
     watch_canary(
         CanaryWatcher(existing_registry(registry), log, config),
         every,
@@ -135,6 +142,7 @@ def watch_options(config: CanaryConfig) -> list[str]:
         "--withdraw-below": config.withdraw_below,
         "--canary-days": config.longest / DAY,
         "--canary-least-days": config.shortest / DAY,
+        "--user-loss": config.user_loss,
         "--undecided": config.undecided,
         "--idle": config.sessions.idle,
         "--every": min(10.0, config.sessions.idle / 4),
@@ -180,7 +188,13 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
 
 
 def canary_config(
-    promote_after: int, withdraw_below: float, days: float, least_days: float, undecided: Undecided, idle: float
+    promote_after: int,
+    withdraw_below: float,
+    days: float,
+    least_days: float,
+    user_loss: float,
+    undecided: Undecided,
+    idle: float,
 ) -> CanaryConfig:
     """Return the limits of a trial from the options."""
     from mbcal.release.judge import DAY, CanaryConfig
@@ -191,6 +205,7 @@ def canary_config(
         shortest=least_days * DAY,
         longest=days * DAY,
         undecided=undecided,
+        user_loss=user_loss,
         sessions=_session_rule(idle),
     )
 

@@ -13,6 +13,7 @@ from mbcal.cli.canary import (
     LeastDaysOption,
     PromoteAfterOption,
     UndecidedOption,
+    UserLossOption,
     WithdrawBelowOption,
     canary_config,
     canary_watcher,
@@ -108,6 +109,7 @@ def serve(  # long, since every option has its help here
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
     canary_least_days: LeastDaysOption = 1.0,
+    user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     watch: Annotated[
         bool, typer.Option(help="Promote or withdraw canaries by this server's log; see 'mbcal watch-canary'.")
@@ -156,7 +158,7 @@ def serve(  # long, since every option has its help here
         raise OptionError(f"{problem} without being better; give at least {epsilon:g}")
     if canary and watch and log is None:
         raise OptionError("canary: sessions are compared by the decision log; give --log, or --no-watch to decide by hand")
-    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, undecided, lifetime)
+    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, user_loss, undecided, lifetime)
     warn_if_open(settings)
     with canary_watcher(registry, log if canary and watch else None, watch_options(limits)):
         if workers > 1:

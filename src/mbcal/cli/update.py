@@ -16,6 +16,7 @@ from mbcal.cli.canary import (
     LeastDaysOption,
     PromoteAfterOption,
     UndecidedOption,
+    UserLossOption,
     WithdrawBelowOption,
     canary_config,
     print_look,
@@ -121,6 +122,7 @@ def loop_updates(
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
     canary_least_days: LeastDaysOption = 1.0,
+    user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,
 ) -> None:
@@ -135,7 +137,7 @@ def loop_updates(
     from mbcal.release.update import loop
 
     watched = Registry(registry)
-    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, undecided, idle)
+    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, user_loss, undecided, idle)
     watcher = CanaryWatcher(watched, log, limits)
 
     def wait_for_canary() -> None:

@@ -48,6 +48,8 @@ class Gap:
     """Lower end of the latter that also allows for rewards too rare to have been met (`Difference.safe_lower`)."""
     share: float | None
     """The value as a share of b's mean; None if that is 0."""
+    base: float
+    """b's mean."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,19 @@ class VersionComparison:
             return "more"
         return "less" if self.reward.upper < 0 else "cannot tell"
 
+    def reward_of_user(self) -> tuple[float, float]:
+        """Return what a user of a earns at least and at most in the time in which one of b has one session.
+
+        The 95% intervals at this look, of the reward per session and of the sessions per user, are taken at their worst and
+        at their best. Infinite while the latter is unknown.
+        """
+        if not (np.isfinite(self.visits.low) and self.visits.base):
+            return -np.inf, np.inf
+        rewards = [self.b.reward.mean + limit for limit in (self.reward.low, self.reward.high)]
+        sessions = [max(1 + limit / self.visits.base, 0.0) for limit in (self.visits.low, self.visits.high)]
+        products = [reward * count for reward in rewards for count in sessions]
+        return min(products), max(products)
+
     def sessions_missing(self, share: float = WORTH_SEEING) -> float:
         """Return about how many more sessions would show a difference of this share of b's reward; may be infinite."""
         sessions, effect = self.a.sessions + self.b.sessions, share * abs(self.b.reward.mean)
@@ -130,7 +145,7 @@ class VersionComparison:
         missing = self.sessions_missing(share)
         if missing < 1:
             return f"these sessions would show a difference of {share:.0%}"
-        more = f"about {_rounded(missing)} more sessions" if np.isfinite(missing) else "more sessions of more users"
+        more = f"about {rounded(missing)} more sessions" if np.isfinite(missing) else "more sessions of more users"
         return f"{more} for a difference of {share:.0%}"
 
     def caution(self) -> str:
@@ -279,7 +294,7 @@ def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]
     by_user = replace(outcomes, version=version, user=user, began=outcomes.began[rows[first]])
     blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
     if blocks is None or not blocks.together:
-        return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None)
+        return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
     sums_a, sums_b = (_sums(by_user, chosen, blocks, counts) for chosen in (is_a, is_b))
     return _gap(compare_means(sums_a, sums_b), float(counts[is_b].mean()))
 
@@ -288,15 +303,15 @@ def _gap(difference: Difference, base: float) -> Gap:
     low, high = difference.interval()
     value, lower, upper = float(difference.value), float(difference.lower(ALPHA)), float(difference.upper(ALPHA))
     safe = float(difference.safe_lower(ALPHA))
-    return Gap(value, float(low), float(high), lower, upper, safe, value / abs(base) if base else None)
+    return Gap(value, float(low), float(high), lower, upper, safe, value / abs(base) if base else None, base)
 
 
 def _percent(share: float | None) -> str:
     return "from nothing" if share is None else f"{share:+.1%}"
 
 
-def _rounded(count: float) -> str:
-    """A count with two significant digits."""
+def rounded(count: float) -> str:
+    """Return a count with two significant digits."""
     digits = len(str(int(count))) - 2
     return f"{round(count, -max(digits, 0)):,.0f}"
 

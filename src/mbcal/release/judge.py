@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from mbcal.errors import OptionError
-from mbcal.release.comparison import VersionComparison
+from mbcal.release.comparison import VersionComparison, rounded
 from mbcal.release.ignored import Apart, Ignored
 from mbcal.release.outcomes import SessionRule
 
@@ -40,6 +41,8 @@ class CanaryConfig:
     """Probability that a canary no better than the live version is ever promoted by its reward."""
     withdraw_alpha: float = 0.1
     """Probability that a canary no worse is ever withdrawn by its reward. An error costs less here than a late end."""
+    user_loss: float = 0.1
+    """Promoted only if a user surely earns at least what one of the live version does, less this share, in [0, 1)."""
     sessions: SessionRule = field(default_factory=SessionRule)
     """What a session is; its horizon is taken from the live version."""
 
@@ -49,6 +52,8 @@ class CanaryConfig:
         if not 0 <= self.shortest <= self.longest:
             days = f"{self.shortest / DAY:.4g} (--canary-least-days) and {self.longest / DAY:.4g} (--canary-days)"
             raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
+        if not 0 <= self.user_loss < 1:
+            raise OptionError(f"canary: user_loss (--user-loss) must be in [0, 1), got {self.user_loss:g}")
         if not (0 < self.promote_alpha < 0.5 and 0 < self.withdraw_alpha < 0.5):
             raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
 
@@ -92,8 +97,9 @@ def judge_canary(
             *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
             *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
         ]
+        unsure = _why_unsure(comparison, config.user_loss)
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
-        may_promote = is_enough and not not_whole and not losses
+        may_promote = is_enough and not (not_whole or losses or unsure)
         missing = config.shortest - (elapsed if served is None else served)
         if may_promote and safe > 0 and missing <= 0:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
@@ -104,6 +110,8 @@ def judge_canary(
             words += f"; {comparison.caution()}"
         if losses and (safe > 0 or elapsed > config.longest):
             words += f"; {' and '.join(losses)}, so a person has to decide"
+        elif unsure and (safe > 0 or elapsed > config.longest):
+            words += f"; {unsure}"
     if not_whole:
         words += f"; {not_whole}"
     if elapsed > config.longest:
@@ -117,6 +125,24 @@ def _still_waits(seconds: float, share_changed: bool) -> str:
     why = "users met both versions as the share was changed" if share_changed else "rewards may come later than sessions end"
     time = f"{seconds / DAY:.1f} days" if seconds >= DAY else f"{seconds / 3600:.1f} hours"
     return f"better so far; promoted in {time} at the earliest, since {why}"
+
+
+def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
+    """Say that users of a canary may earn less than `user_loss` allows, and what is missing; empty if they do not."""
+    live, visits = comparison.b.reward.mean, comparison.visits
+    least, limit = comparison.reward_of_user()[0], live - user_loss * abs(live)
+    if least >= limit:
+        return ""
+    if not math.isfinite(least):
+        return "not promoted, since too little is known of the sessions per user"
+    fewer, less = max(-visits.low / visits.base, 0.0), (live - least) / abs(live) if live else math.inf
+    words = f"not promoted, since sessions per user could be {fewer:.0%} fewer, and the reward per user {less:.0%} lower"
+    reward = live + comparison.reward.low
+    spare = visits.value / visits.base - (limit / reward - 1) if reward > 0 else 0.0  # sessions per user that may be lost
+    if spare <= 0:
+        return words
+    users, width = comparison.a.users + comparison.b.users, (visits.value - visits.low) / visits.base
+    return f"{words}; about {rounded(users * (width / spare) ** 2 - users)} more users are needed"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
