@@ -252,6 +252,19 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
     assert judge_canary(lost, replace(CONFIG, undecided="promote", longest=1.0), 2.0)[0] == "wait"
 
 
+def test_a_canary_whose_users_come_back_more_often_is_not_withdrawn_unless_they_earn_less() -> None:
+    worse = compare_versions(trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2), "a", "b")
+    assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
+    base = worse.visits.base
+    for low, high, expected in ((0.1, 0.5, "wait"), (0.01, 0.03, "withdraw"), (-0.01, 0.5, "withdraw")):
+        gap = replace(worse.visits, value=(low + high) / 2 * base, share=(low + high) / 2, low=low * base, high=high * base)
+        for elapsed in (0.0, 1e9):  # also at the end of the trial
+            action, reason = judge_canary(replace(worse, visits=gap), CONFIG, elapsed)
+            assert action == expected
+            more = "but its users have more sessions (+30.0%), and may earn as much, so a person has to decide"
+            assert reason.endswith(more) == (action == "wait")
+
+
 def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Outcomes:
     """4,000 users for two days of 1,000 units; the share changes after one. Users of a come back less often.
 

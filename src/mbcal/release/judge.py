@@ -91,6 +91,10 @@ def judge_canary(
         safe = float(comparison.reward_difference.safe_lower(config.promote_alpha))
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
+            best = comparison.reward_of_user()[1]
+            if comparison.visits.low > 0 and best >= comparison.b.reward.mean - config.withdraw_below * live:
+                more = f"its users have more sessions ({comparison.visits.share:+.1%}), and may earn as much"
+                return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
         losses = [
             *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
