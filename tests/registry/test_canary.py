@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def test_a_canary_is_promoted_or_withdrawn(three: Registry) -> None:
     assert three.canary() is None
     before = time.time_ns() // 1000
     three.start_canary("v000002", expected=three.pointer())
-    began = three.pointer().canary_began
+    began, salt = three.pointer().canary_began, three.pointer().canary_salt
     assert before <= began <= time.time_ns() // 1000
     three.start_canary("v000002")  # already the canary: it goes on
-    assert three.pointer().canary_began == began
+    assert (three.pointer().canary_began, three.pointer().canary_salt) == (began, salt)
     assert (three.current(), three.canary()) == ("v000001", "v000002")
     assert three.promote_canary("v000002", expected=three.pointer()) == "v000002"
     assert (three.current(), three.canary(), three.previous_versions()) == ("v000002", None, ["v000001"])
@@ -35,8 +36,14 @@ def test_a_canary_is_promoted_or_withdrawn(three: Registry) -> None:
     assert three.withdraw_canary(reason="worse by 8%") == "v000003"
     assert (three.current(), three.canary()) == ("v000002", None)
     assert three.pointer().withdrawn == {"v000003": "worse by 8%"}
+    assert three.pointer().canary_salt == ""
     three.start_canary("v000003")  # tried again: no longer withdrawn
     assert three.pointer().withdrawn == {}
+    assert len(three.pointer().canary_salt) == len(salt) == 32
+    assert three.pointer().canary_salt != salt
+    pointer = json.loads((three.path / "current.json").read_text())
+    (three.path / "current.json").write_text(json.dumps({name: pointer[name] for name in pointer if name != "canary_salt"}))
+    assert (three.canary(), three.pointer().canary_salt) == ("v000003", "")  # written before there were salts
 
 
 def test_what_cannot_be_a_canary_is_refused(models: Path, registry: Registry, three: Registry, tmp_path: Path) -> None:

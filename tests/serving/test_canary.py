@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 
 from mbcal.cli.canary import canary_config, watch_options
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log import Decision, read_log
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError
 from mbcal.registry.lock import locked
 from mbcal.registry.registry import Registry
-from mbcal.serving.canary import CanarySettings
+from mbcal.serving.canary import Canary, CanarySettings
 from mbcal.serving.messages import RankRequest
 from mbcal.serving.ranked import RankingFailedError
 from mbcal.serving.server import App
@@ -356,17 +358,33 @@ def test_a_watcher_gets_the_limits_of_its_server(
     assert "at least and at most 1 (--canary-least-days) and 0.5 (--canary-days) days" in words
 
 
-def test_the_hash_is_uniform_and_differs_by_canary() -> None:
+def test_the_hash_is_uniform_and_differs_by_canary_and_trial() -> None:
     class Named:
         def __init__(self, name: str) -> None:
             self.version = type("Version", (), {"name": name})
 
-    from mbcal.serving.canary import Canary
+    async def opened(name: str) -> Any:
+        return Named(name)
 
-    chosen = []
-    for name in (CANARY, "v000003"):
+    def chosen(name: str, salt: str) -> Any:
         canary = Canary(CanarySettings(0.1), Registry("nowhere"), lambda *_, **__: None)
-        canary.ranker = Named(name)  # type: ignore[assignment]
-        chosen.append(np.asarray([canary.version_for(f"session {number}") == name for number in range(20_000)]))
-    assert [one.mean() for one in chosen] == pytest.approx([0.1, 0.1], abs=0.01)
-    assert (chosen[0] & chosen[1]).mean() == pytest.approx(0.01, abs=0.005)
+        asyncio.run(canary.follow(name, 1, opened, salt))
+        return np.asarray([canary.version_for(f"session {number}") == name for number in range(20_000)])
+
+    shares = [chosen(*trial) for trial in ((CANARY, ""), ("v000003", ""), (CANARY, "one"), (CANARY, "another"))]
+    assert [one.mean() for one in shares] == pytest.approx([0.1] * 4, abs=0.01)
+    for one, other in itertools.combinations(shares, 2):
+        assert (one & other).mean() == pytest.approx(0.01, abs=0.005)
+    unsalted = [stable_hash(f"session {number}", 0, f"canary {CANARY}") < 0.1 * 2**64 for number in range(20_000)]
+    assert list(shares[0]) == unsalted  # trials that began before there were salts
+
+
+def test_a_server_takes_the_salt_from_the_registry(registry: Registry) -> None:
+    service = Service(registry, MemoryStore(), None, 0.0, canary_settings=CanarySettings(0.5))
+    given = []
+    for _ in range(2):
+        registry.start_canary(CANARY)
+        asyncio.run(service.refresh_version())
+        given.append([service.canary.version_for(f"u{number}") for number in range(200)])
+        registry.withdraw_canary()
+    assert given[0] != given[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ class Pointer:
     """The version that gets a share of sessions beside the live one, until it is promoted or withdrawn."""
     canary_began: int = 0
     """When it became the canary, in microseconds since 1970; 0 without a canary."""
+    canary_salt: str = ""
+    """Random, made anew for every trial: which users get the canary depends on it, so nobody can foresee it."""
     withdrawn: Mapping[str, str] = field(default_factory=dict)
     """Versions that were withdrawn as canaries, with the reason."""
     activations: int = 0
@@ -61,13 +64,14 @@ class Pointer:
         return replace(ended, current=self.before[-1], before=self.before[:-1], activations=self.activations + 1)
 
     def with_canary(self, name: str, began: int) -> Pointer:
-        """Return the pointer after this version became the canary."""
+        """Return the pointer after this version became the canary, with a salt of its own."""
         withdrawn = {other: reason for other, reason in self.withdrawn.items() if other != name}
-        return replace(self, canary=name, canary_began=began, withdrawn=withdrawn)
+        return replace(self, canary=name, canary_began=began, canary_salt=secrets.token_hex(16), withdrawn=withdrawn)
 
     def without_canary(self, reason: str) -> Pointer:
         """Return the pointer after the canary was withdrawn."""
-        return replace(self, canary=None, canary_began=0, withdrawn={**self.withdrawn, str(self.canary): reason})
+        withdrawn = {**self.withdrawn, str(self.canary): reason}
+        return replace(self, canary=None, canary_began=0, canary_salt="", withdrawn=withdrawn)
 
     def change_since(self, expected: Pointer) -> str | None:
         """Return in words whether a version went live, or a canary began or ended, since another pointer; None if not."""
@@ -102,6 +106,8 @@ def read_pointer(folder: Path) -> Pointer:
             raise ValueError("not the names of versions")
         if not all(isinstance(count, int) for count in (pointer.newest, pointer.canary_began, pointer.activations)):
             raise TypeError("newest, canary_began and activations must be numbers")
+        if not isinstance(pointer.canary_salt, str):
+            raise TypeError("canary_salt must be a text")
     except (FileNotFoundError, NotADirectoryError):
         return Pointer()
     except OSError as error:

@@ -1,9 +1,10 @@
 """The canary of a server process: which sessions get it, and what happens if it cannot be opened or fails.
 
-A user gets the canary if a hash of the user's name and the canary's name falls below the share. So all servers and workers
-agree, also after a restart, the users of one trial are not those of the next, and a visit has one version, whichever of its
-requests carry a session. Requests without a user go by their session. Those with neither get the live version: nothing would
-keep a visit with one version, nor say what it earned. `release.sessions` counts by the same names.
+A user gets the canary if a hash of the user's name, the canary's name and the trial's salt falls below the share. The salt
+is random and in the registry. So all servers and workers agree, also after a restart, the users of one trial are not those
+of the next, nobody can choose names that get the canary, and a visit has one version, whichever of its requests carry a
+session. Requests without a user go by their session. Those with neither get the live version: nothing would keep a visit
+with one version, nor say what it earned. `release.sessions` counts by the same names.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Canary:
         self.settings, self._registry, self._on_event = settings, registry, on_event
         self.ranker: Ranker | None = None
         self._trial: tuple[str | None, int] = (None, 0)  # the registry's canary, and when it became that
+        self._salt = ""
         self._failed: tuple[str | None, int] | None = None  # the trial in which it failed last
         self._reason: str | None = None  # why it is to be withdrawn, which could not be done yet
         self._unserved: str | None = None  # a canary that gets no sessions here, as was said
@@ -60,21 +62,25 @@ class Canary:
         name = self.name
         if name is None or not key:
             return ""
-        return name if stable_hash(key, 0, f"canary {name}") < self.settings.share * 2**64 else ""
+        purpose = f"canary {name} {self._salt}".rstrip()  # trials that began without a salt go on with the same users
+        return name if stable_hash(key, 0, purpose) < self.settings.share * 2**64 else ""
 
     def ranker_of(self, version: str) -> Ranker | None:
         """Return the canary's ranker if this is its version."""
         return self.ranker if self.name == version else None
 
-    async def follow(self, name: str | None, began: int, open_version: Callable[[str], Awaitable[Ranker | None]]) -> None:
+    async def follow(
+        self, name: str | None, began: int, open_version: Callable[[str], Awaitable[Ranker | None]], salt: str = ""
+    ) -> None:
         """Open the registry's canary, or drop the one before. One that failed gets sessions again in another trial.
 
         Args:
             name: The registry's canary; None if there is none.
             began: When it became the canary, which tells its trials apart.
             open_version: Opens and verifies a version; returns None if it is refused.
+            salt: The salt of its trial; empty if it began without one.
         """
-        self._trial = (name, began)
+        self._trial, self._salt = (name, began), salt
         if self._trial == self._failed and self._reason is not None:
             await self._try_to_withdraw(name, self._reason)
         if name is None or self.settings.share == 0 or self._trial == self._failed:

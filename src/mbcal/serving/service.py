@@ -117,7 +117,7 @@ class Service:
                     self.ranker = ranker
                     self.on_event("swapped", version=choice)
                     break
-        await self.canary.follow(pointer.canary, pointer.canary_began, self._open)
+        await self.canary.follow(pointer.canary, pointer.canary_began, self._open, pointer.canary_salt)
 
     async def _open(self, name: str) -> Ranker | None:
         """Open and verify a version; None if it is refused. It is tried again when its files change."""
