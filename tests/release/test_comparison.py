@@ -150,7 +150,8 @@ def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
 def test_drift_does_not_widen_the_limits() -> None:
     share = np.full(4000, 0.3)
     steady, drifting = (
-        compare_versions(trial_outcomes(2, share, level), "a", "b") for level in (np.ones(4000), np.linspace(1.0, 5.0, 4000))
+        compare_versions(replace(trial_outcomes(2, share, level), most=8.0), "a", "b")
+        for level in (np.ones(4000), np.linspace(1.0, 5.0, 4000))
     )
     assert drifting.reward_difference.stderr == pytest.approx(steady.reward_difference.stderr, rel=0.05)
 
@@ -263,6 +264,24 @@ def test_a_canary_whose_users_come_back_more_often_is_not_withdrawn_unless_they_
             assert action == expected
             more = "but its users have more sessions (+30.0%), and may earn as much, so a person has to decide"
             assert reason.endswith(more) == (action == "wait")
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_one_visit_with_very_many_rewards_hides_no_difference(version: int) -> None:
+    """It counts as the largest session that is not rare. What was cut keeps a canary from being promoted if it is much."""
+    for gain, decided in ((0.2, "promote"), (-0.2, "withdraw")):
+        outcomes = trial_outcomes(0, np.full(4000, 0.5), np.ones(4000), gain, users=2000)
+        visit = int(np.flatnonzero(outcomes.version == version)[50])
+        for reward, action in ((20.0, decided), (5000.0, "withdraw" if gain < 0 else "wait")):
+            rewards, sizes = outcomes.reward.copy(), outcomes.size.copy()
+            rewards[visit] = sizes[visit] = reward
+            comparison = compare_versions(replace(outcomes, reward=rewards, size=sizes), "a", "b")
+            assert (comparison.a.cut, comparison.b.cut)[version] == reward - outcomes.most
+            found, reason = judge_canary(comparison, CONFIG, 0)
+            assert found == action
+            assert ("earned beyond the most that counts, 4, are much beside" in reason) == (action == "wait")
+    assert "of the rewards of very long sessions" in comparison.sentence()
+    assert comparison.as_dict()["ab"[version]]["cut"] == 4996.0
 
 
 def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Outcomes:

@@ -62,7 +62,9 @@ class Side:
     reward: Mean
     length: Mean
     size: float
-    """The sum of rewards without their signs."""
+    """The sum of rewards without their signs, less `cut`."""
+    cut: float
+    """What sessions earned beyond the bounds of a session, without signs. It does not count."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class VersionComparison:
             between = f" (between {gap.lower:+.3g} and {gap.upper:+.3g} per session)" if np.isfinite(gap.lower) else ""
             between = between if gap.lower < gap.upper else ""
             text = f"cannot tell yet{between}; {self._what_is_missing(share)}"
+        if self.a.cut or self.b.cut:
+            text += f"; of the rewards of very long sessions {self.a.cut:.4g} and {self.b.cut:.4g} do not count"
         if not self.together:
             text += "; the versions did not serve at the same time, so a difference may be due to the time"
         return text
@@ -181,7 +185,8 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         raise InputError(f"{a}: cannot be compared with itself; name two versions")
     is_a, is_b = (_sessions_of(outcomes, name) for name in (a, b))
     blocks = _blocks(outcomes, is_a, is_b)
-    side_a, side_b = (_side(outcomes, name, chosen, blocks) for name, chosen in ((a, is_a), (b, is_b)))
+    outcomes, cut = _capped(outcomes)
+    side_a, side_b = (_side(outcomes, name, chosen, blocks, cut) for name, chosen in ((a, is_a), (b, is_b)))
     below, above = side_a.reward.mean - outcomes.least, outcomes.most - side_b.reward.mean
     reward_a, reward_b = (_sums(outcomes, chosen, blocks, outcomes.reward) for chosen in (is_a, is_b))
     length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
@@ -202,6 +207,18 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         began=int(outcomes.began[is_a].min()),
         settled=settled,
     )
+
+
+def _capped(outcomes: Outcomes) -> tuple[Outcomes, NDArray[np.float64]]:
+    """Return the sessions with rewards within the bounds, and what was cut of each (N,), without signs.
+
+    One visit with a thousand rewards would hide any difference. The limits stay valid: the bounds depend on the lengths of
+    all sessions together and hold for both versions alike, so rewards of equal versions are equally distributed after the
+    cut; and they approach constants as sessions are met.
+    """
+    reward = np.clip(outcomes.reward, outcomes.least, outcomes.most)
+    cut = np.abs(outcomes.reward - reward)
+    return replace(outcomes, reward=reward, size=outcomes.size - cut), cut
 
 
 def _sessions_of(outcomes: Outcomes, name: str) -> NDArray[np.bool_]:
@@ -252,14 +269,15 @@ def _sums(outcomes: Outcomes, chosen: NDArray[np.bool_], blocks: _Blocks, values
     return UserSums.of(centred, outcomes.user[rows], len(outcomes.users), blocks.weight[rows])
 
 
-def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blocks) -> Side:
+def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blocks, cut: NDArray[np.float64]) -> Side:
     rows = np.flatnonzero(chosen & (blocks.weight > 0))
     users, weights = outcomes.user[rows], blocks.weight[rows]
     reward, length = (
         replace(UserSums.of(values[rows], users, len(outcomes.users), weights).mean(), count=len(rows))
         for values in (outcomes.reward, outcomes.length)
     )
-    return Side(name, len(rows), len(np.unique(users)), reward, length, float(outcomes.size[rows].sum()))
+    size, lost = float(outcomes.size[rows].sum()), float(cut[rows].sum())
+    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost)
 
 
 def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> int:

@@ -78,7 +78,7 @@ def judge_canary(
     Returns:
         What to do, and why in words.
     """
-    not_whole = _why_not_whole(comparison, ignored or Ignored())
+    not_whole = "; ".join(filter(None, (_why_not_whole(comparison, ignored or Ignored()), _why_cut(comparison))))
     words, may_promote = UNSERVED, False
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -174,6 +174,19 @@ def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> st
         ]
     rule = "send the same user, or the same session and no user, with every request of a visit"
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
+
+
+def _why_cut(comparison: VersionComparison | None) -> str:
+    """Say that sessions of a version earned much more than a session counts; empty if they did not."""
+    if comparison is None:
+        return ""
+    found = [
+        f"{side.cut:.4g} that long sessions of {side.version} earned beyond the most that counts, {comparison.most:.4g}, "
+        f"are much beside {side.size:.4g} of all"
+        for side in (comparison.a, comparison.b)
+        if side.cut > MAX_APART * side.size
+    ]
+    return f"not promoted, since {' and '.join(found)}" if found else ""
 
 
 def _found(apart: Apart) -> str:

@@ -81,9 +81,9 @@ class Outcomes:
     size: NDArray[np.float64]
     """(N,) sum of rewards without their signs."""
     least: float
-    """A lower bound of a session's reward (`CountingRule.bounds`)."""
+    """The least that a session may earn (`CountingRule.bounds`). What a session earned beyond does not count."""
     most: float
-    """An upper bound: a reward this large may be there, and not have been met yet."""
+    """The most: a reward this large may be there, and not have been met yet."""
 
     def __len__(self) -> int:
         return len(self.version)
@@ -248,7 +248,7 @@ class OutcomeReader:
         """
         self._count(now)
         columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
-        least, most = self._rule.bounds(columns["length"], columns["reward"], self._horizon)
+        least, most = self._rule.bounds(columns["length"], self._horizon)
         return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most)
 
     def _count(self, now: int) -> None:

@@ -44,21 +44,19 @@ class CountingRule:
     since: int = 0
     """Sessions that began before do not count; they last as long as they go on."""
 
-    def bounds(self, lengths: NDArray[np.int32], rewards: NDArray[np.float64], horizon: int) -> tuple[float, float]:
-        """Return what a session may earn at least and at most, also if no such session was met.
+    def bounds(self, lengths: NDArray[np.int32], horizon: int) -> tuple[float, float]:
+        """Return what a session may earn at least and at most, also if no such session was met. More does not count.
 
         Sessions may have as many steps as the horizon, and as all met but the longest 1%: one bot with a thousand steps does
-        not make a thousand purchases likely. What was earned once may be earned again.
+        not make a thousand purchases likely.
 
         Args:
-            lengths: (N,) steps of the sessions.
-            rewards: (N,) their rewards.
+            lengths: (N,) steps of the sessions of all versions.
             horizon: Steps that a session may have in any case.
         """
         usual = int(np.quantile(lengths, 1 - RARE, method="lower")) if len(lengths) else 0
         table, longest = (0.0, *self.rewards.values()), max(horizon, usual)
-        least = min(longest * min(table), float(rewards.min(initial=0.0)))
-        return least, max(longest * max(table), float(rewards.max(initial=0.0)))
+        return longest * min(table), longest * max(table)
 
 
 @dataclass(eq=False, slots=True)
