@@ -284,6 +284,22 @@ def test_one_visit_with_very_many_rewards_hides_no_difference(version: int) -> N
     assert comparison.as_dict()["ab"[version]]["cut"] == 4996.0
 
 
+def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted() -> None:
+    """Dislikes of the canary that do not arrive raise its reward, and leave fewer steps."""
+    better = compare_versions(trial_outcomes(0, np.full(4000, 0.5), np.ones(4000), 0.2, users=2000), "a", "b")
+    assert better.least < 0
+    for lower, least, expected in (
+        (-0.2, -2.0, "promote"),
+        (-0.3, -2.0, "wait"),
+        (-0.3, 0.0, "promote"),
+        (-np.inf, -2.0, "wait"),
+    ):
+        length = replace(better.length, lower=lower, upper=0.1)  # of 5 steps
+        action, reason = judge_canary(replace(better, length=length, least=least), CONFIG, 0)
+        assert action == expected
+        assert reason.endswith("fewer, and lost feedback may have negative rewards") == (action == "wait")
+
+
 def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Outcomes:
     """4,000 users for two days of 1,000 units; the share changes after one. Users of a come back less often.
 

@@ -85,8 +85,10 @@ class VersionComparison:
     together: bool
     """Whether the versions served at the same time; if not, they are not compared by block, and a difference may be due to
     the time."""
+    least: float
+    """The smallest reward that a session may have; below 0 where a behaviour has a negative one."""
     most: float
-    """The largest reward that a session may have."""
+    """The largest."""
     began: int
     """When a's first session began, in microseconds since 1970."""
     settled: int
@@ -203,6 +205,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         reward_difference=reward,
         length_difference=length,
         together=blocks.together,
+        least=outcomes.least,
         most=outcomes.most,
         began=int(outcomes.began[is_a].min()),
         settled=settled,

@@ -16,6 +16,8 @@ Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
 """Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions, or `Apart.reward` of
 their reward, without signs: few sessions may hold most of it, and all that is hidden may be of one version."""
+MAX_STEPS_LOST = 0.05
+"""Where rewards may be negative, nothing is promoted while steps with feedback may be fewer by more than this share."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
 UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
@@ -101,7 +103,7 @@ def judge_canary(
             *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
             *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
         ]
-        unsure = _why_unsure(comparison, config.user_loss)
+        unsure = "; ".join(filter(None, (_why_unsure(comparison, config.user_loss), _why_silent(comparison))))
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
         missing = config.shortest - (elapsed if served is None else served)
@@ -147,6 +149,15 @@ def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
         return words
     users, width = comparison.a.users + comparison.b.users, (visits.value - visits.low) / visits.base
     return f"{words}; about {rounded(users * (width / spare) ** 2 - users)} more users are needed"
+
+
+def _why_silent(comparison: VersionComparison) -> str:
+    """Say that feedback with negative rewards may be lost, as a canary may have fewer steps with feedback; else empty."""
+    length = comparison.length
+    if comparison.least >= 0 or length.lower >= -MAX_STEPS_LOST * length.base:
+        return ""
+    fewer = f"{-length.lower / length.base:.0%} fewer" if math.isfinite(length.lower) and length.base else "fewer"
+    return f"not promoted, since steps with feedback could be {fewer}, and lost feedback may have negative rewards"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
