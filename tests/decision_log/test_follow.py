@@ -51,6 +51,20 @@ def test_a_follower_reads_a_log_that_was_begun_anew(tmp_path: Path) -> None:
     assert list(follower.read()) == []
 
 
+def test_a_follower_misses_the_folder_of_one_worker(tmp_path: Path) -> None:
+    log, records = tmp_path / "log", [decision(number, id=f"d{number}") for number in range(4)]
+    follower = LogFollower(log)
+    for worker in range(2):
+        write_log(log / f"worker-{worker}", records[worker : worker + 1])
+    assert len(list(follower.read())) == 2
+    (log / "worker-1").rename(tmp_path / "away")
+    write_log(log / "worker-0", records[2:3])
+    with pytest.raises(LogError, match="worker-1: the log was there and is gone"):
+        list(follower.read())
+    (tmp_path / "away").rename(log / "worker-1")
+    assert list(follower.read()) == records[2:3]
+
+
 def test_an_error_in_one_log_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = mixed_records(20)
     for worker in range(2):

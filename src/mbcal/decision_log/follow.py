@@ -51,7 +51,8 @@ class LogFollower:
         """Yield the records that were added since the last call, by time where several workers write (`merge_by_time`).
 
         Raises:
-            LogError: If a file cannot be read, or the log was there before and is gone, as with a disk that is away.
+            LogError: If a file cannot be read, or the log, or that of a worker, was there before and is gone, as with a disk
+                that is away.
         """
         try:
             folders = log_folders(self._folder)
@@ -59,6 +60,8 @@ class LogFollower:
             if self._positions:
                 raise LogError(f"{self._folder}: the log was there and is gone; bring it back, or begin it anew") from error
             return  # nothing was logged yet
+        if gone := [folder for folder, position in self._positions.items() if position.record and folder not in folders]:
+            raise LogError(f"{gone[0]}: the log was there and is gone; bring it back, or begin it anew")
         yield from merge_by_time(map(self._read_folder, folders))
 
     def _read_folder(self, folder: Path) -> Iterator[Record]:
