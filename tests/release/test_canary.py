@@ -22,6 +22,7 @@ from mbcal.release.gate import Verdict
 from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.update import loop
+from mbcal.serving.stats import registry_answer
 from tests.support.trials import SECOND, session_records, trial_records, write_quickly
 from tests.support.versions import fitted
 
@@ -178,6 +179,16 @@ def test_equal_versions_are_withdrawn_at_the_end_by_default(registry: Registry, 
     unserved = look_twice(watcher_at(registry, tmp_path / "before", 3 * day, replace(config, undecided="promote")))
     assert (unserved.action, unserved.comparison) == ("wait", None)  # its log is that of a trial before
     assert (registry.current(), registry.canary()) == (LIVE, CANARY)
+
+
+def test_the_page_shows_no_verdict_of_an_earlier_trial(registry: Registry, tmp_path: Path) -> None:
+    watcher_at(registry, log_of(tmp_path, registry, 200, EQUAL), 1000).look()
+    trial = registry_answer(registry).trial
+    assert trial is not None
+    assert trial["began"] == registry.pointer().canary_began
+    registry.withdraw_canary()
+    registry.start_canary(CANARY)
+    assert registry_answer(registry).trial is None
 
 
 def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, tmp_path: Path) -> None:

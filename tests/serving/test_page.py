@@ -43,6 +43,7 @@ def address(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
     sentence = f"cannot tell yet {HOSTILE}"
     sides = {"a": {**side, "version": canary}, "b": {**side, "version": "v000002"}}
     look = {
+        "began": registry.pointer().canary_began,
         "time": 1_800_000_000_000_000,
         "reason": "wait for more",
         "comparison": {**sides, "reward": gap, "sentence": sentence},

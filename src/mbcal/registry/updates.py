@@ -47,21 +47,22 @@ def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:
     return [_read_update(folder, match[1]) for match in names[:most]]
 
 
-def read_trial(registry: Path, name: str) -> dict[str, Any] | None:
+def read_trial(registry: Path, name: str, began: int | None = None) -> dict[str, Any] | None:
     """Read the last look at a canary, REGISTRY/canaries/NAME.json.
 
     Args:
         registry: The registry's folder.
         name: The version.
+        began: When its trial began (`Pointer.canary_began`); None for its last trial, whenever that was.
 
     Returns:
-        What was written; None if there is nothing, or it is damaged.
+        What was written; None if there is nothing, it is damaged, or of another trial.
     """
     try:
         look = json.loads(read_plain(registry / CANARIES / f"{name}.json", MAX_BYTES, follow_links=False)[0])
     except (OSError, ValueError, RecursionError):
         return None
-    return look if isinstance(look, dict) else None
+    return look if isinstance(look, dict) and began in (None, look.get("began")) else None
 
 
 def read_update_page(registry: Path, name: str) -> bytes:

@@ -66,8 +66,8 @@ def why_blocked(registry: Registry, pointer: Pointer) -> str:
         registry: The registry.
         pointer: Its pointer, which has a canary.
     """
-    look, where = read_trial(registry.path, str(pointer.canary)), f"--registry {shlex.quote(str(registry.path))}"
-    is_watched = look is not None and look.get("began") == pointer.canary_began
+    is_watched = read_trial(registry.path, str(pointer.canary), pointer.canary_began) is not None
+    where = f"--registry {shlex.quote(str(registry.path))}"
     unwatched = "" if is_watched else "; nothing has looked at its sessions yet: start 'mbcal serve' with --canary 0.1"
     return (
         f"{pointer.canary} is the canary, and its trial goes on; update when it is promoted or withdrawn{unwatched}; "

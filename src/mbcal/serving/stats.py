@@ -283,7 +283,7 @@ def registry_answer(registry: Registry) -> RegistryAnswer:
         versions = [_without_paths(entry) for entry in version_summaries(registry, MAX_VERSIONS)]
     except MbcalError:
         return RegistryAnswer(None, None, None, [], [], updates, "the registry cannot be read; the server's log says why")
-    trial = None if pointer.canary is None else read_trial(registry.path, pointer.canary)
+    trial = None if pointer.canary is None else read_trial(registry.path, pointer.canary, pointer.canary_began)
     return RegistryAnswer(pointer.current, pointer.canary, trial, list(pointer.before), versions, updates)
 
 
