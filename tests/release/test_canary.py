@@ -390,6 +390,18 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
     assert damaged.stderr.startswith(f"the log has lost records: {segment}: damaged at byte ")
 
 
+def test_the_command_says_what_speaks_against_a_version_that_earns_more(registry: Registry, tmp_path: Path) -> None:
+    records = trial_records(800, canary=CANARY, live=LIVE, likes=BETTER, began=int((time.time() - 90_000) * 1e6))
+    explored = [
+        msgspec.structs.replace(record, epsilon=0.3) if isinstance(record, Decision) and record.version == LIVE else record
+        for record in records
+    ]
+    write_quickly(tmp_path / "log", explored)
+    options = ["compare-versions", "--registry", str(registry.path), "--log", str(tmp_path / "log"), "--idle", "10"]
+    assert CliRunner().invoke(app, options).stdout.endswith(f"; but it explored less than {LIVE}\n")
+    assert json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)["losses"] == [f"it explored less than {LIVE}"]
+
+
 def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_path: Path) -> None:
     log = log_of(tmp_path, registry, 600, BETTER)
     clock = registry.pointer().canary_began / 1e6 + 1000

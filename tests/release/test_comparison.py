@@ -341,7 +341,7 @@ def test_a_canary_on_machines_that_explore_less_is_not_promoted() -> None:
     confounded = compare_versions(replace(outcomes, epsilon=np.where(is_other, 0.4, 0.1)), "a", "b")
     assert confounded.exploration.value == pytest.approx(-0.15, abs=0.03)
     action, reason = judge_canary(confounded, CONFIG, 0)
-    assert (action, reason.endswith("it explored less than the live version, so a person has to decide")) == ("wait", True)
+    assert (action, reason.endswith("it explored less than b, so a person has to decide")) == ("wait", True)
     alike = replace(outcomes, epsilon=np.where(np.arange(2000) < 1000, 0.4, 0.1))  # changed for all, in the middle
     assert judge_canary(compare_versions(alike, "a", "b"), CONFIG, 0)[0] == "promote"
 

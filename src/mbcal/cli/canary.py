@@ -89,17 +89,19 @@ def compare_versions_command(
     """
     from mbcal.registry.registry import Registry
     from mbcal.release.comparison import compare_versions
+    from mbcal.release.judge import losses_of
 
     outcomes = _read_outcomes(Registry(registry), log, idle)
     comparison = compare_versions(outcomes, *_two_versions(outcomes, versions))
     if as_json:
-        typer.echo(json.dumps(comparison.as_dict(difference), indent=2, ensure_ascii=False))
+        values = {**comparison.as_dict(difference), "losses": losses_of(comparison)}
+        typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False, markup=False, emoji=False)
     for table in _tables(comparison):
         console.print(table)
         typer.echo()
-    typer.echo(comparison.sentence(difference))
+    typer.echo("; but ".join(filter(None, (comparison.sentence(difference), " and ".join(losses_of(comparison))))))
 
 
 def watch_canary_command(

@@ -60,6 +60,15 @@ class CanaryConfig:
             raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
 
 
+def losses_of(comparison: VersionComparison) -> list[str]:
+    """Return in words what speaks against a version (a) that may earn more per session; empty if nothing does."""
+    return [
+        *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
+        *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
+        *([f"it explored less than {comparison.b.version}"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
+    ]
+
+
 def judge_canary(
     comparison: VersionComparison | None,
     config: CanaryConfig,
@@ -98,11 +107,7 @@ def judge_canary(
                 more = f"its users have more sessions ({comparison.visits.share:+.1%}), and may earn as much"
                 return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
-        losses = [
-            *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
-            *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
-            *(["it explored less than the live version"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
-        ]
+        losses = losses_of(comparison)
         unsure = "; ".join(filter(None, (_why_unsure(comparison, config.user_loss), _why_silent(comparison))))
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
