@@ -280,6 +280,9 @@ def test_records_that_wait_for_others_are_bounded_in_bytes(monkeypatch: pytest.M
         assert reader._early_bytes <= 100_000
     assert sum(map(len, reader._early.values())) < 340
     assert reader.ignored.dropped > 3600
+    for number in range(100):  # long names take memory as well
+        reader.add(Feedback(f"{number}" + "x" * 500, "i" * 500, "like", SECOND, f"h{number}"))
+    assert sum(map(len, reader._early.values())) < 100_000 / 4000
     reader.outcomes(10**12)
     assert (reader._early_bytes, reader._bytes, len(reader._groups)) == (0, 0, 0)
 

@@ -158,9 +158,7 @@ class OutcomeReader:
             if record.time >= self._rule.since and self._nameless.version_of(record.id) is None:
                 self.ignored.of(record.version).nameless += 1
             self._nameless.add(record.id, record.version)
-            early = self._early.pop(record.id, {})
-            self._early_bytes -= RESPONSE_BYTES * len(early)
-            for item, (_, _, behaviour) in early.items():
+            for item, (_, _, behaviour) in self._take_early(record.id).items():
                 self._add_nameless(record.version, record.id, item, behaviour)
             return
         known = self._decisions.get(decision.id)
@@ -171,9 +169,7 @@ class OutcomeReader:
             self._remove([known])
             decision.responses = known.responses
             self.ignored.not_shown += sum((item in known.items) - (item in decision.items) for item in known.responses)
-        early = self._early.pop(decision.id, {})
-        self._early_bytes -= RESPONSE_BYTES * len(early)
-        for item, response in early.items():
+        for item, response in self._take_early(decision.id).items():
             self.ignored.not_shown += item not in decision.items
             decision.respond(item, response)
         group = self._groups.get(decision.name) or _Group(decision.name)
@@ -190,7 +186,7 @@ class OutcomeReader:
             return
         if decision is None:
             waiting = self._early.setdefault(feedback.decision, {})
-            self._early_bytes += RESPONSE_BYTES * (feedback.item not in waiting)
+            self._early_bytes += 0 if feedback.item in waiting else _early_bytes(feedback.decision, feedback.item)
             waiting[feedback.item] = min(waiting.get(feedback.item, response), response)
         else:
             self.ignored.not_shown += feedback.item not in decision.items
@@ -236,9 +232,13 @@ class OutcomeReader:
 
     def _drop_oldest(self) -> None:
         """Drop the feedback on the decision that has been waited for longest, and count it."""
-        responses = self._early.popitem(last=False)[1]
-        self._early_bytes -= RESPONSE_BYTES * len(responses)
-        self.ignored.dropped += len(responses)
+        self.ignored.dropped += len(self._take_early(next(iter(self._early))))
+
+    def _take_early(self, decision: str) -> dict[str, Response]:
+        """Return the feedback that waited for a decision, by item, and forget it."""
+        responses = self._early.pop(decision, {})
+        self._early_bytes -= sum(_early_bytes(decision, item) for item in responses)
+        return responses
 
     def outcomes(self, now: int) -> Outcomes:
         """Return all sessions up to the first that is not finished.
@@ -326,3 +326,8 @@ class OutcomeReader:
         }
         for name, value in values.items():
             self._columns[name].append(value)
+
+
+def _early_bytes(decision: str, item: str) -> int:
+    """Return the memory of one response that waits for its decision, about: a character may take four bytes."""
+    return RESPONSE_BYTES + 4 * (len(decision) + len(item))

@@ -25,7 +25,7 @@ from mbcal.decision_log.visits import user_name
 Response = tuple[int, str, str]
 """Time, id and behaviour of feedback on one item."""
 RESPONSE_BYTES = 300
-"""Memory of one response, about."""
+"""Memory of one response, about, without its names."""
 RARE = 0.01
 """Share of sessions, the longest, whose length says nothing about what others may earn."""
 _SLACK = int(CLOCK_SLACK * 1e6)
