@@ -5,9 +5,9 @@
     python benchmarks/canary.py --drift              a share that is raised while rewards rise
 
 Sessions of users with different tastes arrive one after the other; a share of users gets the canary. After every 1% more
-sessions the canary is looked at, with the default limits and no least time: promoted, withdrawn, or neither. "lost" is
-what worse canaries cost until they were withdrawn, and what better ones would have earned in the sessions that the live
-version served until they were promoted; both in sessions' worth of the live reward.
+sessions the canary is looked at, with the default limits of the reward and no least time: promoted, withdrawn, or neither.
+"lost" is what worse canaries cost until they were withdrawn, and what better ones would have earned in the sessions that the
+live version served until they were promoted; both in sessions' worth of the live reward.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _add(sums: Floats, cell: NDArray[Any], is_canary: NDArray[np.bool_], reward:
 def _decisions(
     difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which trials end by promotion and which by withdrawal, as `release.judge.judge_canary` decides."""
+    """Which trials end by promotion and which by withdrawal, as `release.judge.judge_canary` decides by the reward alone."""
     better = (difference.safe_lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)
     return better, difference.upper(config.withdraw_alpha) < -config.withdraw_below * live
 
