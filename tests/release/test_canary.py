@@ -90,17 +90,17 @@ def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None
     assert watcher_at(registry, log, 1000).look() is None
 
 
-def test_a_canary_serves_a_day_before_it_is_promoted(registry: Registry, tmp_path: Path) -> None:
-    """By default. The day counts from its first session, not from when it became the canary: no server knew it before."""
+def test_a_canary_serves_three_days_before_it_is_promoted(registry: Registry, tmp_path: Path) -> None:
+    """By default. The days count from its first session, not from when it became the canary: no server knew it before."""
     day, began = 86400, registry.pointer().canary_began
     records = trial_records(600, canary=CANARY, live=LIVE, likes=BETTER, began=began + 2 * day * SECOND)
     write_quickly(tmp_path / "log", records)
     config = replace(CONFIG, shortest=CanaryConfig().shortest)
-    early = watcher_at(registry, tmp_path / "log", 2.5 * day, config).look()
+    early = watcher_at(registry, tmp_path / "log", 4.5 * day, config).look()
     assert early is not None
     assert (early.action, registry.canary()) == ("wait", CANARY)
     assert "; better so far; promoted in 12.0 hours at the earliest, " in early.reason
-    assert watcher_at(registry, tmp_path / "log", 3.1 * day, config).look().action == "promote"  # type: ignore[union-attr]
+    assert watcher_at(registry, tmp_path / "log", 5.1 * day, config).look().action == "promote"  # type: ignore[union-attr]
 
 
 def test_a_promotion_waits_again_after_the_share_was_changed(registry: Registry, tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
     assert judge_canary(better, replace(config, undecided="promote"), 8 * day, served=0.5 * day)[0] == "wait"
     equal = compare_versions(outcomes_of(600, EQUAL, seed=3), "a", "b")
     assert "better so far" not in judge_canary(equal, config, 1.0)[1]
-    assert CanaryConfig().shortest == day
-    with pytest.raises(OptionError, match=r"at least and at most 1 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
+    assert CanaryConfig().shortest == 3 * day
+    with pytest.raises(OptionError, match=r"at least and at most 3 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
         CanaryConfig(longest=0.5 * day)
 
 

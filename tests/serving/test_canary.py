@@ -355,7 +355,7 @@ def test_a_watcher_gets_the_limits_of_its_server(
     assert " ".join(options) == f"{given} --idle 20.0 --every 5.0"
     impossible = ["--log", str(tmp_path / "log"), "--canary", "0.1", "--canary-days", "0.5"]
     words = refused("serve", "--registry", str(registry.path), *impossible, cwd=tmp_path, capsys=capsys)
-    assert "at least and at most 1 (--canary-least-days) and 0.5 (--canary-days) days" in words
+    assert "at least and at most 3 (--canary-least-days) and 0.5 (--canary-days) days" in words
 
 
 def test_the_hash_is_uniform_and_differs_by_canary_and_trial() -> None:

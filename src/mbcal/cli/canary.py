@@ -110,7 +110,7 @@ def watch_canary_command(
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
     canary_days: CanaryDaysOption = 7.0,
-    canary_least_days: LeastDaysOption = 1.0,
+    canary_least_days: LeastDaysOption = 3.0,
     user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,

@@ -32,7 +32,7 @@ class CanaryConfig:
     """Fewest finished sessions of the canary before it is promoted."""
     withdraw_below: float = 0.0
     """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
-    shortest: float = DAY
+    shortest: float = 3 * DAY
     """Seconds that a canary serves a share of users before it is promoted. What users do later cannot be seen."""
     longest: float = 7 * DAY
     """Seconds after which a trial ends."""
