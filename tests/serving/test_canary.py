@@ -17,7 +17,7 @@ from mbcal.cli.canary import canary_config, watch_options
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log import Decision, read_log
 from mbcal.decision_log.writer import DecisionLog
-from mbcal.errors import InputError
+from mbcal.errors import InputError, OutputError
 from mbcal.registry.lock import locked
 from mbcal.registry.registry import Registry
 from mbcal.serving.canary import Canary, CanarySettings
@@ -155,6 +155,28 @@ def test_a_damaged_canary_is_withdrawn_later_if_another_process_changes_the_regi
         assert registry.pointer().withdrawn[CANARY] == "it is damaged, a server refused it"
         names = [name for name, _ in service.events]  # type: ignore[attr-defined]
         assert names == ["swapped", "refused", "canary failed", "canary not withdrawn"]
+
+    asyncio.run(story())
+
+
+def test_a_damaged_canary_is_withdrawn_later_if_the_registry_cannot_be_written(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.start_canary(CANARY)
+    weights = registry.path / "versions" / CANARY / "scorer.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OutputError("no space left")
+
+    async def story() -> None:
+        service = service_of(registry, share=0.9)
+        with monkeypatch.context() as patch:
+            patch.setattr(Registry, "withdraw_canary", full)
+            await service.refresh_version()
+        assert registry.canary() == CANARY
+        await service.refresh_version()
+        assert registry.canary() is None
 
     asyncio.run(story())
 

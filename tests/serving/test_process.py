@@ -121,6 +121,22 @@ def test_sigterm_stops_the_server_and_loses_no_decision(registry: Registry, tmp_
     assert [record.id for record in read_log(tmp_path / "log") if isinstance(record, Decision)] == [decision]
 
 
+def test_a_signal_that_comes_while_the_server_starts_stops_it(registry: Registry) -> None:
+    """Before uvicorn listens to signals: the signal is sent when the application is made."""
+    script = (
+        "import os, signal, sys\n"
+        "from mbcal.serving import run\n"
+        "make = run.App\n"
+        "run.App = lambda *given: (os.kill(os.getpid(), signal.SIGTERM), make(*given))[1]\n"
+        "from mbcal.cli import main\n"
+        "sys.argv[1:] = ['serve', '--registry', sys.argv[1], '--port', '0']\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(registry.path)], capture_output=True, text=True, timeout=30)
+    assert ended.returncode in (0, 128 + signal.SIGTERM)
+    assert '"event": "stopped"' in ended.stderr
+
+
 def test_a_second_server_on_one_log_is_refused(registry: Registry, tmp_path: Path) -> None:
     with serving(registry, "--log", str(tmp_path / "log")):
         command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry.path), "--log", str(tmp_path / "log")]

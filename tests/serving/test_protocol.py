@@ -297,6 +297,26 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": answer})
 
 
+def test_bodies_of_answered_requests_are_not_held_while_others_are_on_their_way() -> None:
+    body = b"x" * 10_000
+    request = b"POST /small HTTP/1.1\r\nhost: x\r\ncontent-length: 10000\r\n\r\n" + body
+
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request * 2)
+        for _ in range(20):  # there are always two on their way
+            await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+            writer.write(request)
+        await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+        await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+        await asyncio.sleep(0.05)
+        assert [connection.held for connection in connections.open] == [0]
+        assert not connections.closed
+        writer.close()
+
+    run_server(ConnectionLimits(max_buffered=60_000), story, slowly)
+
+
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAA\r\n"
 SIZED = b"POST /a HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"content-length: 4\r\n\r\nbody"
 CHUNKED = b"POST /b HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"transfer-encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"

@@ -17,6 +17,7 @@ from mbcal.decision_log.reader import read_log
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.limits import Limits
+from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import DecisionRef, MemoryStore
 from tests.support.servers import run_app
@@ -319,3 +320,22 @@ def test_a_damaged_version_is_refused_and_the_old_one_goes_on_serving(registry: 
         assert "v000002" in (await http.get("/v1/model")).json()["refused"]
 
     run_app(registry, story)
+
+
+def test_a_request_that_the_end_of_the_server_interrupts_is_refused_and_no_failure(registry: Registry) -> None:
+    sent: list[Any] = []
+
+    async def cancelled(*_: Any) -> Any:
+        raise asyncio.CancelledError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def story(app: App) -> None:
+        app._respond = cancelled  # type: ignore[method-assign]
+        await app._http({"path": "/v1/rank"}, None, send)
+
+    asyncio.run(story(App(Service(registry, MemoryStore(60.0), None, 0.0), Access())))
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"1") in sent[0]["headers"]
+    assert b"the server stops" in sent[1]["body"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
 
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
+from mbcal.serving.clients import current_client
 from mbcal.serving.messages import FeedbackRequest, RankAnswer, RankRequest
 from mbcal.serving.redis_state import RedisStore
 from mbcal.serving.service import Service
@@ -200,6 +202,46 @@ def test_a_full_redis_is_an_outage_that_names_no_session(redis_address: str) -> 
     assert "OOM" in events[0] or "memory" in events[0]
     assert "item" not in events[0]
     assert "session:" not in events[0]
+
+
+def test_what_a_process_keeps_in_redis_is_bounded_and_its_largest_client_loses_first(redis_address: str) -> None:
+    async def tell() -> None:
+        store = RedisStore(redis_address, max_bytes=100_000)
+        current_client.set("small")
+        await store.begin("kept", BEGIN)
+        current_client.set("large")
+        for number in range(40):
+            await store.remember_decision(f"{number}", DecisionRef("kept", number, ["x" * 5_000], "v"))
+        await store.begin("also large", BEGIN)
+        assert await store.get("kept") == BEGIN
+        assert await store.get("also large") == BEGIN
+        keys = await store._redis.keys("mbcal:decision:*")
+        assert 10 < len(keys) < 20
+        assert b"mbcal:decision:39" in keys
+        await store.close()
+
+    asyncio.run(tell())
+
+
+def test_a_session_that_others_change_all_the_time_is_no_outage(redis_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tell() -> None:
+        store, other = RedisStore(redis_address), RedisStore(redis_address)
+        await store.begin("s", BEGIN)
+        read = store._read
+
+        async def read_and_lose(redis: Any, key: str, kind: Any) -> Any:
+            found = await read(redis, key, kind)
+            await other.add("s", STEPS[0])
+            return found
+
+        monkeypatch.setattr(store, "_read", read_and_lose)
+        with pytest.raises(StateAwayError, match="too many requests change this session"):
+            await store.add("s", STEPS[1])
+        assert store.available
+        await store.close()
+        await other.close()
+
+    asyncio.run(tell())
 
 
 def test_a_value_of_another_kind_in_redis_counts_as_none_and_is_no_outage(redis_address: str) -> None:

@@ -104,10 +104,14 @@ class FairDict(BoundedDict[K, V]):
         self._held: Counter[str] = Counter()  # bytes of every client
         self._levels: dict[int, OrderedDict[str, None]] = {}  # clients by the power of two of their bytes
 
-    def _make_room(self) -> None:
+    def next_to_go(self) -> K:
+        """Return the key that is dropped next: the oldest of the client that holds most."""
         clients = self._levels[max(self._levels)]
         largest = max(islice(clients, COMPARED), key=self._held.__getitem__)
-        self.pop(next(iter(self._keys[largest])))
+        return next(iter(self._keys[largest]))
+
+    def _make_room(self) -> None:
+        self.pop(self.next_to_go())
 
     def _resize(self, key: K, before: int, after: int, /) -> None:
         super()._resize(key, before, after)

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from mbcal.data.user_split import stable_hash
-from mbcal.errors import MbcalError
-from mbcal.registry.lock import RegistryBusyError
+from mbcal.errors import MbcalError, OutputError
 from mbcal.registry.registry import Registry
 from mbcal.serving.ranker import Ranker
 
@@ -113,15 +112,15 @@ class Canary:
         await self._try_to_withdraw(name, reason)
 
     async def _try_to_withdraw(self, name: str | None, reason: str) -> None:
-        """Withdraw the canary; while another process changes the registry, the next look tries again.
+        """Withdraw the canary; while the registry cannot be changed, the next look tries again.
 
-        Nothing waits for that process: it may hold up the server's start and its end for ever.
+        Nothing waits for another process that changes it: it may hold up the server's start and its end for ever.
         """
         self._reason, is_first = None, self._reason is None
         try:
             await asyncio.to_thread(self._registry.withdraw_canary, name, reason=reason, wait=False)
         except MbcalError as problem:  # another server did it, or the registry cannot be written
-            if isinstance(problem, RegistryBusyError):
+            if isinstance(problem, OutputError):
                 self._reason = reason
             if is_first:
                 self._on_event("canary not withdrawn", version=name, error=str(problem))

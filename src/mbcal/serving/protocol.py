@@ -55,6 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = b""  # what is sent after the answers to earlier requests; nothing is read any more
         self._plain_head = b""  # of a request that wants another protocol, without that wish
         self._running: Any = None  # the request that is being handled; `cycle` is the latest
+        self._bodies: dict[Any, int] = {}  # bytes of the bodies of requests that are not answered
         self.shared.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,11 +165,13 @@ class BoundedProtocol(HttpToolsProtocol):
             raise RefusedHeadError
         self._is_head, self._received = False, 0
         super().on_headers_complete()
+        self._bodies[self.cycle] = 0
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._silent = 0
         if not self.cycle.response_complete:
+            self._bodies[self.cycle] += len(body)
             self.hold(self._body + len(body), self._unread)
 
     def on_message_complete(self) -> None:
@@ -183,8 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.served += 1
         if not self._is_arriving:
             self.since = self.loop.time()
-        if not self.pipeline:
-            self.hold(0, self._unread)
+        self.hold(self._body - self._bodies.pop(self._running, 0), self._unread)
         super().on_response_complete()
         if self._refusal and self._running.response_complete and not self.transport.is_closing():
             self._close_with(self._refusal)

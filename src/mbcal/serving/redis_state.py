@@ -3,6 +3,9 @@
 Redis away is an outage of the memory, not of the service. No call takes longer than `CALL_SECONDS`. After the first call
 that fails, further ones fail at once with StateAwayError, so that no request waits, until a ping in the background succeeds.
 A value that this service cannot have written concerns its own key only, and counts as none.
+
+What a process has written is bounded as its own memory would be: beyond it, the client that has written most loses its
+oldest keys. So no client can fill Redis.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from mbcal.errors import OptionError
+from mbcal.serving.bounded import FairDict
 from mbcal.serving.fields import is_object
 from mbcal.serving.messages import RankAnswer
 from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
@@ -26,7 +30,22 @@ CALL_SECONDS = 0.25
 PING_SECONDS = 0.2
 """Seconds between two pings of a Redis that is away."""
 
+MAX_TRIES = 8
+"""Times that a session is read again because another process has just changed it."""
+
 T = TypeVar("T")
+
+
+class WrittenKeys(FairDict[str, None]):
+    """The keys that this process has written, with the sizes of their values; `dropped` are to be deleted in Redis."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.dropped: list[str] = []
+
+    def _make_room(self) -> None:
+        self.dropped.append(self.next_to_go())
+        super()._make_room()
 
 
 class RedisStore:
@@ -35,12 +54,15 @@ class RedisStore:
     A session is one value, changed under WATCH, so that no step is lost when two servers add steps at the same time.
     """
 
-    def __init__(self, address: str, lifetime: float = 1800.0, on_event: OnEvent = ignore_event) -> None:
+    def __init__(
+        self, address: str, lifetime: float = 1800.0, max_bytes: int = 256 << 20, on_event: OnEvent = ignore_event
+    ) -> None:
         """Prepare a connection; it is opened by the first call.
 
         Args:
             address: A redis://, rediss:// or unix:// address.
             lifetime: Seconds after its last request at which a session expires.
+            max_bytes: Bytes that this process keeps in Redis.
             on_event: Called once when an outage begins and once when it ends.
 
         Raises:
@@ -65,6 +87,7 @@ class RedisStore:
         self._failures = (RedisError, OSError, TimeoutError)
         self._watch_error, self._response_error = WatchError, ResponseError
         self._lifetime, self._on_event = int(lifetime), on_event
+        self._written = WrittenKeys(max_bytes)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._away_since: float | None = None
         self._pinging: asyncio.Task[None] | None = None
@@ -114,12 +137,26 @@ class RedisStore:
 
     async def _begin(self, name: str, session: Session) -> Session:
         key, value = _session_key(name), msgspec.msgpack.encode(session)
-        if await self._redis.set(key, value, ex=self._lifetime, nx=True):
+        if await self._set(key, value, nx=True):
             return session
         known = await self._get(name)
         if known is None:  # it has just expired, or is no session
-            await self._redis.set(key, value, ex=self._lifetime)
+            await self._set(key, value)
         return known or session
+
+    async def _set(self, key: str, value: bytes, nx: bool = False) -> bool:
+        """Set a value, with `nx` only if the key is free; return whether it was set."""
+        is_set = bool(await self._redis.set(key, value, ex=self._lifetime, nx=nx))
+        if is_set:
+            await self._count(key, value)
+        return is_set
+
+    async def _count(self, key: str, value: bytes) -> None:
+        """Count what was written, and delete what is too much."""
+        self._written.put(key, None, len(value))
+        dropped, self._written.dropped = self._written.dropped, []
+        if dropped:
+            await self._redis.delete(*dropped)
 
     async def _read(self, redis: Any, key: str, kind: type[T]) -> T | None:
         try:
@@ -137,29 +174,30 @@ class RedisStore:
 
     async def _add(self, key: str, step: Step) -> Session | None:
         async with self._redis.pipeline(transaction=True) as pipe:
-            while True:
+            for _ in range(MAX_TRIES):
                 await pipe.watch(key)
                 stored = await self._read(pipe, key, Session)
                 if stored is None:
                     await pipe.unwatch()
                     return None
                 session = stored.after(step)
+                value = msgspec.msgpack.encode(session)
                 pipe.multi()
-                pipe.set(key, msgspec.msgpack.encode(session), ex=self._lifetime)
-                try:
+                pipe.set(key, value, ex=self._lifetime)
+                with contextlib.suppress(self._watch_error):  # another process changed it in between; read it again
                     await pipe.execute()
-                except self._watch_error:  # another server changed it in between; read it again
-                    continue
-                return session
+                    await self._count(key, value)
+                    return session
+        raise StateAwayError("state: too many requests change this session at once; try again in a second")
 
     async def _remember(self, key: str, reference: DecisionRef) -> DecisionRef:
         value = msgspec.msgpack.encode(reference)
-        if await self._redis.set(key, value, ex=self._lifetime, nx=True):
+        if await self._set(key, value, nx=True):
             return reference
         first = await self._read(self._redis, key, DecisionRef)
         if first is not None and first.answer:
             return first
-        await self._redis.set(key, value, ex=self._lifetime)  # it has just expired, or has no answer
+        await self._set(key, value)  # it has just expired, or has no answer
         return reference
 
     async def _claim(self, decision: str) -> DecisionRef | bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class RefusedError(Exception):
         self.status, self.headers = status, headers
 
 
-def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
+def refusal(error: BaseException, folders: Iterable[Path] = ()) -> Response:
     """Return the response to a request that failed with this error.
 
     Args:
@@ -37,7 +38,9 @@ def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
         folders: Folders of the server, whose names must not appear in the sentence.
     """
     status, sentence = 500, str(error)
-    if isinstance(error, RefusedError):
+    if isinstance(error, asyncio.CancelledError):  # it took longer than the server waits when it stops
+        status, sentence = 503, "the server stops; try again in a second"
+    elif isinstance(error, RefusedError):
         status = error.status
     elif isinstance(error, InputError | OptionError | msgspec.ValidationError):
         status = 422
@@ -59,7 +62,7 @@ def refusal(error: Exception, folders: Iterable[Path] = ()) -> Response:
     return Response(status, msgspec.json.encode(Problem(shortened(sentence, MAX_SENTENCE))))
 
 
-def refusal_headers(error: Exception, status: int) -> list[Header]:
+def refusal_headers(error: BaseException, status: int) -> list[Header]:
     """Return the headers that tell the client what to do next."""
     headers = list(error.headers) if isinstance(error, RefusedError) else []
     if status in (429, 503):

@@ -174,6 +174,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App, connections: Connections, announce: Any) -> None:
         super().__init__(config)
         self._app, self._connections, self._announce = app, connections, announce
+        self.early_signals: list[int] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -193,6 +194,8 @@ class Server(uvicorn.Server):
         gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting
         self.started = True
         await self._announce(sockets or [])
+        for number in self.early_signals:
+            loop.call_soon(signal.raise_signal, number)  # now there is somebody to stop
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         on_event = self._app.service.on_event
@@ -211,8 +214,9 @@ def run_server(settings: ServerSettings, service: Service, listener: socket.sock
         listener: The socket to accept connections from.
         announce: Coroutine function called with the sockets once the server listens; by default it prints the address.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has stopped; the exit code is 0
+    early_signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has stopped; the exit code is 0
+        signal.signal(number, lambda signal_number, _: early_signals.append(signal_number))
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # one warning per invalid request would flood the log
     wanted = settings.connections.max_connections
     allowed = allow_files(wanted)
@@ -240,7 +244,9 @@ def run_server(settings: ServerSettings, service: Service, listener: socket.sock
     )
     if announce is None:
         announce = partial(_print_address, settings)
-    Server(config, app, protocol.shared, announce).run([listener])
+    server = Server(config, app, protocol.shared, announce)
+    server.early_signals = early_signals
+    server.run([listener])
 
 
 def allow_files(connections: int) -> int:

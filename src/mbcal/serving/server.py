@@ -93,7 +93,7 @@ class App:
         headers: list[Header] = [NO_SNIFFING]
         try:
             status, body, media_type = await self._respond(scope, receive)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             status, body, media_type = refusal(error, self.service.folders)
             headers += refusal_headers(error, status)
             if status == 500:
@@ -146,7 +146,7 @@ class App:
         allowed = ", ".join(methods)
         return RefusedError(405, f"{path}: takes {allowed} only", ((b"allow", allowed.encode()),))
 
-    def _log_failure(self, path: str, error: Exception) -> None:
+    def _log_failure(self, path: str, error: BaseException) -> None:
         """Log a failure of the server, with its traceback the first time."""
         kind = f"{type(error).__name__}: {error}"[:200]
         details = {}

@@ -314,7 +314,7 @@ def session_store(
     Args:
         address: `memory`, or a redis://, rediss:// or unix:// address.
         lifetime: Seconds after its last request at which a session expires.
-        max_bytes: Bytes of sessions and decisions in memory.
+        max_bytes: Bytes of sessions and decisions that this process keeps, in memory or in Redis.
         on_event: Called with `state away` and `state back` when Redis cannot be reached, and when it can again.
 
     Raises:
@@ -325,7 +325,7 @@ def session_store(
     if address.startswith(("redis://", "rediss://", "unix://")):
         from mbcal.serving.redis_state import RedisStore
 
-        return RedisStore(address, lifetime, on_event)
+        return RedisStore(address, lifetime, max_bytes, on_event)
     scheme = address.partition(":")[0]  # the rest may hold a password
     raise OptionError(f"state: {scheme!r} is neither memory nor a redis:// address; give one of them")
 
