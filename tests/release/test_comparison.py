@@ -54,7 +54,7 @@ def test_decisions_follow_the_limits() -> None:
         {"shortest": -1.0},
         {"shortest": 100.0, "longest": 99.0},
         {"promote_alpha": 0.5},
-        {"user_loss": 1.0},
+        {"user_loss": 1.1},
     ):
         with pytest.raises(OptionError, match="canary: "):
             CanaryConfig(**settings)  # type: ignore[arg-type]
@@ -249,7 +249,11 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
     assert judge_canary(lost, CONFIG, 0)[1].endswith("% lower")  # more users would not show that it is not
     unknown = replace(many, visits=replace(many.visits, share=None, low=-np.inf, high=np.inf, base=0.0))
     action, reason = judge_canary(unknown, CONFIG, 0)
-    assert (action, reason.endswith("too little is known of the sessions per user")) == ("wait", True)
+    assert (action, "too little is known of the sessions per user: send the user" in reason) == ("wait", True)
+    assert judge_canary(unknown, replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
+    once = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), 0.2, users=10**6)
+    nobody_back = compare_versions(replace(once, user=np.arange(2000, dtype=np.int32)), "a", "b")
+    assert nobody_back.visits.low == -np.inf
     assert judge_canary(lost, replace(CONFIG, undecided="promote", longest=1.0), 2.0)[0] == "wait"
 
 
@@ -279,9 +283,52 @@ def test_one_visit_with_very_many_rewards_hides_no_difference(version: int) -> N
             assert (comparison.a.cut, comparison.b.cut)[version] == reward - outcomes.most
             found, reason = judge_canary(comparison, CONFIG, 0)
             assert found == action
-            assert ("earned beyond the most that counts, 4, are much beside" in reason) == (action == "wait")
+            assert ("2.5 per session that long sessions earned beyond 4 do not count" in reason) == (action == "wait")
     assert "of the rewards of very long sessions" in comparison.sentence()
     assert comparison.as_dict()["ab"[version]]["cut"] == 4996.0
+
+
+def test_long_sessions_of_many_users_keep_no_better_canary_from_being_promoted() -> None:
+    """Where 3% of the reward lies beyond what counts: it is charged to the canary, which earns more than that."""
+    outcomes = trial_outcomes(0, np.full(8000, 0.5), np.ones(8000), 0.3, users=4000)
+    reward = np.abs(outcomes.reward)
+    reward[::100] = 7.0
+    outcomes = replace(outcomes, reward=reward, size=reward, least=0.0)
+    comparison = compare_versions(outcomes, "a", "b")
+    assert comparison.b.cut > 0.02 * comparison.b.size
+    assert judge_canary(comparison, CONFIG, 0)[0] == "promote"
+    longer = np.where(outcomes.version == 0, 0.6 * reward, reward)  # a earns less, but in long sessions of many users
+    longer[(outcomes.version == 0) & (np.arange(8000) % 20 == 1)] = 14.0
+    comparison = compare_versions(replace(outcomes, reward=longer, size=longer), "a", "b")
+    assert longer[outcomes.version == 0].mean() > longer[outcomes.version == 1].mean()
+    capped = np.minimum(longer, 4.0)
+    assert capped[outcomes.version == 0].mean() < 0.95 * capped[outcomes.version == 1].mean()
+    assert judge_canary(comparison, CONFIG, 0)[0] != "withdraw"
+
+
+def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None:
+    """A canary drives users away, then its share is lowered: those who are left come back as often as others."""
+    rng, users, days = np.random.default_rng(0), 4000, 8
+    place = rng.random(users)
+    left = (place < 0.5) & (rng.random(users) < 0.4)
+    rows = [
+        (day * 1000 + int(1000 * rng.random()), user, day)
+        for day in range(days)
+        for user in range(users)
+        if rng.random() < 0.5 and not (left[user] and day >= 1)
+    ]
+    began, user, day = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    is_live = place[user] >= np.where(day < 4, 0.5, 0.2)
+    reward = 1 + 0.2 * ~is_live + rng.normal(0, 0.3, len(user))
+    columns = is_live.astype(np.int32), user.astype(np.int32), began, reward, np.full(len(user), 5, np.int32)
+    names = tuple(map(str, range(users)))
+    outcomes = Outcomes(("a", "b"), names, *columns, np.full(len(user), 0.1), np.abs(reward), least=-2.0, most=4.0)
+    comparison = compare_versions(outcomes, "a", "b")
+    assert comparison.earlier_visits is not None
+    assert comparison.earlier_visits.high < 0
+    action, reason = judge_canary(comparison, CONFIG, 0)
+    assert (action, "fewer sessions before its share was changed" in reason) == ("wait", True)
+    assert judge_canary(replace(comparison, earlier_visits=None), CONFIG, 0)[0] == "promote"
 
 
 def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted() -> None:

@@ -55,7 +55,9 @@ LeastDaysOption = Annotated[
 UserLossOption = Annotated[
     float,
     typer.Option(
-        min=0, max=0.99, help="Promote a canary only if its users earn at most this share less, in the worst case."
+        min=0,
+        max=1,
+        help="Promote a canary only if its users earn at most this share less, in the worst case. 1: requests name no user.",
     ),
 ]
 Undecided = Literal["withdraw", "promote", "wait"]

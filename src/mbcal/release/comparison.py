@@ -65,6 +65,8 @@ class Side:
     """The sum of rewards without their signs, less `cut`."""
     cut: float
     """What sessions earned beyond the bounds of a session, without signs. It does not count."""
+    most_cut: float
+    """What was cut of the user of whom most was."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class VersionComparison:
     reward: Gap
     length: Gap
     visits: Gap
-    """Sessions per user since `settled`."""
+    """Sessions per user since `settled`. Unknown while no user has come back."""
+    earlier_visits: Gap | None
+    """Those of the trial before; None if the share was not changed. Users whom a version drove away are missing later."""
     exploration: Gap
     """Epsilon of sessions."""
     reward_difference: Difference
@@ -194,20 +198,21 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
     epsilon_a, epsilon_b = (_sums(outcomes, chosen, blocks, outcomes.epsilon) for chosen in (is_a, is_b))
-    settled = _settled(outcomes, is_a, is_b)
+    began, settled = int(outcomes.began[is_a].min()), _settled(outcomes, is_a, is_b)
     return VersionComparison(
         a=side_a,
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
         visits=_visits(outcomes, is_a, is_b, settled),
+        earlier_visits=_visits(outcomes, is_a, is_b, began, settled) if settled > began else None,
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
         length_difference=length,
         together=blocks.together,
         least=outcomes.least,
         most=outcomes.most,
-        began=int(outcomes.began[is_a].min()),
+        began=began,
         settled=settled,
     )
 
@@ -279,8 +284,9 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blo
         replace(UserSums.of(values[rows], users, len(outcomes.users), weights).mean(), count=len(rows))
         for values in (outcomes.reward, outcomes.length)
     )
-    size, lost = float(outcomes.size[rows].sum()), float(cut[rows].sum())
-    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost)
+    size, cut_of_users = float(outcomes.size[rows].sum()), np.bincount(users, cut[rows])
+    lost, most = float(cut_of_users.sum()), float(cut_of_users.max(initial=0.0))
+    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most)
 
 
 def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> int:
@@ -302,19 +308,19 @@ def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_
     return max(first, int(after[after > before].min(initial=began.max())))
 
 
-def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], since: int) -> Gap:
-    """Sessions per user since a time, compared within blocks of users whose first sessions began one after the other.
+def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], since: int, until: float = np.inf) -> Gap:
+    """Sessions per user in a time, compared within blocks of users whose first sessions began one after the other.
 
     Users of a block had as much time to come back. The few who met both versions count for the one they met first: without
-    them, those who came back would be missing.
+    them, those who came back would be missing. Unknown if nobody came back, as where requests name no user.
     """
-    rows = np.flatnonzero((is_a | is_b) & (outcomes.began >= since))
+    rows = np.flatnonzero((is_a | is_b) & (outcomes.began >= since) & (outcomes.began < until))
     users, first, counts = np.unique(outcomes.user[rows], return_index=True, return_counts=True)
     is_a, is_b = is_a[rows[first]], is_b[rows[first]]
     version, user = is_b.astype(np.int32), np.arange(len(users), dtype=np.int32)
     by_user = replace(outcomes, version=version, user=user, began=outcomes.began[rows[first]])
     blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
-    if blocks is None or not blocks.together:
+    if blocks is None or not blocks.together or counts.max() == 1:
         return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
     sums_a, sums_b = (_sums(by_user, chosen, blocks, counts) for chosen in (is_a, is_b))
     return _gap(compare_means(sums_a, sums_b), float(counts[is_b].mean()))

@@ -44,7 +44,8 @@ class CanaryConfig:
     withdraw_alpha: float = 0.1
     """Probability that a canary no worse is ever withdrawn by its reward. An error costs less here than a late end."""
     user_loss: float = 0.1
-    """Promoted only if a user surely earns at least what one of the live version does, less this share, in [0, 1)."""
+    """Promoted only if a user surely earns at least what one of the live version does, less this share, in [0, 1]. With 1
+    that is not asked, for requests that name no user."""
     sessions: SessionRule = field(default_factory=SessionRule)
     """What a session is; its horizon is taken from the live version."""
 
@@ -54,17 +55,19 @@ class CanaryConfig:
         if not 0 <= self.shortest <= self.longest:
             days = f"{self.shortest / DAY:.4g} (--canary-least-days) and {self.longest / DAY:.4g} (--canary-days)"
             raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
-        if not 0 <= self.user_loss < 1:
-            raise OptionError(f"canary: user_loss (--user-loss) must be in [0, 1), got {self.user_loss:g}")
+        if not 0 <= self.user_loss <= 1:
+            raise OptionError(f"canary: user_loss (--user-loss) must be in [0, 1], got {self.user_loss:g}")
         if not (0 < self.promote_alpha < 0.5 and 0 < self.withdraw_alpha < 0.5):
             raise OptionError("canary: promote_alpha and withdraw_alpha must be in (0, 0.5)")
 
 
 def losses_of(comparison: VersionComparison) -> list[str]:
     """Return in words what speaks against a version (a) that may earn more per session; empty if nothing does."""
+    earlier = comparison.earlier_visits
     return [
         *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
         *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
+        *(["its users had fewer sessions before its share was changed"] if earlier is not None and earlier.high < 0 else []),
         *([f"it explored less than {comparison.b.version}"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
     ]
 
@@ -89,7 +92,7 @@ def judge_canary(
     Returns:
         What to do, and why in words.
     """
-    not_whole = "; ".join(filter(None, (_why_not_whole(comparison, ignored or Ignored()), _why_cut(comparison))))
+    not_whole = _why_not_whole(comparison, ignored or Ignored())
     words, may_promote = UNSERVED, False
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -99,7 +102,8 @@ def judge_canary(
         )
         counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
         size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
-        safe = float(comparison.reward_difference.safe_lower(config.promote_alpha))
+        safe = float(comparison.reward_difference.safe_lower(config.promote_alpha)) - _hidden_loss(comparison)
+        upper += _hidden_gain(comparison)
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
             best = comparison.reward_of_user()[1]
@@ -118,7 +122,7 @@ def judge_canary(
             words += f"; {_still_waits(missing, comparison.settled > comparison.began)}"
         may_promote &= missing <= 0
         if lower > 0 >= safe and comparison.caution() not in words:
-            words += f"; {comparison.caution()}"
+            words += f"; {comparison.caution()}{_cut_hint(comparison)}"
         if losses and (safe > 0 or elapsed > config.longest):
             words += f"; {' and '.join(losses)}, so a person has to decide"
         elif unsure and (safe > 0 or elapsed > config.longest):
@@ -142,10 +146,11 @@ def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
     """Say that users of a canary may earn less than `user_loss` allows, and what is missing; empty if they do not."""
     live, visits = comparison.b.reward.mean, comparison.visits
     least, limit = comparison.reward_of_user()[0], live - user_loss * abs(live)
-    if least >= limit:
+    if least >= limit or user_loss == 1:
         return ""
     if not math.isfinite(least):
-        return "not promoted, since too little is known of the sessions per user"
+        hint = "send the user with every request, or give --user-loss 1 to do without"
+        return f"not promoted, since too little is known of the sessions per user: {hint}"
     fewer, less = max(-visits.low / visits.base, 0.0), (live - least) / abs(live) if live else math.inf
     words = f"not promoted, since sessions per user could be {fewer:.0%} fewer, and the reward per user {less:.0%} lower"
     reward = live + comparison.reward.low
@@ -192,17 +197,26 @@ def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> st
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
 
 
-def _why_cut(comparison: VersionComparison | None) -> str:
-    """Say that sessions of a version earned much more than a session counts; empty if they did not."""
-    if comparison is None:
-        return ""
-    found = [
-        f"{side.cut:.4g} that long sessions of {side.version} earned beyond the most that counts, {comparison.most:.4g}, "
-        f"are much beside {side.size:.4g} of all"
-        for side in (comparison.a, comparison.b)
-        if side.cut > MAX_APART * side.size
-    ]
-    return f"not promoted, since {' and '.join(found)}" if found else ""
+def _hidden_loss(comparison: VersionComparison) -> float:
+    """Reward per session by which a canary may be worse than what counts says: what was cut of the live version's.
+
+    Where rewards can be negative, what was cut of the canary's may have been losses.
+    """
+    a, b = comparison.a, comparison.b
+    return b.cut / b.sessions + (a.cut / a.sessions if comparison.least < 0 else 0.0)
+
+
+def _hidden_gain(comparison: VersionComparison) -> float:
+    """Reward per session by which a canary may be better, likewise; without one user, who must not stop a withdrawal."""
+    a, b = comparison.a, comparison.b
+    lost = (b.cut - b.most_cut) / b.sessions if comparison.least < 0 else 0.0
+    return (a.cut - a.most_cut) / a.sessions + lost
+
+
+def _cut_hint(comparison: VersionComparison) -> str:
+    """Say that long sessions earned more than counts; empty if none did."""
+    hidden, most = _hidden_loss(comparison), comparison.most
+    return f"; {hidden:.3g} per session that long sessions earned beyond {most:.4g} do not count" if hidden else ""
 
 
 def _found(apart: Apart) -> str:
