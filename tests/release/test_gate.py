@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import ConflictError, LogError
+from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import (
@@ -30,7 +32,8 @@ from mbcal.release.gate import (
     interval_answer,
 )
 from mbcal.release.obstacles import settled_rows, why_unread
-from mbcal.release.update import update, write_verdict
+from mbcal.release.update import update
+from mbcal.release.verdict_files import write_verdict
 from mbcal.types import SessionFields
 from mbcal.types.field import Field
 from mbcal.types.fields import Fields
@@ -159,6 +162,17 @@ def test_verdicts_written_at_once_have_numbers_of_their_own(tmp_path: Path) -> N
     assert sorted(page.stem for page in pages) == [f"{number:06d}" for number in range(1, 25)]
     written = [json.loads(page.with_suffix(".json").read_text())["live"] for page in pages]
     assert written == [f"v{number:06d}" for number in range(24)]
+
+
+def test_numbers_that_are_not_finite_are_null_and_a_dash(tmp_path: Path) -> None:
+    """Without exploration no number of sessions is enough, and an estimate may have no upper end."""
+    estimates = [Estimate("policy", "ips", math.nan, 0.0, math.inf, "bootstrap", 3.0, 10)]
+    verdict = Verdict("v000001", difference=replace(DIFFERENCE, weight_variance=math.inf), estimates=estimates)
+    page = write_verdict(tmp_path, verdict)
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert record["difference"]["weight_variance"] is None
+    assert [record["estimates"][0][name] for name in ("value", "low", "high")] == [None, 0.0, None]
+    assert "[0.000, –]" in page.read_text()
 
 
 def test_answers() -> None:

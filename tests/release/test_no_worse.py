@@ -99,6 +99,17 @@ def test_an_endless_loop_watches_the_canary_itself(
     assert automatic.endswith(f": {alone if times else watched}")
 
 
+def test_a_page_that_cannot_be_written_is_told_and_ends_nothing(
+    arguments: list[str], weak: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (weak.path / "updates").write_text("not a folder")
+    assert run("update", *arguments) == 4
+    assert weak.canary() == "v000002"
+    printed = capsys.readouterr()
+    assert "page not written: " in printed.err
+    assert "v000002 is the canary; v000001 stays live: the log shows that it is no worse (no page)" in printed.out
+
+
 @pytest.mark.parametrize("no_worse", ["canary", "publish"])
 def test_a_canary_on_trial_stays_and_the_update_says_how_it_ends(
     no_worse: str, arguments: list[str], weak: Registry, log: Path, tmp_path: Path

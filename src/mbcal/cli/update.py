@@ -34,6 +34,7 @@ from mbcal.cli.options import (
 )
 from mbcal.config import Device
 from mbcal.distributed.engines import EngineName
+from mbcal.errors import OutputError
 
 if TYPE_CHECKING:
     from mbcal.agents.base import Agent
@@ -212,9 +213,13 @@ def _runner(
 
 def _show_verdict(registry: Path, log: list[Path], verdict: Verdict, is_watched: bool = False) -> None:
     """Write the verdict and print it; of a canary, also what to do next. `is_watched` as in `_next_step`."""
-    from mbcal.release.update import write_verdict
+    from mbcal.release.verdict_files import write_verdict
 
-    page = write_verdict(registry / "updates", verdict)
+    try:
+        page = str(write_verdict(registry / "updates", verdict))
+    except OutputError as error:  # what became of the candidate stays
+        typer.echo(f"page not written: {error}", err=True)
+        page = "no page"
     print_lost(verdict.counts.lost if verdict.counts else ())
     for check in verdict.checks:
         typer.echo(f"{check.name}: {check.answer}. {check.detail}")

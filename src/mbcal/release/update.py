@@ -14,7 +14,6 @@ the old version live; a version that an operator activates in the meantime stays
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -38,7 +37,7 @@ from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import ConflictError, InputError, MbcalError, OptionError, OutputError
+from mbcal.errors import ConflictError, InputError, MbcalError, OptionError
 from mbcal.evaluation.ope.difference import decided_share
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
@@ -57,7 +56,6 @@ from mbcal.release.gate import (
 )
 from mbcal.release.obstacles import settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
 from mbcal.release.served_choices import served_choices
-from mbcal.storage.atomic import write_atomic
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
 from mbcal.types import Catalog, Sessions
@@ -237,38 +235,6 @@ def loop(
         if done == times:
             return
         time.sleep(max(0.0, every - (time.monotonic() - began)))
-
-
-def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
-    """Write a verdict as JSON and as a page: `NNNNNN.json` and `NNNNNN.html`, numbered from 1.
-
-    Several processes may write at once: the page is created first, and only one of them can create it.
-
-    Returns:
-        The path of the page.
-    """
-    from mbcal.report.update_page import verdict_page
-
-    record: dict[str, Any] = asdict(verdict)
-    content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
-    page = _new_page(Path(folder))
-    write_atomic(page, verdict_page(record).encode())
-    write_atomic(page.with_suffix(".json"), content.encode())
-    return page
-
-
-def _new_page(folder: Path) -> Path:
-    """Create the page with the next number, empty."""
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            number = 1 + max((int(path.stem) for path in folder.iterdir() if path.stem.isdecimal()), default=0)
-            (page := folder / f"{number:06d}.html").touch(exist_ok=False)
-        except FileExistsError:  # another process was faster
-            continue
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be written ({error.strerror}); check its permissions") from error
-        return page
 
 
 def _join_versions(

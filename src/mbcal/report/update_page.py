@@ -13,7 +13,7 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
     """Return the page of one update.
 
     Args:
-        verdict: A `release.gate.Verdict` as plain values.
+        verdict: A `release.gate.Verdict` as plain values, None for numbers that are not finite.
 
     Returns:
         HTML.
@@ -52,10 +52,10 @@ def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) ->
         [
             escape(estimate["of"]),
             escape(estimate["name"]),
-            f"{estimate['value']:.3f}",
-            f"[{estimate['low']:.3f}, {estimate['high']:.3f}]",
+            _number(estimate["value"]),
+            f"[{_number(estimate['low'])}, {_number(estimate['high'])}]",
             escape(estimate["method"]),
-            f"{estimate['ess']:.0f}",
+            _number(estimate["ess"], 0),
         ]
         for estimate in estimates
     ]
@@ -70,6 +70,11 @@ def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) ->
         f"<h2>Further off-policy estimates</h2><p class='note'>{escape(note)}</p>"
         f"<div class='{'void' if void else ''}'>{table}</div>"
     )
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """A number in words of the page; a dash if it is not finite."""
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _counts(counts: Mapping[str, Any]) -> list[list[str]]:

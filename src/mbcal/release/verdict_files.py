@@ -1,0 +1,65 @@
+"""Verdicts of updates as files beside the versions: `NNNNNN.json`, and `NNNNNN.html` for people.
+
+A number that is not finite, such as the sessions that would be needed where nothing was explored, is null in the JSON and a
+dash on the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mbcal.errors import OutputError
+from mbcal.release.gate import Verdict
+from mbcal.storage.atomic import write_atomic
+
+
+def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
+    """Write a verdict as JSON and as a page: `NNNNNN.json` and `NNNNNN.html`, numbered from 1.
+
+    Several processes may write at once: the page is created first, and only one of them can create it.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        OutputError: If the folder cannot be written.
+    """
+    from mbcal.report.update_page import verdict_page
+
+    record: dict[str, Any] = _finite(asdict(verdict))
+    content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
+    html = verdict_page(record)
+    page = _new_page(Path(folder))
+    write_atomic(page, html.encode())
+    write_atomic(page.with_suffix(".json"), content.encode())
+    return page
+
+
+def _finite(value: Any) -> Any:
+    """The value with None in place of every number in it that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float | np.floating) and not math.isfinite(value) else value
+
+
+def _new_page(folder: Path) -> Path:
+    """Create the page with the next number, empty."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            number = 1 + max((int(path.stem) for path in folder.iterdir() if path.stem.isdecimal()), default=0)
+            page = folder / f"{number:06d}.html"
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                page.touch(exist_ok=False)
+                return page
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({error.strerror}); check its permissions") from error
