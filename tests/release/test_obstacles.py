@@ -65,6 +65,13 @@ def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: py
     assert why_lost(JoinCounts()) == ""
 
 
+def test_sessions_that_go_on_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    """Visits five minutes apart until now, half of the choices random: as few may go on as are tolerated of such a log."""
+    records = [msgspec.structs.replace(record, time=record.time // 200) for record in visits(1000, whole, pages=1)]
+    verdict = judged(tmp_path, records)
+    assert (verdict.answer, verdict.reason) == ("no worse", "the log shows that it is no worse")
+
+
 def alike(count: int, rewards: tuple[float, float]) -> tuple[Sessions, PolicyChoices, NDArray[np.float64]]:
     """Sessions of one step and one user each, all chosen with probability 0.25 where a candidate chooses with 0.75."""
     sessions = join_sessions(

@@ -35,6 +35,7 @@ from mbcal.serving.candidates import Candidates
 from mbcal.serving.fields import GivenFields, as_text
 from mbcal.serving.messages import CandidateItem
 from mbcal.serving.ranker import RankableVersion, Ranker
+from mbcal.types import Sessions
 
 
 class ServedChoices(NamedTuple):
@@ -52,6 +53,23 @@ class ServedChoices(NamedTuple):
     late: NDArray[np.int64]
     """(N,) steps with feedback that came after their user began a later session in which the versions differ: what users did
     may depend on choices there."""
+
+    def differing(self, sessions: Sessions) -> NDArray[np.bool_]:
+        """Return at which steps of the sessions (N, T) the first version differs from any other."""
+        first, *others = self.choices
+        return np.any([choices.best != first.best for choices in others], axis=0) & sessions.mask
+
+    def of_rows(self, rows: NDArray[np.int64], users: NDArray[np.int32]) -> ServedChoices:
+        """Return what concerns some of the sessions; `unjudged` stays as it is.
+
+        Args:
+            rows: (M,) which of the N.
+            users: (M,) their users.
+        """
+        choices = [PolicyChoices(own.best[rows], own.logged[rows], own.count[rows]) for own in self.choices]
+        judging = set(users.tolist())
+        unanswered = {user: count for user, count in self.unanswered.items() if user in judging}
+        return self._replace(choices=choices, unanswered=unanswered, late=self.late[rows])
 
 
 def served_choices(

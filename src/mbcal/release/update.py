@@ -144,15 +144,16 @@ def update(
     else:
         candidate.extend_catalog(sessions.catalog)
         candidate.domain.require_compatible(sessions, "the candidate")
-    judged, epsilon = sessions[judging], joined.epsilons[judging]
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
-    new, old = served.choices
-    obstacles, differing = [why_unread(candidate.domain, live.domain)], (new.best != old.best) & judged.mask
-    if differing.any():
-        tolerance = gate.tolerance * decided_share(differing, epsilon)
+    tolerance = gate.tolerance * decided_share(served.differing(sessions[judging]), joined.epsilons[judging])
+    settled = settled_rows(joined, judging, tolerance)  # as few going on as are tolerated below
+    served, judging = served.of_rows(np.searchsorted(judging, settled), sessions.user[settled]), settled
+    judged, epsilon = sessions[judging], joined.epsilons[judging]
+    obstacles = [why_unread(candidate.domain, live.domain)]
+    if served.differing(judged).any():
         obstacles += [
             why_in_parts(joined, judging, tolerance),
             why_unanswered(served, judged, epsilon, tolerance),
@@ -161,6 +162,7 @@ def update(
     obstacles = [obstacle for obstacle in obstacles if obstacle]
     unjudged = served.unjudged + len(obstacles)
     last_served = joined.last_served()[judging]
+    new, old = served.choices
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
