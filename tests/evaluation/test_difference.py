@@ -12,7 +12,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.ope.difference import Difference, bound_difference
 from mbcal.evaluation.ope.intervals import betting_lower_bound
 from mbcal.evaluation.ope.propensity import PolicyChoices
-from mbcal.release.gate import GateConfig, compare_by_log
+from mbcal.release.gate import UNJUDGED, GateConfig, compare_by_log
 from mbcal.types import Behaviours, Catalog, Sessions
 
 BEHAVIOURS = Behaviours(("skip", "like"), (0.0, 1.0))
@@ -221,6 +221,16 @@ def test_what_exploration_hides_is_not_tolerated() -> None:
     assert found.log_sessions_needed(0.1) == np.inf
     same, as_before = compare_by_log(live, live, log, GateConfig(), epsilon=epsilons)
     assert (same.answer, as_before.decided) == ("no worse", 1.0)
+
+
+def test_what_a_log_does_not_show_may_be_a_gain() -> None:
+    """A candidate that is surely worse by the log is not found worse if the log hides a part of what its choices lead to."""
+    log, policy, live = one_step(6000, 0.5, np.ones(6000, np.int64), np.array([0.9, 0.1, *[0.5] * 8]), 0)
+    epsilons = np.full((6000, 1), 0.5)
+    assert compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons)[0].answer == "worse"
+    check, _ = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons, unjudged=1)
+    assert check.answer == "cannot tell"
+    assert check.detail.endswith(UNJUDGED)
 
 
 def test_sessions_that_end_early_count_their_missing_steps() -> None:

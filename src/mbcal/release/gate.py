@@ -158,7 +158,7 @@ def compare_by_log(
             with less of it, a candidate that is worse would look better than it is.
         last_served: (N, T) the last step that was served before the feedback on each step came; by default the step itself.
         unjudged: Served choices at which the two differ and whose effect the sessions do not show
-            (`ServedChoices.unjudged`). With any, the candidate is never found to be no worse.
+            (`ServedChoices.unjudged`). With any, the log cannot tell: what it does not show may be a gain or a loss.
 
     Returns:
         The check `log`, and the difference behind it.
@@ -170,9 +170,9 @@ def compare_by_log(
     detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
     if difference.is_contradicted:
         answer, detail = "cannot tell", f"{detail}; but {_contradiction(difference)}"
-    elif difference.hidden > gate.tolerance and answer == "no worse":
+    elif difference.hidden > gate.tolerance and answer != "cannot tell":
         answer, detail = "cannot tell", f"{detail}; but {_exploration(difference)}"
-    if unjudged and answer == "no worse":
+    if unjudged and answer != "cannot tell":
         answer, detail = "cannot tell", f"{detail}; but {UNJUDGED}"
     return Check("log", answer, detail), difference
 

@@ -1,6 +1,6 @@
-"""What keeps a log from showing that a candidate is no worse, whatever its numbers say.
+"""What keeps a log from showing that a candidate is worse, or no worse, whatever its numbers say.
 
-What users do after a choice must be in the session of that choice, or the log shows what it gained and not what it cost.
+What users do after a choice must be in the session of that choice, or the log shows only what it gained or cost at once.
 Each function says in words what is wrong, for the reason of a verdict; nothing if all is well.
 """
 
