@@ -262,6 +262,7 @@ def test_several_sessions_of_a_user_are_one_unit() -> None:
     together = bound_difference(doubled, *twice, epsilon=0.5)
     assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
     assert (together.sessions, together.users) == (800, 400)
+    assert (alone.range, together.range) == (1.0, 2.0)  # all sessions of a user may fail together
 
 
 def test_users_with_many_sessions_may_not_lose_what_others_gain() -> None:

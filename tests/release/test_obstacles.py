@@ -12,12 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from mbcal import Behaviours, Sessions
+from mbcal.data.user_split import stable_hash
 from mbcal.decision_log import Decision, Feedback, Record
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.joined import JoinCounts
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Verdict
+from mbcal.release.heavy_users import capped_rows
 from mbcal.release.obstacles import why_in_parts, why_lost, why_unanswered
 from mbcal.release.served_choices import ServedChoices, served_choices
 from mbcal.release.update import update
@@ -70,6 +72,40 @@ def test_sessions_that_go_on_do_not_hold_up_the_others(tmp_path: Path) -> None:
     records = [msgspec.structs.replace(record, time=record.time // 200) for record in visits(1000, whole, pages=1)]
     verdict = judged(tmp_path, records)
     assert (verdict.answer, verdict.reason) == ("no worse", "the log shows that it is no worse")
+
+
+def heavy(sessions: int, behaviour: str = "click") -> list[Record]:
+    """Sessions of one user beside those of `visits`."""
+    records: list[Record] = []
+    for number in range(sessions):
+        name, time = f"h{number}", (1000 * number + 500) * MINUTE
+        records.append(Decision(name, time, f"h{number}", "heavy", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0]))
+        records.append(Feedback(name, "plain", behaviour, time + 1, f"f-{name}"))
+    return records
+
+
+@pytest.mark.parametrize(("more", "buys", "kept", "most"), [(5, False, 1000, 1), (7, False, 1001, 2), (5, True, 1004, 5)])
+def test_few_sessions_of_heavy_users_are_left_out(more: int, buys: bool, kept: int, most: int) -> None:
+    """999 users with a session each, and one with more: at most 5 are left out, unless they hold much of the reward."""
+    behaviours = Behaviours(("skip", "click", "buy"), (0.0, 1.0, 100.0))
+    records = [*visits(999, whole, pages=1), *heavy(more, "buy" if buys else "click")]
+    joined = join_sessions(records, CATALOG, behaviours, horizon=PAGES)
+    rows, cap = capped_rows(joined, np.arange(len(joined.sessions)))
+    assert (len(rows), cap) == (kept, most)
+    counts = np.bincount(joined.sessions.user[rows])
+    assert (counts.max(), counts.min()) == (most, 1)
+
+
+def test_a_verdict_says_how_many_sessions_of_heavy_users_were_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mbcal.release.heavy_users.LEFT_OUT", 0.02)
+    monkeypatch.setattr(
+        "mbcal.release.gate.stable_hash", lambda name, *_: 0 if name == "heavy" else stable_hash(name, 0, "judge")
+    )
+    verdict = judged(tmp_path, [*visits(1000, whole, pages=1), *heavy(4, "skip")])
+    assert verdict.answer == "no worse"
+    assert verdict.reason.endswith("; of every user at most 1 judged, and 3 sessions were left out")
 
 
 def alike(count: int, rewards: tuple[float, float]) -> tuple[Sessions, PolicyChoices, NDArray[np.float64]]:

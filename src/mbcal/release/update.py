@@ -54,6 +54,7 @@ from mbcal.release.gate import (
     split_judges,
     why_undecided,
 )
+from mbcal.release.heavy_users import capped_rows
 from mbcal.release.obstacles import settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
 from mbcal.release.served_choices import served_choices
 from mbcal.training.config import TrainingConfig
@@ -132,7 +133,9 @@ def update(
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
-    judging = settled_rows(joined, np.intersect1d(judging, joined.decided_by(live_name)), gate.tolerance)
+    judging = np.intersect1d(judging, joined.decided_by(live_name))
+    kept, cap = capped_rows(joined, judging)
+    n_left_out, judging = len(judging) - len(kept), settled_rows(joined, kept, gate.tolerance)
     if len(sessions) < gate.sessions or not len(judging):
         verdict.reason = (
             f"{len(sessions)} sessions are logged, {len(judging)} of users who judge are of the live version alone; "
@@ -179,6 +182,8 @@ def update(
     if verdict.answer == "cannot tell":
         why = "; ".join(obstacles) or UNJUDGED
         verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference, gate.tolerance)
+    if n_left_out:
+        verdict.reason += f"; of every user at most {cap:,} judged, and {n_left_out:,} sessions were left out"
     return verdict
 
 

@@ -72,7 +72,7 @@ class Difference:
     reward_variance: float
     """Variance of the logged reward per session."""
     range: float
-    """Largest possible difference of two sessions."""
+    """Largest possible difference of what all sessions of a user earn, of the user with most of them."""
     least_weight: float
     """Lower bound of the mean weight, which is 1 if the log is right. Above 1 the bounds do not hold: the propensities are
     not those with which items were chosen, or whether feedback came depended on the item."""
@@ -181,7 +181,7 @@ def bound_difference(
         steps=int(mask.sum()),
         weight_variance=_weight_variance(policy, live, epsilon, mask, np.stack([rewards - least, most - rewards]).sum(2)),
         reward_variance=float(earned.var()),
-        range=width,
+        range=width * int(np.bincount(sessions.user).max()),
         least_weight=least_weight,
         decided=decided,
         hidden=float(np.abs(rewards[is_hidden]).sum() / max(abs(rewards.sum()), 1e-12)),
