@@ -131,12 +131,24 @@ def test_few_choices_without_feedback_hide_little(rewards: tuple[float, float], 
 
     def why(unanswered: int, late: int = 0) -> str:
         found = np.eye(1, 400, dtype=np.int64)[0] * late
-        return why_unanswered(ServedChoices([candidate, live], 0, {0: unanswered}, found), sessions, epsilon, 0.02)
+        return why_unanswered(ServedChoices([candidate, live], 0, {0: unanswered}, found, {}), sessions, epsilon, 0.02)
 
     assert why(int(allowed / most)) == ""
     assert why(int(allowed / most) + 1).startswith(f"{int(allowed / most) + 1:,} choices served to ")
     assert why(0, late=int(allowed / (3 * range_of_rewards))) == ""
     assert why(0, late=int(allowed / (3 * range_of_rewards)) + 1) != ""
+
+
+def test_a_call_without_feedback_does_not_keep_the_gate_from_telling(tmp_path: Path) -> None:
+    """A choice that differs and has no feedback may cost a session of six: half a percent of 160 clicks is less.
+
+    One of a monitor, which is offered the bait and never answers, is tolerated in a log of eight times as many visits.
+    """
+    call = Decision("call", MINUTE, "check", "monitor", 0, LIVE, 0.5, [], [], ["good", "bait"], ["good"], [0.75])
+    assert judged(tmp_path / "many", [*visits(8000, whole, pages=1), call]).answer == "no worse"
+    verdict = judged(tmp_path / "few", [*visits(1000, whole, pages=1), call])
+    assert verdict.answer == "cannot tell"
+    assert verdict.reason.startswith("the log cannot tell: it chooses otherwise at 1 choices or more that have no feedback")
 
 
 def test_choices_without_feedback_count_where_versions_differ(tmp_path: Path) -> None:

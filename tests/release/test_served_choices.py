@@ -144,7 +144,8 @@ def test_choices_whose_effect_the_log_does_not_show_are_counted(tmp_path: Path) 
 
     def unjudged(feedback: list[Feedback], horizon: int) -> int:
         joined = join_sessions([*decisions, *feedback], domain.catalog, domain.behaviours, horizon=horizon)
-        return served_choices([candidate, live], [*decisions, *feedback], joined, np.arange(len(joined.sessions))).unjudged
+        found = served_choices([candidate, live], [*decisions, *feedback], joined, np.arange(len(joined.sessions)))
+        return found.unjudged + sum(found.unseen.values())
 
     assert unjudged(answers, horizon=3) == 0  # all is answered, and no session goes on
     assert unjudged(answers, horizon=2) > 0  # the third step of a session may depend on the first two

@@ -78,7 +78,9 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
     """Say that missing or late feedback may hide what the candidate's choices led to; empty if it cannot hide much.
 
     Each choice may hide a reward as large as there is. A late reward counts as often as the candidate would serve what it
-    was given for. So does a missing one, if rewards can be negative: no feedback is then not the worst.
+    was given for. So does a missing one, if rewards can be negative: no feedback is then not the worst. A choice without
+    feedback, or without session and user, at which the candidate itself chooses otherwise may change all that follows: it
+    counts as the most that a session can earn, as often as the candidate leads there.
 
     Args:
         served: The choices of candidate and live version, and what they lack.
@@ -89,17 +91,32 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     weights = np.maximum(cumulative_weights(sessions, served.choices[0], epsilon).max(1), 1)
-    of_user = np.ones(int(sessions.user.max()) + 1)
-    if least < 0:
-        np.maximum.at(of_user, sessions.user, weights)
-    hidden = float(served.late @ weights) + sum(count * of_user[user] for user, count in served.unanswered.items())
+    of_user = dict.fromkeys(served.unanswered | served.unseen, 1.0)
+    for user, weight in zip(sessions.user.tolist(), weights.tolist(), strict=True):
+        if user in of_user:
+            of_user[user] = max(of_user[user], weight)
+    hidden = float(served.late @ weights)
+    hidden += sum(count * (of_user[user] if least < 0 else 1) for user, count in served.unanswered.items())
+    hidden += sum(count * of_user[user] for user, count in served.unseen.items()) * sessions.horizon
     if hidden * (most - least) <= tolerance * _net_reward(sessions):
         return ""
+    if served.unseen:
+        return (
+            f"it chooses otherwise at {sum(served.unseen.values()):,} choices or more that have no feedback, or neither "
+            f"session nor user, which may change more than {tolerance:.1%} of the reward; send feedback on all items"
+        )
     return (
         f"{sum(served.unanswered.values()):,} choices served to users for whom it chooses otherwise have no feedback, on "
         f"{served.late.sum():,} it came after they began another session, and so more than {tolerance:.1%} of the reward "
         "may be hidden; send feedback on all items, also on skipped ones, and update when it has come"
     )
+
+
+def most_unseen(sessions: Sessions, tolerance: float) -> float:
+    """Return the number of `ServedChoices.unseen` above which `why_unanswered` surely says so."""
+    table = sessions.behaviour_set.rewards
+    width = sessions.horizon * (max(0.0, *table) - min(0.0, *table))
+    return tolerance * float((np.abs(sessions.rewards) * sessions.mask).sum(dtype=np.float64)) / max(width, 1e-12)
 
 
 def _net_reward(sessions: Sessions) -> float:

@@ -9,12 +9,13 @@ that had arrived, knows no user by number, and breaks ties in numpy. A gate that
 could publish a policy that it never judged.
 
 Sessions hold steps with feedback, cut at the horizon, and so do their weights. What was served beyond that may still change
-what users do later: `ServedChoices.unjudged` counts the choices among it at which the versions differ. Decisions with
-neither session nor user are joined to no others, so all of their choices belong there.
+what users do later: `ServedChoices.unjudged` and `ServedChoices.unseen` count the choices among it at which the versions
+differ. Decisions with neither session nor user are joined to no others, so all of their choices belong there.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -44,15 +45,17 @@ class ServedChoices(NamedTuple):
     choices: list[PolicyChoices]
     """Of each version, (N, T). The logged choice and the number of candidates are the same for all."""
     unjudged: int
-    """Served choices at which the versions differ and whose effect no weight contains: those without feedback, those in a
-    window after which the session went on, or before whose beginning not all feedback on earlier windows had come, and those
-    of decisions with neither session nor user. Counted up to the first where they are not steps of the sessions."""
+    """Steps at which the versions differ and whose effect no weight contains: those in a window after which the session went
+    on, or before whose beginning not all feedback on earlier windows had come."""
     unanswered: dict[int, int]
     """User -> choices without feedback, of users for whom the versions differ at a step: what another choice cost may be
     what users did not do there, or have not reported yet."""
     late: NDArray[np.int64]
     """(N,) steps with feedback that came after their user began a later session in which the versions differ: what users did
     may depend on choices there."""
+    unseen: dict[int, int]
+    """User (-1 if the user has no step) -> served choices at which the versions differ and that are no steps, or belong to
+    no session: those without feedback, and all of decisions with neither session nor user."""
 
     def differing(self, sessions: Sessions) -> NDArray[np.bool_]:
         """Return at which steps of the sessions (N, T) the first version differs from any other."""
@@ -68,8 +71,11 @@ class ServedChoices(NamedTuple):
         """
         choices = [PolicyChoices(own.best[rows], own.logged[rows], own.count[rows]) for own in self.choices]
         judging = set(users.tolist())
-        unanswered = {user: count for user, count in self.unanswered.items() if user in judging}
-        return self._replace(choices=choices, unanswered=unanswered, late=self.late[rows])
+        unanswered, unseen = (
+            {user: count for user, count in counts.items() if user in judging or user < 0}
+            for counts in (self.unanswered, self.unseen)
+        )
+        return self._replace(choices=choices, unanswered=unanswered, late=self.late[rows], unseen=unseen)
 
 
 def served_choices(
@@ -78,6 +84,8 @@ def served_choices(
     joined: Joined,
     rows: NDArray[np.int64],
     progress: Progress = SILENT,
+    *,
+    enough: float = math.inf,
 ) -> ServedChoices:
     """Find what versions would have chosen at every step of joined sessions.
 
@@ -87,6 +95,7 @@ def served_choices(
         joined: The sessions.
         rows: (N,) which of them.
         progress: Notified of decisions.
+        enough: With more `unseen` choices than this, no further ones are looked for.
 
     Raises:
         LogError: If a decision is no longer in the records, or returned an item that it could not choose.
@@ -95,7 +104,7 @@ def served_choices(
     for number, row in enumerate(rows.tolist()):
         for column, origin in enumerate(joined.origins[row]):
             wanted[origin.decision, origin.time].append((number, column, origin.rank))
-    hidden = _HiddenChoices(joined, rows)
+    hidden = _HiddenChoices(joined, rows, enough)
     shape = (len(rows), joined.sessions.horizon)
     best = [np.zeros(shape, np.int64) for _ in versions]
     logged, count = np.zeros(shape, np.int64), np.ones(shape, np.int64)
@@ -131,7 +140,11 @@ def served_choices(
     users = np.unique(sessions.user[is_other]).tolist()
     unanswered = {user: hidden.unanswered[name] for user in users if (name := joined.users[user]) in hidden.unanswered}
     every = [PolicyChoices(choices, logged, count) for choices in best]
-    return ServedChoices(every, hidden.differing + n_linked, unanswered, _n_late(joined, rows, is_other))
+    numbers = {name: number for number, name in enumerate(joined.users)}
+    unseen = Counter[int]()
+    for name, number in hidden.differing.items():
+        unseen[numbers.get(name, -1)] += number
+    return ServedChoices(every, n_linked, unanswered, _n_late(joined, rows, is_other), dict(unseen))
 
 
 class _HiddenChoices:
@@ -141,11 +154,12 @@ class _HiddenChoices:
     come, so these do not matter.
     """
 
-    def __init__(self, joined: Joined, rows: NDArray[np.int64]) -> None:
-        self.differing = 0
-        """How many were found at which the versions differ; the search ends with the first."""
+    def __init__(self, joined: Joined, rows: NDArray[np.int64], enough: float) -> None:
+        self.differing: Counter[str] = Counter()
+        """Choices at which the versions differ by user; the search ends when there are more than `enough`."""
         self.unanswered: Counter[str] = Counter()
         """Choices without feedback by user."""
+        self._enough = enough
         self._until = joined.settled_until()
         self._answered: dict[str, set[int]] = defaultdict(set)
         self._times: dict[str, int] = {}
@@ -165,13 +179,14 @@ class _HiddenChoices:
         unanswered = [rank for rank in range(len(decision.items)) if rank not in answered]
         if unanswered:
             self.unanswered[user] += len(unanswered)
-        if self.differing:
+        if self.differing.total() > self._enough:
             return []
         return unanswered if decision.session or decision.user else list(range(len(decision.items)))
 
     def compare(self, decision: Decision, orders: Sequence[Sequence[str]], ranks: Sequence[int]) -> None:
         """Count ranks at which orders have another best item."""
-        self.differing += sum(len({_best(order, decision, rank) for order in orders}) > 1 for rank in ranks)
+        if count := sum(len({_best(order, decision, rank) for order in orders}) > 1 for rank in ranks):
+            self.differing[user_name(decision)] += count
 
 
 def _best(order: Sequence[str], decision: Decision, rank: int) -> str:

@@ -55,7 +55,7 @@ from mbcal.release.gate import (
     why_undecided,
 )
 from mbcal.release.heavy_users import capped_rows
-from mbcal.release.obstacles import settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
+from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
 from mbcal.release.served_choices import served_choices
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -150,13 +150,14 @@ def update(
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
-        served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress)
+        enough = most_unseen(sessions[judging], gate.tolerance)
+        served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress, enough=enough)
     tolerance = gate.tolerance * decided_share(served.differing(sessions[judging]), joined.epsilons[judging])
     settled = settled_rows(joined, judging, tolerance)  # as few going on as are tolerated below
     served, judging = served.of_rows(np.searchsorted(judging, settled), sessions.user[settled]), settled
     judged, epsilon = sessions[judging], joined.epsilons[judging]
     obstacles = [why_unread(candidate.domain, live.domain)]
-    if served.differing(judged).any():
+    if served.differing(judged).any() or served.unseen:
         obstacles += [
             why_in_parts(joined, judging, tolerance),
             why_unanswered(served, judged, epsilon, tolerance),
