@@ -74,13 +74,15 @@ def test_sessions_that_go_on_do_not_hold_up_the_others(tmp_path: Path) -> None:
     assert (verdict.answer, verdict.reason) == ("no worse", "the log shows that it is no worse")
 
 
-def heavy(sessions: int, behaviour: str = "click") -> list[Record]:
-    """Sessions of one user beside those of `visits`."""
+def heavy(sessions: int, behaviour: str = "click", offered: tuple[str, ...] = ("plain",)) -> list[Record]:
+    """Sessions of one user beside those of `visits`; the first of the offered items is served."""
     records: list[Record] = []
     for number in range(sessions):
         name, time = f"h{number}", (1000 * number + 500) * MINUTE
-        records.append(Decision(name, time, f"h{number}", "heavy", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0]))
-        records.append(Feedback(name, "plain", behaviour, time + 1, f"f-{name}"))
+        records.append(
+            Decision(name, time, f"h{number}", "heavy", 0, LIVE, 0.5, [], [], list(offered), [offered[0]], [0.75])
+        )
+        records.append(Feedback(name, offered[0], behaviour, time + 1, f"f-{name}"))
     return records
 
 
@@ -106,6 +108,25 @@ def test_a_verdict_says_how_many_sessions_of_heavy_users_were_left_out(
     verdict = judged(tmp_path, [*visits(1000, whole, pages=1), *heavy(4, "skip")])
     assert verdict.answer == "no worse"
     assert verdict.reason.endswith("; of every user at most 1 judged, and 3 sessions were left out")
+
+
+@pytest.mark.parametrize(("sessions", "other"), [(20, "bait"), (9, "bait"), (20, "plain")])
+def test_a_user_with_many_sessions_who_teaches_is_not_judged_by_others(
+    sessions: int, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an agent for the bait this user gets it where it is offered; nobody else has 1% of the sessions."""
+    monkeypatch.setattr(
+        "mbcal.release.gate.stable_hash", lambda name, *_: 2**64 - 1 if name == "heavy" else stable_hash(name, 0, "judge")
+    )
+    verdict = judged(
+        tmp_path,
+        [*visits(1000, whole, pages=1), *heavy(sessions, offered=("good", other) if other == "bait" else ("plain",))],
+    )
+    if (sessions, other) == (20, "bait"):
+        assert verdict.answer == "cannot tell"
+        assert "it chooses otherwise in 2.0% of all sessions that are of one user, who teaches" in verdict.reason
+    else:
+        assert verdict.answer == "no worse"
 
 
 def alike(count: int, rewards: tuple[float, float]) -> tuple[Sessions, PolicyChoices, NDArray[np.float64]]:

@@ -18,6 +18,8 @@ LEFT_OUT = 0.005
 """Share of the judging sessions that may be left out for the sake of narrower bounds."""
 REWARD_LEFT_OUT = 0.01
 """Share of the reward that these may hold."""
+HEAVY = 0.01
+"""A user with a larger share of the sessions cannot be judged by others."""
 
 
 def capped_rows(joined: Joined, judging: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
@@ -49,3 +51,33 @@ def capped_rows(joined: Joined, judging: NDArray[np.int64]) -> tuple[NDArray[np.
     if earned[~is_kept].sum() > REWARD_LEFT_OUT * earned.sum():
         return judging, most
     return judging[is_kept], cap
+
+
+def heavy_rows(joined: Joined, teaching: NDArray[np.int64], sessions: int) -> NDArray[np.int64]:
+    """Return those of the teaching sessions whose user has more than 1% of all.
+
+    Args:
+        joined: The sessions.
+        teaching: (N,) which of them are of users who teach, and so do not judge.
+        sessions: Number of all sessions, of users who teach or judge.
+    """
+    users = joined.sessions.user[teaching]
+    return teaching[np.bincount(users)[users] > HEAVY * sessions] if len(users) else teaching
+
+
+def why_unasked(joined: Joined, heavy: NDArray[np.int64], differs: NDArray[np.bool_], sessions: int) -> str:
+    """Say that the candidate chooses otherwise for a user with many sessions who is not among the judges; empty if not.
+
+    Others like such a user judge in place of those who teach; in place of one with so many sessions nobody does.
+
+    Args:
+        joined: The sessions.
+        heavy: (N,) which of them are of such users (`heavy_rows`).
+        differs: (N,) in which of these the candidate chooses otherwise.
+        sessions: Number of all sessions, of users who teach or judge.
+    """
+    most = int(np.bincount(joined.sessions.user[heavy[differs]]).max(initial=0))
+    if most <= HEAVY * sessions:
+        return ""
+    share = f"{most / sessions:.1%} of all sessions"
+    return f"it chooses otherwise in {share} that are of one user, who teaches and does not judge; name users apart"

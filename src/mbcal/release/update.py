@@ -54,7 +54,7 @@ from mbcal.release.gate import (
     split_judges,
     why_undecided,
 )
-from mbcal.release.heavy_users import capped_rows
+from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
 from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
 from mbcal.release.served_choices import served_choices
 from mbcal.training.config import TrainingConfig
@@ -133,7 +133,9 @@ def update(
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
-    judging = np.intersect1d(judging, joined.decided_by(live_name))
+    decided = joined.decided_by(live_name)
+    heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))
+    judging = np.intersect1d(judging, decided)
     kept, cap = capped_rows(joined, judging)
     n_left_out, judging = len(judging) - len(kept), settled_rows(joined, kept, gate.tolerance)
     if len(sessions) < gate.sessions or not len(judging):
@@ -152,11 +154,15 @@ def update(
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         enough = most_unseen(sessions[judging], gate.tolerance)
         served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress, enough=enough)
+        is_other = np.zeros(len(heavy), np.bool_)
+        if len(heavy):
+            unasked = served_choices(versions, _records(log, {live_name}, []), joined, heavy, progress, enough=0)
+            is_other = unasked.differing(sessions[heavy]).any(1)
     tolerance = gate.tolerance * decided_share(served.differing(sessions[judging]), joined.epsilons[judging])
     settled = settled_rows(joined, judging, tolerance)  # as few going on as are tolerated below
     served, judging = served.of_rows(np.searchsorted(judging, settled), sessions.user[settled]), settled
     judged, epsilon = sessions[judging], joined.epsilons[judging]
-    obstacles = [why_unread(candidate.domain, live.domain)]
+    obstacles = [why_unread(candidate.domain, live.domain), why_unasked(joined, heavy, is_other, len(decided))]
     if served.differing(judged).any() or served.unseen:
         obstacles += [
             why_in_parts(joined, judging, tolerance),
