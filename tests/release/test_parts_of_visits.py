@@ -111,6 +111,26 @@ def test_few_parts_that_hold_much_of_the_reward_count(user: str, session: str, w
     assert bool(found) == bool(why and behaviour == "buy")
 
 
+@pytest.mark.parametrize("other", ["w000009", LIVE])
+@pytest.mark.parametrize("names", [whole, landing])
+def test_the_gate_cannot_tell_if_another_version_decides_the_rest_of_visits(
+    names: Names, other: str, tmp_path: Path
+) -> None:
+    """Such as one of another registry; its decisions are in the same log, and in no joined session."""
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    records = [
+        msgspec.structs.replace(record, version=other)
+        if isinstance(record, Decision) and not record.id.endswith("-0")
+        else record
+        for record in visits(1000, names)
+    ]
+    write_quickly(tmp_path / "log", records)
+    verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu", no_worse="publish")
+    assert verdict.answer == "cannot tell"
+    assert ("judging sessions decided a version that is not among those compared" in verdict.reason) == (other != LIVE)
+
+
 def test_the_gate_sees_what_a_bait_costs_in_whole_visits(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "registry")
     registry.publish(agent_for("good"))

@@ -56,6 +56,7 @@ from mbcal.release.gate import (
 )
 from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
 from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
+from mbcal.release.other_versions import why_elsewhere
 from mbcal.release.served_choices import served_choices
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -129,7 +130,9 @@ def update(
     live = load(registry.open(live_name).path, device)
     is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
-    joined = _join_versions(registry, live_name, live.domain, catalog, log, config.replay)
+    earlier = registry.previous_versions()[-(config.replay - 1) :] if config.replay > 1 else []
+    known = {*earlier, live_name}
+    joined = _join_versions(known, live.domain, catalog, log)
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
@@ -166,6 +169,7 @@ def update(
     if served.differing(judged).any() or served.unseen:
         obstacles += [
             why_in_parts(joined, judging, tolerance),
+            why_elsewhere(_records(log, None, []), known, joined, judging, tolerance),
             why_unanswered(served, judged, epsilon, tolerance),
             why_lost(joined.counts),
         ]
@@ -251,16 +255,12 @@ def loop(
         time.sleep(max(0.0, every - (time.monotonic() - began)))
 
 
-def _join_versions(
-    registry: Registry, live_name: str, domain: Domain, catalog: Catalog, log: LogFolders, replay: int
-) -> Joined:
-    """Sessions that the live version and the `replay` - 1 versions before it decided.
+def _join_versions(versions: Collection[str], domain: Domain, catalog: Catalog, log: LogFolders) -> Joined:
+    """Sessions that some versions decided.
 
     Their catalogue is the given one, grown by the items that are new to it and that users met; their fields are the
     domain's, grown by new values of categories.
     """
-    earlier = registry.previous_versions()[-(replay - 1) :] if replay > 1 else []
-    versions = {*earlier, live_name}
     lost: list[Loss] = []
     grown = extend_by_log(catalog, _records(log, versions, []))
     records = _records(log, versions, lost)
@@ -272,11 +272,11 @@ def _join_versions(
     return joined
 
 
-def _records(log: LogFolders, versions: Collection[str], lost: list[Loss]) -> Iterator[Record]:
-    """All feedback of a log, and the decisions of some versions; what is lost is added to `lost`."""
+def _records(log: LogFolders, versions: Collection[str] | None, lost: list[Loss]) -> Iterator[Record]:
+    """All feedback of a log, and the decisions of some versions, None for all; what is lost is added to `lost`."""
     for folder in [log] if isinstance(log, str | Path) else log:
         for record in read_log(folder, lost):
-            if isinstance(record, Feedback) or record.version in versions:
+            if versions is None or isinstance(record, Feedback) or record.version in versions:
                 yield record
 
 
