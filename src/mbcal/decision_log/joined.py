@@ -92,13 +92,12 @@ class Joined:
     def may_go_on(self) -> NDArray[np.bool_]:
         """Return which rows may be continued after the end of the log, (N,).
 
-        Those below the horizon, without a terminal behaviour, whose last step is at most `IDLE` seconds older than the
-        newest of all (`newest_time`).
+        Those without a terminal behaviour whose last step is at most `IDLE` seconds older than the newest of all
+        (`newest_time`). A full row may go on in another one.
         """
-        sessions = self.sessions
         times = np.asarray([row[-1].time for row in self.origins], np.int64)
         is_recent = times > self.settled_until()
-        return np.asarray(is_recent & (sessions.length < sessions.horizon) & ~sessions.left)
+        return np.asarray(is_recent & ~self.sessions.left)
 
     def settled_until(self) -> int:
         """Return the time, in microseconds, before which nothing can be going on any more: `IDLE` seconds before the end."""
