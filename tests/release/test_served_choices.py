@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 from mbcal import AgentConfig, GRU4Rec, NetConfig, TrainingConfig
 from mbcal.agents.base import Agent
 from mbcal.decision_log.join import join_sessions
+from mbcal.decision_log.joined import StepOrigin, came_before_answer
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
 from mbcal.registry.version import Version
-from mbcal.release.served_choices import served_choices
+from mbcal.release.served_choices import _LatestAnswers, served_choices
 from mbcal.serving.ranker import Ranker
 from tests.support.batches import sessions
 from tests.support.versions import ITEMS, fitted
@@ -114,6 +116,28 @@ def test_feedback_that_comes_in_the_next_window_may_depend_on_it(tmp_path: Path)
             records.append(Feedback(name, item, "click", time + 1 if number else late, f"f{number}"))
         joined = join_sessions(records, domain.catalog, domain.behaviours, horizon=1, history=domain.history)
         assert served_choices(versions, records, joined, np.arange(2)).unjudged == expected
+
+
+def test_whether_windows_are_linked_is_found_without_comparing_all_steps() -> None:
+    """As comparing each window with every step before it; answers come in any order, and servers know more or less."""
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        seconds = np.sort(draw.integers(0, 300, 12))
+        steps = [
+            StepOrigin(f"d{number // 2}", int(at) * 10**6, 0, int(at + draw.integers(0, 200)) * 10**6, known, number)
+            for number, (at, known) in enumerate(zip(seconds, draw.integers(0, 12, 12).tolist(), strict=True))
+        ]
+        answers = _LatestAnswers()
+        for number, step in enumerate(steps):
+            assert answers.any_after(step) == any(came_before_answer(step, other) for other in steps[:number])
+            answers.add([step])
+    begin = time.perf_counter()
+    long = _LatestAnswers()
+    for number in range(30_000):
+        step = StepOrigin(f"d{number}", number * 10**9, 0, number * 10**9 + 1, 0, number)
+        assert not long.any_after(step)
+        long.add([step])
+    assert time.perf_counter() - begin < 5  # minutes, if each were compared with all
 
 
 def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_path: Path) -> None:

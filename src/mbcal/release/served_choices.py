@@ -16,7 +16,7 @@ differ. Decisions with neither session nor user are joined to no others, so all 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -200,11 +200,34 @@ def _linked(joined: Joined) -> NDArray[np.bool_]:
     keys = list(zip(joined.sessions.user.tolist(), joined.session_names, strict=True))
     last = {key: row for row, key in enumerate(keys)}
     linked = np.asarray([last[key] != row for row, key in enumerate(keys)], np.bool_)
-    earlier: dict[tuple[int, str], list[StepOrigin]] = defaultdict(list)
+    earlier: dict[tuple[int, str], _LatestAnswers] = defaultdict(_LatestAnswers)
     for row, (key, origins) in enumerate(zip(keys, joined.origins, strict=True)):
-        linked[row] |= any(came_before_answer(origins[0], step) for step in earlier[key])
-        earlier[key] += origins
+        linked[row] |= earlier[key].any_after(origins[0])
+        earlier[key].add(origins)
     return linked
+
+
+class _LatestAnswers:
+    """Steps of a session, of which those stay that no later step was answered after: newest answer first."""
+
+    def __init__(self) -> None:
+        self._steps: list[StepOrigin] = []
+
+    def add(self, steps: Iterable[StepOrigin]) -> None:
+        for step in steps:
+            while self._steps and self._steps[-1].answered <= step.answered:
+                self._steps.pop()
+            self._steps.append(step)
+
+    def any_after(self, other: StepOrigin) -> bool:
+        """Whether another step may have been served before the feedback on any of these came (`came_before_answer`).
+
+        Of all steps, and of those that the server did not know, the one answered last decides. Items of one decision are
+        neighbours, so the last step shows whether one is of the same.
+        """
+        unknown = bisect_left(self._steps, other.known, key=lambda step: step.number)
+        deciding = [*self._steps[:1], *self._steps[unknown : unknown + 1], *self._steps[-1:]]
+        return any(came_before_answer(other, step) for step in deciding)
 
 
 def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -218,7 +241,8 @@ def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_])
     for number, row in enumerate(rows.tolist()):
         sessions, own = begun.get(int(joined.sessions.user[row]), []), joined.session_names[row]
         for step in joined.origins[row]:
-            later = sessions[bisect_right(sessions, step.time, key=lambda session: session[0]) :]
+            place = bisect_right(sessions, step.time, key=lambda session: session[0])
+            later = (sessions[number] for number in range(place, len(sessions)))
             following = next((time for time, name in later if name != own), None)
             late[number] += following is not None and following <= step.answered + SKEW * 1e6
     return late
