@@ -231,6 +231,10 @@ def test_limits_are_shares_of_what_was_earned_in_all() -> None:
     judging = np.flatnonzero([name.endswith("-0") for name in joined.session_names])
     assert joined.sessions[judging].rewards.sum() == 10
     assert why_in_parts(joined, judging, 0.01).startswith("during or after 5 of 1,000 judging sessions their users began")
+    assert why_in_parts(joined, judging, 0.6) == ""
+    assert why_in_parts(joined, judging, 0.6, largest_weight=2.0) != ""  # the candidate may lead there twice as often
+    joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
+    assert why_in_parts(joined, judging, 0.02, largest_weight=9.0) == ""  # what is lost is no more than what was earned
 
 
 def test_limits_shrink_with_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     return np.sort(order[: is_settled[-1] + 1]) if len(is_settled) else judging
 
 
-def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> str:
+def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float = 1.0) -> str:
     """Say why judging sessions may be parts of visits, whose other parts show what a choice led to; empty if they are whole.
 
     Args:
@@ -49,12 +49,15 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
         tolerance: Share of them that may be parts, and share of their reward that other parts may hold, since a choice may
             cost all of it. Sessions without a beginning, and decisions and sessions that may belong to any other, count
             wherever they are: any choice of the judging sessions may be what they lack.
+        largest_weight: The largest weight that the candidate gives a judging session. Where rewards can be negative, parts
+            count so often: the candidate may serve what leads to them so much more.
     """
     counts, size = joined.counts, len(judging)
     preceding, following = joined.in_succession()
     n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
     sessions = joined.sessions
-    earned = (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
+    often = largest_weight if min(sessions.behaviour_set.rewards) < 0 else 1.0
+    earned = often * (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
     most = tolerance * _net_reward(sessions[judging])
     is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
     apart = {

@@ -38,7 +38,7 @@ from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ConflictError, InputError, MbcalError, OptionError
-from mbcal.evaluation.ope.difference import decided_share
+from mbcal.evaluation.ope.difference import cumulative_weights, decided_share
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
@@ -165,10 +165,11 @@ def update(
     settled = settled_rows(joined, judging, tolerance)  # as few going on as are tolerated below
     served, judging = served.of_rows(np.searchsorted(judging, settled), sessions.user[settled]), settled
     judged, epsilon = sessions[judging], joined.epsilons[judging]
+    new, old = served.choices
     obstacles = [why_unread(candidate.domain, live.domain), why_unasked(joined, heavy, is_other, len(decided))]
     if served.differing(judged).any() or served.unseen:
         obstacles += [
-            why_in_parts(joined, judging, tolerance),
+            why_in_parts(joined, judging, tolerance, float(cumulative_weights(judged, new, epsilon).max(initial=1.0))),
             why_elsewhere(_records(log, None, []), known, joined, judging, tolerance),
             why_unanswered(served, judged, epsilon, tolerance),
             why_lost(joined.counts),
@@ -176,7 +177,6 @@ def update(
     obstacles = [obstacle for obstacle in obstacles if obstacle]
     unjudged = served.unjudged + len(obstacles)
     last_served = joined.last_served()[judging]
-    new, old = served.choices
     check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
     verdict.checks, verdict.difference = [check], difference
     verdict.estimates, verdict.void = other_estimates(
