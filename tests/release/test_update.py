@@ -23,7 +23,7 @@ from mbcal.decision_log.reader import read_log
 from mbcal.errors import ConflictError, InputError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Check, GateConfig, split_judges
+from mbcal.release.gate import Check, GateConfig, split_judges, why_undecided
 from mbcal.release.update import update
 from mbcal.types import SessionTensors
 from tests.support.releases import DIFFERENCE, GATE, PUBLISHING, let_the_log_say, served
@@ -52,8 +52,10 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
     assert verdict.difference is not None
     assert verdict.difference.low < 0 < verdict.difference.high
-    assert verdict.reason.startswith("the log cannot tell; to see a difference of 1%, 5% or 10% takes about a billion")
-    assert " judging sessions of such a log, or about " in verdict.reason
+    assert verdict.reason == "the log cannot tell: 120 of 120 judging sessions may still be going on; update later"
+    why = why_undecided(verdict.difference, GATE.tolerance)  # in half an hour
+    assert why.startswith("the log cannot tell; to see a difference of 1%, 5% or 10% takes about a billion")
+    assert " judging sessions of such a log, or about " in why
     assert verdict.void is not None
     assert "these estimates and their intervals mean nothing" in verdict.void
     version = weak.open("v000002")

@@ -60,7 +60,7 @@ class ServedChoices(NamedTuple):
     def differing(self, sessions: Sessions) -> NDArray[np.bool_]:
         """Return at which steps of the sessions (N, T) the first version differs from any other."""
         first, *others = self.choices
-        return np.any([choices.best != first.best for choices in others], axis=0) & sessions.mask
+        return np.asarray(np.any([choices.best != first.best for choices in others], axis=0) & sessions.mask, np.bool_)
 
     def of_rows(self, rows: NDArray[np.int64], users: NDArray[np.int32]) -> ServedChoices:
         """Return what concerns some of the sessions; `unjudged` stays as it is.

@@ -160,7 +160,7 @@ def update(
         is_other = np.zeros(len(heavy), np.bool_)
         if len(heavy):
             unasked = served_choices(versions, _records(log, {live_name}, []), joined, heavy, progress, enough=0)
-            is_other = unasked.differing(sessions[heavy]).any(1)
+            is_other[:] = unasked.differing(sessions[heavy]).any(1)
     tolerance = gate.tolerance * decided_share(served.differing(sessions[judging]), joined.epsilons[judging])
     settled = settled_rows(joined, judging, tolerance)  # as few going on as are tolerated below
     served, judging = served.of_rows(np.searchsorted(judging, settled), sessions.user[settled]), settled
