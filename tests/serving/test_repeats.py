@@ -189,6 +189,22 @@ def test_what_is_recovered_is_bounded(tmp_path: Path) -> None:
     assert list(recent_decisions(tmp_path / "nothing", 0, size)) == []
 
 
+def test_the_latest_answers_of_all_workers_are_recovered(tmp_path: Path) -> None:
+    """One log after the other would leave no room for the answers of the first worker."""
+    for worker in (0, 1):
+        with DecisionLog(tmp_path / "log" / f"worker-{worker}") as log:
+            for number in range(worker, 200, 2):
+                answered = {"request": "hash", "scores": [1.0, 0.5], "seen": [True, True], "parts": {}}
+                log.append(decision(number, **answered)).result(10)
+    found = [found.id for found in recent_decisions(tmp_path / "log", 0, 1 << 20)]
+    assert found == [f"d{number}" for number in range(200)]
+    remembered = RepeatedRequests(MemoryStore(), 60_000, 1e12)
+    assert remembered.recover(recent_decisions(tmp_path / "log", 0, 1 << 20)) == 200
+    kept = [number for number in range(200) if remembered._known.get(("unshared", f"d{number}"))]
+    assert 20 < len(kept) < 150
+    assert kept == list(range(200 - len(kept), 200))
+
+
 class SharedStore(MemoryStore):
     is_shared = True
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
 from mbcal.decision_log.numbering import GapFinder, Missing, read_mark
@@ -23,6 +24,8 @@ from mbcal.decision_log.records import Record, decode
 from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 from mbcal.storage.plain_file import read_plain
+
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def read_logs(folders: Iterable[str | Path], lost: list[Loss] | None = None) -> 
     return merge_by_time(_read_folder(part, lost) for part in parts)
 
 
-def merge_by_time(logs: Iterable[Iterator[Record]]) -> Iterator[Record]:
+def merge_by_time(logs: Iterable[Iterator[R]]) -> Iterator[R]:
     """Yield the records of several logs in order of time, as far as each of them is in order; none is held for long."""
     return heapq.merge(*logs, key=attrgetter("time"))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
-from mbcal.decision_log.reader import Loss, read_bytes, segment_records
+from mbcal.decision_log.reader import Loss, merge_by_time, read_bytes, segment_records
 from mbcal.decision_log.records import Decision
 from mbcal.decision_log.segments import log_folders, parquet_paths, segment_numbers, segment_path
 from mbcal.errors import LogError
@@ -16,7 +16,9 @@ COMPACTION = 8
 
 
 def recent_decisions(folder: Path, since: int, max_bytes: int) -> Iterator[Decision]:
-    """Yield the latest decisions of a log and of the logs of its workers; of each, oldest first.
+    """Yield the latest decisions of a log, or of the logs of its workers together, oldest first.
+
+    Whoever keeps only so many of them keeps the latest of all workers.
 
     Args:
         folder: The log.
@@ -29,14 +31,18 @@ def recent_decisions(folder: Path, since: int, max_bytes: int) -> Iterator[Decis
         folders = log_folders(folder)
     except LogError:  # nothing was logged yet
         return
-    for part in folders:
-        for segment in _newest_segments(part, since, max_bytes // len(folders)):
-            try:
-                for record in _records(part, segment):
-                    if isinstance(record, Decision) and record.time >= since:
-                        yield record
-            except LogError:
-                continue
+    yield from merge_by_time([_decisions(part, since, max_bytes // len(folders)) for part in folders])
+
+
+def _decisions(folder: Path, since: int, max_bytes: int) -> Iterator[Decision]:
+    """The latest decisions of one folder, oldest first."""
+    for segment in _newest_segments(folder, since, max_bytes):
+        try:
+            for record in _records(folder, segment):
+                if isinstance(record, Decision) and record.time >= since:
+                    yield record
+        except LogError:
+            continue
 
 
 def _newest_segments(folder: Path, since: int, max_bytes: int) -> list[int]:
