@@ -42,10 +42,10 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving import endpoints, ranker, server
 from mbcal.serving.candidates import CandidateReader, require_rankable
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankRequest, RequestName
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from mbcal.types import FIRST_ITEM_ROW, UNKNOWN_ROW, Catalog
 
 VARIANTS = {"routing": ("mbcal", "mbcal again", "starlette"), "names": ("c", "msgspec", "orjson")}

@@ -25,9 +25,9 @@ import numpy as np
 from mbcal import MBCAL, Behaviours, Catalog, Feature, Sessions
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from mbcal.types import FIRST_ITEM_ROW, Field, Fields, NumberFeature, SessionFields, VectorFeature
 
 ITEMS, CANDIDATES, LENGTH = 20_000, 200, 64

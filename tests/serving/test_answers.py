@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.repeats import IdConflictError, RepeatedRequests
-from mbcal.serving.state import DecisionRef, MemoryStore, StateAwayError
+from mbcal.serving.state import DecisionRef, StateAwayError
 
 
 def test_answers_are_bounded_in_bytes_and_in_time() -> None:

@@ -21,11 +21,11 @@ from mbcal.errors import InputError, OutputError
 from mbcal.registry.lock import locked
 from mbcal.registry.registry import Registry
 from mbcal.serving.canary import Canary, CanarySettings
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankRequest
 from mbcal.serving.ranked import RankingFailedError
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from tests.support.command_line import refused
 from tests.support.versions import ITEMS
 

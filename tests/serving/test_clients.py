@@ -15,10 +15,11 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.bounded import FairDict
 from mbcal.serving.clients import client_of, current_client
 from mbcal.serving.hub import Hub, HubStore
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.repeats import RepeatedRequests
 from mbcal.serving.service import Service
-from mbcal.serving.state import DecisionRef, MemoryStore
+from mbcal.serving.state import DecisionRef
 from tests.support.servers import run_app
 from tests.support.versions import ITEMS
 

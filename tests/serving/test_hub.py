@@ -18,11 +18,12 @@ from mbcal.serving import hub as hub_module
 from mbcal.serving import supervisor as supervisor_module
 from mbcal.serving.events import flush_events
 from mbcal.serving.hub import Hub, HubStore
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.refusals import refusal, refusal_headers
 from mbcal.serving.repeats import IdConflictError, RepeatedRequests, logged_reference
 from mbcal.serving.run import ServerSettings
-from mbcal.serving.state import DecisionRef, MemoryStore, StateAwayError
+from mbcal.serving.state import DecisionRef, StateAwayError
 from mbcal.serving.supervisor import Supervisor
 from tests.support.decision_records import decision
 

@@ -11,8 +11,9 @@ import httpx
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore, Session
+from mbcal.serving.state import Session
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS
 

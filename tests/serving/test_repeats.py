@@ -22,13 +22,14 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving import claims
 from mbcal.serving.claims import IdBusyError
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankAnswer, RankRequest
 from mbcal.serving.refusals import refusal
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.run import ServerSettings, make_service
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import DecisionRef, MemoryStore, StateAwayError
+from mbcal.serving.state import DecisionRef, StateAwayError
 from tests.support.decision_records import decision
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS

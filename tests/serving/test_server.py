@@ -17,9 +17,10 @@ from mbcal.decision_log.reader import read_log
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.limits import Limits
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import DecisionRef, MemoryStore
+from mbcal.serving.state import DecisionRef
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 

@@ -12,19 +12,11 @@ import pytest
 from mbcal.errors import OptionError
 from mbcal.registry.registry import Registry
 from mbcal.serving.clients import current_client
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import FeedbackRequest, RankAnswer, RankRequest
 from mbcal.serving.redis_state import RedisStore
 from mbcal.serving.service import Service
-from mbcal.serving.state import (
-    MAX_NAMES,
-    DecisionRef,
-    MemoryStore,
-    Session,
-    StateAwayError,
-    Step,
-    latest_steps,
-    session_store,
-)
+from mbcal.serving.state import MAX_NAMES, DecisionRef, Session, StateAwayError, Step, latest_steps, session_store
 from tests.support.versions import ITEMS
 
 ANSWER = msgspec.msgpack.encode(RankAnswer("d", "v000001", 0.1, []))

@@ -13,10 +13,11 @@ import pytest
 from mbcal.registry.registry import Registry
 from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.hub import Hub
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.pool import Pool, Snapshot
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore, StateAwayError
+from mbcal.serving.state import StateAwayError
 from mbcal.serving.stats import Shared
 
 

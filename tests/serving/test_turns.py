@@ -12,9 +12,9 @@ import pytest
 
 from mbcal.registry.registry import Registry
 from mbcal.serving.batches import members_of
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from mbcal.serving.turns import PASSES, WORK_AT_A_TIME, Turns, work_of
 from tests.support.versions import ITEMS
 

@@ -29,9 +29,9 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.canary import CanarySettings
 from mbcal.serving.candidates import CandidateReader
 from mbcal.serving.limits import Limits
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import CandidateItem, RankRequest
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from mbcal.types.feature_values import FeatureDeclaration, catalog_of_values, declarations
 from tests.agents.test_growth import NAMES, fitted, sessions
 from tests.support.servers import run_app

@@ -53,10 +53,10 @@ from mbcal.nn.config import NetConfig
 from mbcal.registry.registry import Registry
 from mbcal.report.page_writer import write_report
 from mbcal.serving.endpoints import ROUTES
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.openapi import document
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from mbcal.version import __version__
 
 

@@ -16,9 +16,9 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.evaluation.ope.difference import Difference
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Answer, Check, GateConfig
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import FeedbackRequest, RankRequest
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 
 EPSILON = 0.3

@@ -20,9 +20,9 @@ from mbcal.decision_log.writer import DecisionLog
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.limits import Limits
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.state import MemoryStore
 
 Story = Callable[[httpx.AsyncClient, Service], Awaitable[None]]
 

@@ -23,14 +23,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
-from mbcal.decision_log.candidate_width import candidate_width, sample_candidates
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.visits import IDLE, SessionlessDecision, anonymous, join_visits, newest_time, user_name
+from mbcal.decision_log.windows import Step, Window, pad_windows
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
 _SMALLEST_PROPENSITY = float(np.finfo(np.float32).tiny)
@@ -64,33 +63,6 @@ class _Response(NamedTuple):
     time: int
     id: str
     behaviour: int
-
-
-class _Step(NamedTuple):
-    item: int
-    behaviour: int
-    origin: StepOrigin
-    propensity: float
-    candidates: NDArray[np.int32]
-    version: str
-    epsilon: float
-    context: bytes
-
-
-class _Window(NamedTuple):
-    """One row of the result: up to `horizon` steps of a session."""
-
-    user: int
-    session: str
-    history: list[tuple[int, int]]
-    steps: Sequence[_Step]
-    user_features: bytes
-
-    @property
-    def version(self) -> str | None:
-        """The version that decided all steps; None if there are several."""
-        first, *others = {step.version for step in self.steps}
-        return None if others else first
 
 
 def join_sessions(
@@ -148,7 +120,7 @@ def join_sessions(
         has_other_part = user != anonymous(session) and (anonymous(session), session) in sessions  # before a login
         if decisions[entries[0][2]].step > 0 or has_begun_anew or has_other_part:
             headless.add((user, session))
-        steps: list[_Step] = []
+        steps: list[Step] = []
         for _, _, decision_id in entries:
             new_steps = builder.steps(decision_id, decisions[decision_id], responses.get(decision_id, {}), len(steps))
             counts.unanswered += not new_steps
@@ -221,7 +193,7 @@ class _SessionBuilder:
         self.fields = fields
         self.behaviour_number = {name: number for number, name in enumerate(behaviours.names)}
         self.users: dict[str, int] = {}
-        self.windows: list[_Window] = []
+        self.windows: list[Window] = []
 
     def compact(self, decision: Decision) -> _CompactDecision:
         """Reduce a decision to rows; names that feedback is matched by are interned."""
@@ -246,11 +218,9 @@ class _SessionBuilder:
             self.fields.user.encode_known(decision.user_features, "user_features").tobytes(),
         )
 
-    def steps(
-        self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response], first: int
-    ) -> list[_Step]:
+    def steps(self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response], first: int) -> list[Step]:
         """Return the steps of one decision, in the order of its ranking, numbered from `first`."""
-        steps: list[_Step] = []
+        steps: list[Step] = []
         if not responses:
             return steps
         available, pending = np.frombuffer(decision.candidates, np.int32), dict(responses)
@@ -263,23 +233,23 @@ class _SessionBuilder:
                 number = first + len(steps)
                 origin = StepOrigin(decision_id, decision.time, rank, response.time, decision.step, number)
                 made = (decision.version, decision.epsilon, decision.context)
-                steps.append(_Step(row, response.behaviour, origin, propensity, available, *made))
+                steps.append(Step(row, response.behaviour, origin, propensity, available, *made))
             if not pending:
                 break
             available = np.delete(available, np.flatnonzero(available == row)[:1])
         return steps
 
-    def add_session(self, first: _CompactDecision, steps: Sequence[_Step], horizon: int) -> None:
+    def add_session(self, first: _CompactDecision, steps: Sequence[Step], horizon: int) -> None:
         """Cut one session into windows; user, name and history are those of its first decision."""
         user = self.users.setdefault(first.user, len(self.users))
         items, behaviours, unknown = first.history
         self.counts.unknown_history += unknown
         before = list(zip(np.frombuffer(items, np.int32).tolist(), behaviours, strict=True))
         for window in self._cut(steps, horizon):
-            self.windows.append(_Window(user, first.session, before, window, first.user_features))
+            self.windows.append(Window(user, first.session, before, window, first.user_features))
             before = self._newest([*before, *((step.item, step.behaviour) for step in window)])
 
-    def with_leaving(self, steps: list[_Step], newest: int, horizon: int) -> list[_Step]:
+    def with_leaving(self, steps: list[Step], newest: int, horizon: int) -> list[Step]:
         """Return the steps of a session, the last behaviour replaced by its terminal variant if its user has left.
 
         Args:
@@ -293,7 +263,7 @@ class _SessionBuilder:
             return steps
         return [*steps[:-1], last._replace(behaviour=last.behaviour + n_observed)]
 
-    def _cut(self, steps: Sequence[_Step], horizon: int) -> Iterator[Sequence[_Step]]:
+    def _cut(self, steps: Sequence[Step], horizon: int) -> Iterator[Sequence[Step]]:
         """Cut steps after `horizon` of them, and after terminal behaviours."""
         begin = 0
         for end, step in enumerate(steps, 1):
@@ -306,44 +276,7 @@ class _SessionBuilder:
 
     def to_joined(self, horizon: int, apart: Collection[tuple[str, str]]) -> Joined:
         """Return all windows as padded arrays; `apart` are users and names of sessions that may be parts of others."""
-        size = len(self.windows)
-        width = candidate_width([len(s.candidates) for window in self.windows for s in window.steps], size * horizon)
-        arrays: dict[str, Any] = {
-            "items": np.zeros((size, horizon), np.int32),
-            "behaviours": np.zeros((size, horizon), np.uint8),
-            "length": np.asarray([len(window.steps) for window in self.windows], np.int32),
-            "user": np.asarray([window.user for window in self.windows], np.int32),
-            "history_items": np.zeros((size, self.history), np.int32),
-            "history_behaviours": np.zeros((size, self.history), np.uint8),
-            "history_length": np.asarray([len(window.history) for window in self.windows], np.int32),
-            "candidates": np.zeros((size, horizon, width), np.int32),
-            "propensities": np.zeros((size, horizon), np.float32),
-            "timestamps": np.zeros((size, horizon), np.int64),
-        }
-        epsilons = np.zeros((size, horizon))
-        for row, window in enumerate(self.windows):
-            for column, (item, behaviour) in enumerate(window.history):
-                arrays["history_items"][row, column], arrays["history_behaviours"][row, column] = item, behaviour
-            latest = min(step.origin.time for step in window.steps)
-            for column, step in enumerate(window.steps):
-                latest = max(latest, step.origin.time)  # times do not decrease within a row, even if a clock was set back
-                arrays["items"][row, column], arrays["behaviours"][row, column] = step.item, step.behaviour
-                arrays["propensities"][row, column], arrays["timestamps"][row, column] = step.propensity, latest
-                candidates = step.candidates
-                if len(candidates) > width:
-                    candidates = sample_candidates(
-                        candidates, step.item, width, f"{step.origin.decision} {step.origin.rank}"
-                    )
-                    self.counts.narrowed += 1
-                arrays["candidates"][row, column, : len(candidates)] = candidates
-                epsilons[row, column] = step.epsilon
-        if len(self.fields.context):
-            arrays["context"] = np.zeros((size, horizon, self.fields.context.width), np.float32)
-            for row, window in enumerate(self.windows):
-                arrays["context"][row, : len(window.steps)] = [np.frombuffer(s.context, np.float32) for s in window.steps]
-        if len(self.fields.user):
-            encoded = b"".join(window.user_features for window in self.windows)
-            arrays["user_features"] = np.frombuffer(encoded, np.float32).reshape(size, self.fields.user.width).copy()
+        arrays, epsilons = pad_windows(self.windows, horizon, self.history, self.fields, self.counts)
         users = tuple(self.users)
         # equal origins promise that equal numbers mean the same users
         origin = f"{LOG_ORIGIN}{hashlib.sha256(chr(0).join(users).encode()).hexdigest()}"

@@ -19,10 +19,10 @@ from mbcal.registry.registry import Registry
 from mbcal.registry.summary import version_summaries
 from mbcal.registry.updates import read_trial, read_updates
 from mbcal.registry.version import Version
+from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import ModelAnswer
 from mbcal.serving.pool import LogStats, Pool
 from mbcal.serving.sentences import without_paths
-from mbcal.serving.state import MemoryStore
 from mbcal.serving.traffic import BOUNDS, DELAY_BOUNDS, SLOT_SECONDS, SLOTS, Rewards, Slot, VersionCounts, quantile
 from mbcal.types import Fields
 
