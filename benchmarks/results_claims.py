@@ -86,7 +86,7 @@ class Evidence:
             interval = f" [{_factor(self.low)}, {_factor(self.high)}]" if self.low < self.high else ""
             return f"{_factor(self.value)}×{interval}"
         if self.low == self.high:
-            return f"{self.value:+.3g}"
+            return f"{self.value:+.3g}" if self.value else "0"
         mean = Mean(self.value, self.low, self.high, 0, 0.0)
         return f"{format_mean(mean, sign=True)} {format_interval(mean)}"
 

@@ -50,7 +50,7 @@ def write_figures(files: ResultFiles) -> None:
     logs = [data for data in TITLES if data != "sardine"]
     drawn = {
         "overview-batch": gap_figure(files, logs),
-        "overview-growing": curve_figure(files, ["newsfeed", "leaving", "netflix", "kuairand"]),
+        "overview-growing": curve_figure(files, ["newsfeed", "leaving", "netflix", "ml1m", "kuairand"]),
         "overview-errors": error_figure(files, logs),
         "overview-regret": regret_figure(files, ["newsfeed", "leaving"]),
     }
@@ -223,11 +223,9 @@ def regret_figure(files: ResultFiles, datasets: Sequence[str]) -> Any:
     axes = figure.subplots()
     for y, (_, (true, in_truth, best, imagined)) in enumerate(reversed(bars)):
         model_error, rest = in_truth - true, best - in_truth
-        axes.barh(y, model_error, color="#d55e00", height=0.55, label="errors of the model in the continuation")
-        axes.barh(
-            y, rest, left=model_error, color="#56b4e9", height=0.55, label="errors of the instant reward and of the policy"
-        )
-        axes.plot(imagined - true, y, "k|", markersize=16, markeredgewidth=2, label="imagined in its own model")
+        axes.barh(y, model_error, color="#d55e00", height=0.55, label="model error in the continuation")
+        axes.barh(y, rest, left=model_error, color="#56b4e9", height=0.55, label="instant reward and policy error")
+        axes.plot(imagined - true, y, "k|", markersize=16, markeredgewidth=2, label="imagined")
     axes.set_yticks(range(len(bars)), [name for name, _ in reversed(bars)])
     axes.set(xlabel="reward per session above what planning earns; bars end at the oracle")
     _tidy(axes)
