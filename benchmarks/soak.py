@@ -229,12 +229,17 @@ def main() -> None:
     parser.add_argument("--max-slope", type=float, default=5.0, help="MiB per minute by which memory may grow")
     parser.add_argument("--max-start", type=float, default=15.0, help="seconds in which a killed server is back")
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
+    parser.add_argument("--keep", action="store_true", help="keep the registry and the decision log, in OUT/files")
     options = parser.parse_args()
     if options.redis and shutil.which("redis-server") is None:
         parser.error("--redis: there is no redis-server here")
     options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        passed = run(soak(options, Path(folder), options.out))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.out.resolve() / "files" if options.keep else Path(temporary)
+        if options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        passed = run(soak(options, folder, options.out))
     raise SystemExit(0 if passed else 1)
 
 
