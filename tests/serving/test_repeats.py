@@ -24,6 +24,7 @@ from mbcal.serving import claims
 from mbcal.serving.claims import IdBusyError
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import RankAnswer, RankRequest
+from mbcal.serving.redis_state import RedisStore
 from mbcal.serving.refusals import refusal
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.run import ServerSettings, make_service
@@ -290,6 +291,32 @@ def test_workers_share_answers_while_redis_has_lost_them(registry: Registry) -> 
         worker.repeated.supervisor = supervisor
         serve(ServerSettings(""), ask, worker)
     assert bodies[0] == bodies[1]
+
+
+def test_a_connection_to_redis_that_was_just_closed_fails_no_request(
+    registry: Registry, tmp_path: Path, redis_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision is logged by then: a failure would have the next one who asks get another answer."""
+    store = RedisStore(redis_address)
+    service = Service(registry, store, DecisionLog(tmp_path), 0.5)
+    service.repeated.supervisor = SharedStore()
+    request = {**REQUEST, "id": "closed"}
+
+    async def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async def story(http: httpx.AsyncClient) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(store._redis, "set", closed)
+            first = await http.post("/v1/rank", json=request)
+            assert (first.status_code, first.json()["remembered"]) == (200, False)
+            assert (await http.post("/v1/rank", json=request)).json() == first.json()
+        while not store.available:
+            await asyncio.sleep(0.01)
+        assert (await http.post("/v1/rank", json=request)).json()["items"] == first.json()["items"]
+
+    serve(ServerSettings(""), story, service)
+    assert [record.id for record in read_log(tmp_path)] == ["closed"]
 
 
 def test_of_workers_that_are_asked_at_the_same_moment_one_answers(registry: Registry, tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ class RedisStore:
             )
         except ValueError as error:
             raise OptionError(f"state: the Redis address is not valid ({error}); write redis://HOST:PORT/NUMBER") from error
-        self._failures = (RedisError, OSError, TimeoutError)
+        # the client writes to connections that the event loop has closed already, which uvloop reports as a RuntimeError
+        self._failures = (RedisError, OSError, TimeoutError, RuntimeError)
         self._watch_error, self._response_error = WatchError, ResponseError
         self._lifetime, self._on_event = int(lifetime), on_event
         self._written = WrittenKeys(max_bytes)
