@@ -215,6 +215,51 @@ def test_of_addresses_with_equally_many_connections_none_loses_all() -> None:
     run_server(ConnectionLimits(max_connections=100), story)
 
 
+async def held_up(scope: Any, receive: Any, send: Any) -> None:
+    """Answer to /small at once, and to the rest after many seconds."""
+    if scope["path"] != "/small":
+        await asyncio.sleep(30)
+    await large_answers(scope, receive, send)
+
+
+def test_an_address_whose_connections_are_all_busy_pushes_nobody_out() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"ok"), 5)  # from now on it is idle
+        busy = [connect(port, "127.0.0.2") for _ in range(9)]
+        for wire in busy:
+            wire.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        busy += [connect(port, "127.0.0.2") for _ in range(5)]  # refused
+        await asyncio.sleep(0.1)
+        assert sum(not connection.is_waiting for connection in connections.open) == 9
+        assert (await small_answer(port)).endswith(b"ok")  # a connection that is busy ends for it
+        writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+        writer.close()
+        for wire in busy:
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=10), story, held_up)
+
+
+def test_a_newcomer_of_the_only_address_is_refused_when_all_are_busy() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        busy = [connect(port) for _ in range(10)]
+        for wire in busy:
+            wire.sendall(b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert b" 503 " in await asyncio.wait_for(reader.readline(), 5)
+        assert connections.closed == {"refused": 1}
+        writer.close()
+        for wire in busy:
+            wire.close()
+
+    run_server(ConnectionLimits(max_connections=10), story, held_up)
+
+
 def test_many_requests_in_one_packet_are_refused_quietly(caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, connections: Connections) -> None:
         events: list[str] = []

@@ -1,8 +1,9 @@
 """All connections of a process: how many there are, which are closed when there are too many, and what they hold.
 
 When too many connections are open, the address that has most of them loses one, and so on: of its connections those that
-have made the server wait longest for a complete request, last those that have been answered and are idle. So whoever holds
-many cannot push out an address that has few. Connections count from the moment they are accepted (`tls`).
+have made the server wait longest for a complete request, then those that have been answered and are idle, then the one that
+has just been opened, last those whose requests are being handled: a client can keep all of its connections busy. So whoever
+holds many cannot push out an address that has few. Connections count from the moment they are accepted (`tls`).
 """
 
 from __future__ import annotations
@@ -78,23 +79,32 @@ class Connections:
         self._reported: set[str] = set()
 
     def opened(self, newcomer: Connection) -> None:
-        """Add a connection; if there are too many, close some that wait, or else the newcomer."""
+        """Add a connection; if there are too many, close some, or the newcomer if its address has most and all are busy."""
         self.open.add(newcomer)
         if len(self.open) <= self.limits.max_connections:
             return
-        waiting = [connection for connection in self.open if connection is not newcomer and connection.is_waiting]
-        if not waiting:
-            newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
-            return
-        waiting.sort(key=lambda other: (other.is_idle, other.since))
         left = Counter(connection.address for connection in self.open)
         turns = []  # how many connections an address still has when it loses this one
-        for connection in waiting:
+        for connection in self._by_patience(newcomer):
             turns.append((left[connection.address], connection))
             left[connection.address] -= 1
         turns.sort(key=lambda turn: -turn[0])  # of equal ones the order stays
         for _, connection in turns[: max(1, self.limits.max_connections // 50)]:  # several: sorting is not free
+            if connection is newcomer:
+                break
             connection.end("evicted")
+        if len(self.open) > self.limits.max_connections:
+            newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
+
+    def _by_patience(self, newcomer: Connection) -> list[Connection]:
+        """All connections in the order in which an address loses them: those that wait, the newcomer, those that are busy."""
+        waiting, busy = list[Connection](), list[Connection]()
+        for connection in self.open:
+            if connection is not newcomer:
+                (waiting if connection.is_waiting else busy).append(connection)
+        waiting.sort(key=lambda other: (other.is_idle, other.since))
+        busy.sort(key=lambda other: other.since)
+        return [*waiting, newcomer, *busy]
 
     def report_once(self, event: str, **values: Any) -> None:
         """Report an event the first time; clients that cause it again and again would fill the log."""
