@@ -106,6 +106,35 @@ def test_a_claim_that_came_too_late_is_given_up(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(story())
 
 
+def test_what_waits_for_a_supervisor_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may be stopped or swapped out; then requests without an id go on."""
+    monkeypatch.setattr(hub_module, "CALL_SECONDS", 0.01)
+    large = DecisionRef(None, 1, ["x" * 100_000], "v1")
+
+    async def story() -> None:
+        ours, its = socket.socketpair()
+        store, hub = HubStore(its, lambda: None), Hub(MemoryStore())
+        for _ in range(200):
+            with pytest.raises(StateAwayError):
+                await store.remember_decision("no id", large)
+            with pytest.raises(StateAwayError):
+                await store.claim_decision("a")
+        waiting = store._writer.transport.get_write_buffer_size()  # type: ignore[union-attr]
+        assert waiting < hub_module.MAX_UNREAD + 200_000
+        with pytest.raises(StateAwayError):
+            await store.remember_decision("b", answered())  # it ends a claim, so it is sent all the same
+        serving = asyncio.create_task(hub.serve("0", ours))
+        monkeypatch.setattr(hub_module, "CALL_SECONDS", 5.0)
+        while store._writer.transport.get_write_buffer_size():  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+        assert await store.recall_decision("b") == answered()
+        assert await store.claim_decision("a") is True
+        await store.close()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(story())
+
+
 def test_a_claim_lasts_as_long_as_its_worker_lives() -> None:
     now = [0.0]
 

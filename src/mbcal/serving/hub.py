@@ -32,6 +32,8 @@ MAX_MESSAGE = 64 << 20
 """Bytes of a message; a longer one is not from this program."""
 NOTICE = -1
 """Number of a reply that is a notice."""
+MAX_UNREAD = 8 << 20
+"""Bytes of calls that the supervisor has not read, beyond which a worker sends only what ends a claim."""
 MAX_FEEDBACK = 131_072
 """Items with feedback that are remembered, so that each is counted once; the oldest are dropped."""
 
@@ -73,6 +75,7 @@ class WorkerMetrics(msgspec.Struct, array_like=True):
     """Workers that ended and were started again."""
 
 
+_NO_ANSWER = "state: the supervisor of this server does not answer; try again in a second"
 _encode = msgspec.msgpack.encode
 _decode_call = msgspec.msgpack.Decoder(Call).decode
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode
@@ -206,12 +209,14 @@ class HubStore:
         return _decode_known(await self._call("add", name, step))
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
-        return _decode_reference(await self._call("remember_decision", decision, reference)) or reference
+        reply = await self._call("remember_decision", decision, reference, ends_claim=bool(reference.request))
+        return _decode_reference(reply) or reference
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
         return _decode_reference(await self._call("recall_decision", decision, None))
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
+        self._require_reader()
         try:
             return _decode_claim(await self._call("claim_decision", decision, None))
         except BaseException:  # the supervisor may still read it; it reads this after it
@@ -219,7 +224,7 @@ class HubStore:
             raise
 
     async def release_decision(self, decision: str) -> None:
-        await self._call("release_decision", decision, None)
+        await self._call("release_decision", decision, None, ends_claim=True)
 
     async def first_feedback(self, decision: str, item: str) -> bool:
         """Whether no worker has counted feedback on this item yet; also True if that cannot be found out."""
@@ -251,10 +256,17 @@ class HubStore:
         if self._writer is not None:
             self._writer.close()
 
-    async def _call(self, method: str, key: str, value: Any) -> msgspec.Raw:
+    def _require_reader(self) -> None:
+        """Raise StateAwayError if the supervisor does not read: what waits for it would grow with every request."""
+        if self._writer is not None and self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
+            raise StateAwayError(_NO_ANSWER)
+
+    async def _call(self, method: str, key: str, value: Any, ends_claim: bool = False) -> msgspec.Raw:
         if not self.available:
             raise StateAwayError("state: the supervisor of this server is gone; try again in a second")
         await self._open()
+        if not ends_claim:  # there are as many claims as requests in progress, and one that did not end would block its id
+            self._require_reader()
         reply: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         number = self._send(method, key, value)
         self._waiting[number] = reply
@@ -262,7 +274,7 @@ class HubStore:
             async with asyncio.timeout(CALL_SECONDS):
                 return await reply
         except (TimeoutError, OSError) as error:
-            raise StateAwayError("state: the supervisor of this server does not answer; try again in a second") from error
+            raise StateAwayError(_NO_ANSWER) from error
         finally:
             self._waiting.pop(number, None)
 
