@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -228,4 +229,17 @@ def test_a_folder_that_was_replaced_is_locked_and_continued(folder: Path, tmp_pa
     assert [record.id for record in read_log(folder, lost)] == ["d2"]
     assert lost == [Missing(folder / "segment-000001.log", 1, 1, "missing")]
     shutil.copy(tmp_path / "elsewhere/segment-000001.log", folder)
+    assert ids(folder) == ["d1", "d2"]
+
+
+def test_closing_does_not_wait_for_a_disk_that_stalls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, goes_on, real = DecisionLog(folder), threading.Event(), appender._fdatasync
+    log.append(decision(1)).result(10)
+    monkeypatch.setattr(appender, "_fdatasync", lambda file: (goes_on.wait(20), real(file)))
+    waiting = log.append(decision(2))
+    assert not log.close(0.1)
+    assert not waiting.done()
+    goes_on.set()
+    assert log.close()
+    waiting.result(10)
     assert ids(folder) == ["d1", "d2"]

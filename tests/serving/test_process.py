@@ -137,6 +137,44 @@ def test_a_signal_that_comes_while_the_server_starts_stops_it(registry: Registry
     assert '"event": "stopped"' in ended.stderr
 
 
+def test_a_signal_stops_a_server_whose_disk_stalls(registry: Registry, tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys, time\n"
+        "from mbcal.decision_log import appender\n"
+        "from mbcal.serving import run\n"
+        "run.DRAIN_SECONDS = 1\n"
+        "real, stalls = appender._fdatasync, pathlib.Path(sys.argv.pop())\n"
+        "appender._fdatasync = lambda file: time.sleep(60) if stalls.exists() else real(file)\n"
+        "from mbcal.cli import main\n"
+        "main()\n"
+    )
+    options = ["serve", "--registry", str(registry.path), "--port", "0", "--log", str(tmp_path / "log")]
+    command = [sys.executable, "-c", script, *options, str(tmp_path / "stalls")]
+    statuses: list[int] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        port = next(int(json.loads(line)["address"].rsplit(":", 1)[1]) for line in process.stderr if "listening" in line)
+        (tmp_path / "stalls").touch()
+
+        def ask() -> None:
+            try:
+                with Client(f"http://127.0.0.1:{port}", retries=0, timeout=20) as client:
+                    client.rank([], ITEMS)
+            except ServiceError as error:
+                statuses.append(error.status)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.5)
+        process.terminate()
+        lines = process.stderr.read()
+        assert process.wait(timeout=15) in (0, 128 + signal.SIGTERM)
+        asking.join()
+    assert statuses == [503]
+    assert '"event": "log not closed", "records": 1' in lines
+    assert '"event": "stopped"' in lines
+
+
 def test_a_second_server_on_one_log_is_refused(registry: Registry, tmp_path: Path) -> None:
     with serving(registry, "--log", str(tmp_path / "log")):
         command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry.path), "--log", str(tmp_path / "log")]

@@ -158,16 +158,23 @@ class DecisionLog:
             self._gathered.append(_Waiting(payload, done))
         await done
 
-    def close(self) -> None:
-        """Write what waits, then release the folder. Blocks until all of it is on disk. Idempotent."""
+    def close(self, seconds: float | None = None) -> bool:
+        """Write what waits, then release the folder. Idempotent.
+
+        Args:
+            seconds: How long to wait for the disk; by default until all is on it. A disk that stalls longer leaves the rest,
+                which was not acknowledged, to the log's thread, and the folder locked until the process ends.
+
+        Returns:
+            Whether all is on disk and the folder is released.
+        """
         with self._mutex:
-            if self._closed:
-                return
-            self._closed = True
-        self._hand_over()
-        self._queue.put([])
-        self._thread.join()
-        self._appender.close()
+            is_first, self._closed = not self._closed, True
+        if is_first:
+            self._hand_over()
+            self._queue.put([])
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def __enter__(self) -> Self:
         return self
@@ -214,6 +221,7 @@ class DecisionLog:
                     self.waiting -= count
                 _complete(batch[:count], failure)
                 del batch[:count]
+        self._appender.close()
 
     def _take_all(self) -> tuple[list[_Waiting], bool]:
         """Wait for records and return all that are queued, and whether the log is closing; nothing after a while."""

@@ -48,6 +48,8 @@ from mbcal.types import Name, to_name
 
 FEEDBACK_ANSWER_BYTES = 1_000
 """Estimated size of a remembered answer to feedback."""
+LOG_SECONDS = 3.0
+"""Longest wait for the log's disk at the end; the records that wait for it were answered with 503."""
 
 OnEvent = Callable[..., None]
 
@@ -336,10 +338,11 @@ class Service:
         return model_answer(self)
 
     async def close(self) -> None:
-        """Close the session store and the log."""
+        """Close the session store and the log; a disk that stalls holds that up for `LOG_SECONDS` only."""
         await self.sessions.close()
         if self.log is not None:
-            await asyncio.to_thread(self.log.close)
+            if not await asyncio.to_thread(self.log.close, LOG_SECONDS):
+                self.on_event("log not closed", records=self.log.waiting, problem="the disk does not answer")
 
 
 def _text_or_none(name: Name | None, what: str) -> str | None:
