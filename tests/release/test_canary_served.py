@@ -81,7 +81,7 @@ class Readers:
             if registry.canary() is None:
                 return
             self.serve()
-            time.sleep(0.15)
+            time.sleep(0.6)  # the watcher of a busy machine looks late, and readers go on meanwhile
 
 
 @pytest.fixture(scope="module")
