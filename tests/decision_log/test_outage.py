@@ -243,3 +243,21 @@ def test_closing_does_not_wait_for_a_disk_that_stalls(folder: Path, monkeypatch:
     assert log.close()
     waiting.result(10)
     assert ids(folder) == ["d1", "d2"]
+
+
+def test_a_disk_that_does_not_answer_refuses_new_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "STALL_SECONDS", 0.1)
+    goes_on, real = threading.Event(), appender._fdatasync
+    with DecisionLog(folder) as log:
+        monkeypatch.setattr(appender, "_fdatasync", lambda file: (goes_on.wait(20), real(file)))
+        waiting = log.append(decision(1))
+        wait_until(lambda: log.problem is not None)
+        with pytest.raises(LogUnavailableError, match=r"cannot be written \(the disk does not answer\)"):
+            log.append(decision(2))
+        with pytest.raises(LogUnavailableError):
+            log.require_writable()  # what /readyz asks
+        goes_on.set()
+        waiting.result(10)
+        wait_until(lambda: log.problem is None)
+        log.append(decision(3)).result(10)
+    assert ids(folder) == ["d1", "d3"]

@@ -29,6 +29,8 @@ CHECK_SECONDS = 1.0
 """Seconds without records after which the current segment is checked."""
 RETRY_SECONDS = 0.5
 """Seconds between attempts to write again during an outage."""
+STALL_SECONDS = 5.0
+"""Seconds after which a disk that does not answer is an outage for new records; those that wait go on waiting."""
 
 
 class _Waiting(NamedTuple):
@@ -88,6 +90,7 @@ class DecisionLog:
         self._mutex = threading.Lock()  # of waiting, _gathered and _closed
         self._closed = False
         self._refused, self._outage_start = 0, 0.0
+        self._busy_since: float | None = None  # since when the thread has waited for the disk
         try:
             self._appender = Appender(self.folder, segment_bytes)
         except OSError as error:
@@ -112,10 +115,19 @@ class DecisionLog:
         """Acknowledged records that are known to be missing."""
         return self._appender.lost
 
+    @property
+    def problem(self) -> str | None:
+        """Why a record would not be written now: an outage, or a disk that does not answer; None if all is well."""
+        since = self._busy_since
+        if self.outage is None and since is not None and time.monotonic() - since > STALL_SECONDS:
+            return "the disk does not answer"
+        return self.outage
+
     def require_writable(self) -> None:
-        """Raise LogUnavailableError during an outage."""
-        if self.outage is not None:
-            raise LogUnavailableError(f"{self.folder}: cannot be written ({self.outage}); try again later", self.outage)
+        """Raise LogUnavailableError if there is a `problem`."""
+        problem = self.problem
+        if problem is not None:
+            raise LogUnavailableError(f"{self.folder}: cannot be written ({problem}); try again later", problem)
 
     def append(self, record: Record) -> Future[None]:
         """Queue a record, from any thread. Does not block.
@@ -127,7 +139,7 @@ class DecisionLog:
         Raises:
             LogError: If the log is closed.
             LogFullError: If too many records are waiting.
-            LogUnavailableError: During an outage.
+            LogUnavailableError: During an outage, or while the disk does not answer.
             InputError: If the record cannot be encoded or is too large.
         """
         done: Future[None] = Future()
@@ -206,6 +218,7 @@ class DecisionLog:
         is_last = False
         while not is_last:
             batch, is_last = self._take_all()
+            self._busy_since = time.monotonic()
             if not batch and not is_last:
                 self._look_after()
             while batch:
@@ -221,6 +234,8 @@ class DecisionLog:
                     self.waiting -= count
                 _complete(batch[:count], failure)
                 del batch[:count]
+                self._busy_since = time.monotonic()
+            self._busy_since = None
         self._appender.close()
 
     def _take_all(self) -> tuple[list[_Waiting], bool]:

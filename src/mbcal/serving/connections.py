@@ -97,7 +97,7 @@ class Connections:
             newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
 
     def _by_patience(self, newcomer: Connection) -> list[Connection]:
-        """All connections in the order in which an address loses them: those that wait, the newcomer, those that are busy."""
+        """All connections in the order in which an address loses them: those that wait, the newcomer, busy ones."""
         waiting, busy = list[Connection](), list[Connection]()
         for connection in self.open:
             if connection is not newcomer:

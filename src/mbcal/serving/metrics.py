@@ -96,7 +96,7 @@ def service_values(service: Service) -> list[tuple[str, str, float]]:
         []
         if log is None
         else [
-            ("log_writable", "gauge", log.outage is None),
+            ("log_writable", "gauge", log.problem is None),
             ("log_outages_total", "counter", log.outages),
             ("log_records_total", "counter", log.last_record),
             ("log_lost_records", "gauge", log.lost),

@@ -340,9 +340,8 @@ class Service:
     async def close(self) -> None:
         """Close the session store and the log; a disk that stalls holds that up for `LOG_SECONDS` only."""
         await self.sessions.close()
-        if self.log is not None:
-            if not await asyncio.to_thread(self.log.close, LOG_SECONDS):
-                self.on_event("log not closed", records=self.log.waiting, problem="the disk does not answer")
+        if self.log is not None and not await asyncio.to_thread(self.log.close, LOG_SECONDS):
+            self.on_event("log not closed", records=self.log.waiting, problem="the disk does not answer")
 
 
 def _text_or_none(name: Name | None, what: str) -> str | None:
