@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+from mbcal.decision_log import Decision
 from mbcal.errors import InputError, OptionError
 from mbcal.release.comparison import compare_versions
 from mbcal.release.ignored import Apart, Ignored
@@ -448,3 +450,45 @@ def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:
     unclear = compare_versions(outcomes_of(900, EQUAL, seed=2), "a", "b")
     assert unclear.sessions_missing(3.0) == 0
     assert unclear.sentence(3.0).endswith("; these sessions would show a difference of 300%")
+
+
+def test_sessions_that_name_no_user_do_not_dilute_a_loss_of_visits() -> None:
+    """The canary earns more per session, and its users come back half as often. Most sessions name no user."""
+    reader, rng, number = OutcomeReader(REWARDS, CONFIG.sessions), np.random.default_rng(0), 0
+
+    def add(version: str, user: str, visit: int) -> None:
+        nonlocal number
+        number += 1
+        steps = ["like" if rng.random() < (0.7 if version == "a" else 0.5) else "skip" for _ in range(2)]
+        began = SECOND + (visit * 10_000 + number % 10_000) * 100 * SECOND
+        for record in session_records(f"s{number}", version, steps, user="named or not", began=began):
+            reader.add(msgspec.structs.replace(record, user=user) if isinstance(record, Decision) else record)
+
+    for user in range(60):
+        for visit in range(1 + (user % 4 < (1 if user % 2 else 3))):
+            add("ab"[user % 2 == 0], f"u{user}", visit)
+    named = compare_versions(reader.outcomes(10**15), "a", "b")
+    for _ in range(3000):
+        add("ab"[number % 2], "", 0)
+    mixed = compare_versions(reader.outcomes(10**15), "a", "b")
+    assert mixed.a.sessions > 1400
+    assert mixed.visits == named.visits
+    assert mixed.visits.share is not None
+    assert mixed.visits.share < -0.2
+    action, reason = judge_canary(mixed, CONFIG, 0)
+    assert action == "wait"
+    assert "so a person has to decide" in reason or "sessions per user could be" in reason
+
+
+def test_sessions_that_name_no_user_do_not_hide_a_change_of_the_share() -> None:
+    """Ten of 100 named users have the other version in the second half, beside 3,000 sessions without a user."""
+    user = np.concatenate([np.tile(np.arange(100), 2), np.arange(100, 3100)]).astype(np.int32)
+    began = np.concatenate([np.arange(200), np.linspace(0, 199, 3000)]).astype(np.int64) * SECOND
+    version = (user % 2).astype(np.int32)
+    version[100:110] = 0
+    order, ones = np.argsort(began, kind="stable"), np.ones(3200)
+    names = tuple(f"u{number}" if number < 100 else f"anonymous:{number}" for number in range(3100))
+    columns = (version[order], user[order], began[order], ones, ones.astype(np.int32), ones, ones)
+    comparison = compare_versions(Outcomes(("a", "b"), names, *columns, least=0.0, most=1.0), "a", "b")
+    assert comparison.settled >= 100 * SECOND
+    assert comparison.earlier_visits is not None

@@ -21,6 +21,7 @@ IDLE = 1800.0
 
 SKEW = 60.0
 """Seconds by which the clocks of servers may differ."""
+_ANONYMOUS = "anonymous:"
 AHEAD = 0.005
 """Share of records whose clocks may run ahead of all others."""
 
@@ -43,7 +44,12 @@ def user_name(decision: Decision) -> str:
 
 def anonymous(name: str) -> str:
     """Return the user of a session, or of a decision without one, that names no user."""
-    return f"anonymous:{name}"
+    return f"{_ANONYMOUS}{name}"
+
+
+def is_anonymous(user: str) -> bool:
+    """Whether this is the user of a session, or of a decision, that names none."""
+    return user.startswith(_ANONYMOUS)
 
 
 class SessionlessDecision(NamedTuple):

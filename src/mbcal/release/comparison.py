@@ -22,11 +22,9 @@ ALPHA = 0.025
 """Probability with which each of the two limits that hold at all looks is wrong: together an interval of 95%."""
 WORTH_SEEING = 0.05
 """Difference, as a share of the reward, for which the missing sessions are named."""
-
 MAX_SWITCHED = 0.01
 """Share of users who may have met both versions since the share of the canary was last changed, as one who used the session
 of another user. More of them show another change."""
-
 BLOCK = 100
 """Sessions of both versions in a block. Within so few, neither rewards nor a canary's share change by much."""
 
@@ -78,7 +76,7 @@ class VersionComparison:
     reward: Gap
     length: Gap
     visits: Gap
-    """Sessions per user since `settled`. Unknown while no user has come back."""
+    """Sessions per named user since `settled`. Unknown while no such user has come back."""
     earlier_visits: Gap | None
     """Those of the trial before; None if the share was not changed. Users whom a version drove away are missing later."""
     exploration: Gap
@@ -198,14 +196,15 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
     epsilon_a, epsilon_b = (_sums(outcomes, chosen, blocks, outcomes.epsilon) for chosen in (is_a, is_b))
-    began, settled = int(outcomes.began[is_a].min()), _settled(outcomes, is_a, is_b)
+    began, named = int(outcomes.began[is_a].min()), (is_a & outcomes.is_named, is_b & outcomes.is_named)
+    settled = _settled(outcomes, *named, began)
     return VersionComparison(
         a=side_a,
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
-        visits=_visits(outcomes, is_a, is_b, settled),
-        earlier_visits=_visits(outcomes, is_a, is_b, began, settled) if settled > began else None,
+        visits=_visits(outcomes, *named, settled),
+        earlier_visits=_visits(outcomes, *named, began, settled) if settled > began else None,
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
         length_difference=length,
@@ -289,7 +288,7 @@ def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blo
     return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most)
 
 
-def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> int:
+def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], first: int) -> int:
     """Return since when users have one version each, except a share of `MAX_SWITCHED`; not before a's first session.
 
     When the share is changed, users get the other version. So the last change was after the last session of those who got
@@ -301,7 +300,7 @@ def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_
     user, began = outcomes.user[rows], outcomes.began[rows]
     switches = np.flatnonzero((user[1:] == user[:-1]) & (is_a[rows[1:]] != is_a[rows[:-1]]))
     switches = switches[np.append(user[switches[1:]] != user[switches[:-1]], True)] if len(switches) else switches
-    n_allowed, first = int(MAX_SWITCHED * len(np.unique(user))), int(outcomes.began[is_a].min())
+    n_allowed = int(MAX_SWITCHED * len(np.unique(user)))
     if len(switches) <= n_allowed:
         return first
     before, after = int(np.sort(began[switches])[-1 - n_allowed]), began[switches + 1]
@@ -316,11 +315,10 @@ def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]
     """
     rows = np.flatnonzero((is_a | is_b) & (outcomes.began >= since) & (outcomes.began < until))
     users, first, counts = np.unique(outcomes.user[rows], return_index=True, return_counts=True)
-    is_a, is_b = is_a[rows[first]], is_b[rows[first]]
-    version, user = is_b.astype(np.int32), np.arange(len(users), dtype=np.int32)
-    by_user = replace(outcomes, version=version, user=user, began=outcomes.began[rows[first]])
+    is_a, is_b, user = is_a[rows[first]], is_b[rows[first]], np.arange(len(users), dtype=np.int32)
+    by_user = replace(outcomes, version=is_b.astype(np.int32), user=user, began=outcomes.began[rows[first]])
     blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
-    if blocks is None or not blocks.together or counts.max() == 1:
+    if blocks is None or not blocks.together or counts.max(initial=1) == 1:
         return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
     sums_a, sums_b = (_sums(by_user, chosen, blocks, counts) for chosen in (is_a, is_b))
     return _gap(compare_means(sums_a, sums_b), float(counts[is_b].mean()))

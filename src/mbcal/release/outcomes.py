@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.decision_log.records import Decision, Feedback, Record
+from mbcal.decision_log.visits import is_anonymous
 from mbcal.errors import OptionError
 from mbcal.release.counted_ids import CountedDecisions, CountedIds, VersionIds
 from mbcal.release.ignored import Ignored
@@ -87,6 +88,12 @@ class Outcomes:
 
     def __len__(self) -> int:
         return len(self.version)
+
+    @property
+    def is_named(self) -> NDArray[np.bool_]:
+        """(N,) whether its requests name a user. Others would seem to be of users who never come back."""
+        names = np.fromiter(map(is_anonymous, self.users), np.bool_, len(self.users))
+        return np.asarray(~names[self.user], np.bool_)
 
 
 @dataclass(eq=False)
