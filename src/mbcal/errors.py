@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class MbcalError(Exception):
@@ -115,3 +117,12 @@ def shortened(text: str, most: int = 100) -> str:
 def printable(text: str) -> str:
     """Return a text whose control characters and changes of direction, which a terminal obeys, are escaped as in JSON."""
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
+
+
+def described(error: Exception) -> str:
+    """Return the message of an error; of one that is no MbcalError, also its kind and where it was raised."""
+    if isinstance(error, MbcalError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (in {Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

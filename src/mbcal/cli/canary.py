@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mbcal.cli.options import Json
-from mbcal.errors import InputError, OptionError
+from mbcal.errors import InputError, OptionError, described
 from mbcal.serving.events import print_event
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def watch_canary_command(
         every,
         until=lambda: parent is not None and os.getppid() != parent,
         on_look=print_look,
-        on_error=lambda error: print_event("canary not read", error=str(error)),
+        on_error=lambda error: print_event("canary not read", error=described(error)),
     )
 
 

@@ -21,11 +21,12 @@ from typing import Any
 
 from mbcal.decision_log.follow import LogFollower
 from mbcal.decision_log.reader import merge_by_time
-from mbcal.errors import ConflictError, MbcalError, ModelError
+from mbcal.errors import ConflictError, ModelError
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import CANARIES, read_trial
 from mbcal.release.comparison import VersionComparison, compare_versions
+from mbcal.release.failures import Failures
 from mbcal.release.ignored import Ignored
 from mbcal.release.judge import Action, CanaryConfig, judge_canary
 from mbcal.release.outcomes import OutcomeReader
@@ -197,7 +198,7 @@ def watch_canary(
     *,
     until: Callable[[], bool] = lambda: False,
     on_look: Callable[[Look], None] = lambda _: None,
-    on_error: Callable[[MbcalError], None] = lambda _: None,
+    on_error: Callable[[Exception], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Look at the canary again and again. A look that fails is repeated.
@@ -207,14 +208,17 @@ def watch_canary(
         every: Seconds between two looks.
         until: Asked before every look; true ends the watch.
         on_look: Is given every look at a canary.
-        on_error: Is given the error of a look that failed.
+        on_error: Is given the error of a look that failed, of whatever kind.
         sleep: Waits for some seconds.
+
+    Raises:
+        OptionError: If an option is wrong.
+        Exception: An error that is no MbcalError, if ten looks in a row end with one (`Failures`).
     """
+    failures = Failures(on_error)
     while not until():
-        try:
+        with failures:
             look = watcher.look()
             if look is not None:
                 on_look(look)
-        except MbcalError as error:
-            on_error(error)
         sleep(every)
