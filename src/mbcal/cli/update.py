@@ -34,7 +34,7 @@ from mbcal.cli.options import (
 )
 from mbcal.config import Device
 from mbcal.distributed.engines import EngineName
-from mbcal.errors import OutputError
+from mbcal.errors import described
 
 if TYPE_CHECKING:
     from mbcal.agents.base import Agent
@@ -147,7 +147,7 @@ def loop_updates(
             min(10.0, idle / 4),
             until=lambda: watched.canary() is None,
             on_look=print_look,
-            on_error=lambda error: typer.echo(f"canary not read: {error}", err=True),
+            on_error=lambda error: typer.echo(f"canary not read: {described(error)}", err=True),
         )
 
     config = _update_config(replay, epochs, min_sessions, tolerance, no_worse, seed)
@@ -158,7 +158,7 @@ def loop_updates(
             times=times,
             wait_for_canary=wait_for_canary,
             on_verdict=lambda verdict: _show_verdict(registry, log, verdict, is_watched=times == 0),
-            on_error=lambda error: typer.echo(f"update failed: {error}", err=True),
+            on_error=lambda error: typer.echo(f"update failed: {described(error)}", err=True),
         )
 
 
@@ -212,14 +212,9 @@ def _runner(
 
 
 def _show_verdict(registry: Path, log: list[Path], verdict: Verdict, is_watched: bool = False) -> None:
-    """Write the verdict and print it; of a canary, also what to do next. `is_watched` as in `_next_step`."""
-    from mbcal.release.verdict_files import write_verdict
-
-    try:
-        page = str(write_verdict(registry / "updates", verdict))
-    except OutputError as error:  # what became of the candidate stays
-        typer.echo(f"page not written: {error}", err=True)
-        page = "no page"
+    """Print the verdict; of a canary, also what to do next. `is_watched` as in `_next_step`."""
+    if verdict.page_problem:
+        typer.echo(f"page not written: {verdict.page_problem}", err=True)
     print_lost(verdict.counts.lost if verdict.counts else ())
     for check in verdict.checks:
         typer.echo(f"{check.name}: {check.answer}. {check.detail}")
@@ -228,7 +223,7 @@ def _show_verdict(registry: Path, log: list[Path], verdict: Verdict, is_watched:
         "canary": f"{verdict.version} is the canary; {verdict.live} stays live",
         "refused": f"refused; {verdict.live} stays live",
     }[verdict.action]
-    typer.echo(f"{outcome}: {verdict.reason} ({page})")
+    typer.echo(f"{outcome}: {verdict.reason} ({verdict.page or 'no page'})")
     if verdict.action == "canary":
         typer.echo(_next_step(registry, log, str(verdict.version), is_watched))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,7 @@ class Registry:
         activate: bool = True,
         canary: bool = False,
         expected: Pointer | None = None,
+        on_written: Callable[[str], None] = lambda _: None,
     ) -> str:
         """Make a model the next version.
 
@@ -119,6 +120,7 @@ class Registry:
             activate: Whether to make it the live version. A canary ends with that.
             canary: Whether to make it the canary in the same step, if it is not activated.
             expected: Publish only if live version and canary are still those of this pointer; None publishes in any case.
+            on_written: Is given the version's name when it is written and not yet live nor the canary.
 
         Returns:
             The version's name, such as `v000003`.
@@ -140,6 +142,7 @@ class Registry:
             name = f"v{self._highest_number() + 1:06d}"
             content.write(self._versions / name, pointer.current, metrics)
             self.open(name)
+            on_written(name)
             if activate or canary:
                 write_pointer(self.path, pointer.activated(name) if activate else self._with_canary(pointer, name))
         return name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -100,6 +101,10 @@ class Verdict:
     void: str | None = None
     """Why the further estimates mean nothing; None if they do."""
     counts: JoinCounts | None = None
+    page: Path | None = None
+    """Where it is written as a page; None if it could not be."""
+    page_problem: str = ""
+    """Why it could not be written."""
 
 
 def split_judges(names: Sequence[str], users: NDArray[np.int32], share: float) -> tuple[NDArray[np.int64], ...]:

@@ -37,12 +37,14 @@ from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import ConflictError, InputError, MbcalError, OptionError
+from mbcal.errors import ConflictError, InputError, OptionError
 from mbcal.evaluation.ope.difference import cumulative_weights, decided_share
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
+from mbcal.registry.updates import FOLDER
 from mbcal.release.canary import why_blocked
+from mbcal.release.failures import Failures
 from mbcal.release.gate import (
     UNJUDGED,
     GateConfig,
@@ -58,6 +60,7 @@ from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
 from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
 from mbcal.release.other_versions import why_elsewhere
 from mbcal.release.served_choices import served_choices
+from mbcal.release.verdict_files import record_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
 from mbcal.types import Catalog, Sessions
@@ -146,6 +149,7 @@ def update(
             f"{len(sessions)} sessions are logged, {len(judging)} of users who judge are of the live version alone; "
             f"{gate.sessions} and at least one are needed"
         )
+        record_verdict(registry.path / FOLDER, verdict)
         return verdict
     if candidate is None:
         candidate = _learn(registry, live_name, sessions[teaching], config, device, engine, resources, progress)
@@ -189,32 +193,48 @@ def update(
             compare_by_simulator(candidate, live, users, judged, gate, seed=config.seed, progress=progress)
         )
     verdict.answer = combined_answer(verdict.checks)
-    _act(registry, pointer, candidate, verdict, gate)
     if verdict.answer == "cannot tell":
         why = "; ".join(obstacles) or UNJUDGED
         verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference, gate.tolerance)
+    elif verdict.answer == "no worse":
+        verdict.reason = "the log shows that it is no worse"
+    else:
+        worse = (f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse")
+        verdict.reason = f"the candidate is worse: {'; '.join(worse)}"
     if n_left_out:
         verdict.reason += f"; of every user at most {cap:,} judged, and {n_left_out:,} sessions were left out"
+    _act(registry, pointer, candidate, verdict, gate)
     return verdict
 
 
 def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
-    """Make the candidate the canary, publish it, or leave it; fills in action, version and reason.
+    """Make the candidate the canary, publish it, or leave it; fills in action and version, and writes the verdict.
+
+    The verdict is written before the registry names the version, so no version is ever live without its page.
 
     Raises:
         ConflictError: If the registry is no longer as the pointer says; nothing is written.
     """
+
+    def record(version: str | None = None) -> None:
+        verdict.version = version
+        record_verdict(registry.path / FOLDER, verdict)
+
     if verdict.answer == "worse":
-        verdict.reason = "the candidate is worse: " + "; ".join(
-            f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse"
-        )
+        record()
         return
     candidate.provenance = {"from": verdict.live}
     metrics = {"checks": [asdict(check) for check in verdict.checks]}
     publish = verdict.answer == "no worse" and gate.no_worse == "publish"
-    verdict.version = registry.publish(candidate, metrics=metrics, activate=publish, canary=True, expected=pointer)
     verdict.action = "published" if publish else "canary"
-    verdict.reason = "the log shows that it is no worse"
+    try:
+        registry.publish(candidate, metrics=metrics, activate=publish, canary=True, expected=pointer, on_written=record)
+    except Exception as error:
+        if verdict.page is not None:
+            verdict.action = "refused"
+            verdict.reason += f"; but {verdict.version} is neither live nor the canary: {error}"
+            record()
+        raise
 
 
 def loop(
@@ -224,7 +244,7 @@ def loop(
     times: int = 0,
     wait_for_canary: Callable[[], None] = lambda: None,
     on_verdict: Callable[[Verdict], None] = lambda _: None,
-    on_error: Callable[[MbcalError], None] = lambda _: None,
+    on_error: Callable[[Exception], None] = lambda _: None,
 ) -> None:
     """Update again and again. An update that fails or is refused changes nothing; the next one tries again.
 
@@ -234,21 +254,18 @@ def loop(
         times: How many; 0 is without end.
         wait_for_canary: Called before every update; returns when no canary runs, so that its trial is not disturbed.
         on_verdict: Is given every verdict.
-        on_error: Is given the error of an update that failed.
+        on_error: Is given the error of an update that failed, of whatever kind.
 
     Raises:
         OptionError: If an option is wrong, since that would fail every time.
+        Exception: An error that is no MbcalError, if ten updates in a row end with one (`Failures`).
     """
-    done = 0
+    done, failures = 0, Failures(on_error)
     while True:
         began = time.monotonic()
-        try:
+        with failures:
             wait_for_canary()
             on_verdict(run_update())
-        except OptionError:
-            raise
-        except MbcalError as error:
-            on_error(error)
         done += 1
         if done == times:
             return

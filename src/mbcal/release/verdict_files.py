@@ -20,10 +20,23 @@ from mbcal.release.gate import Verdict
 from mbcal.storage.atomic import write_atomic
 
 
-def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
+def record_verdict(folder: str | Path, verdict: Verdict) -> None:
+    """Write a verdict, or write it again where it was; if that is not possible, the verdict says so (`page_problem`)."""
+    try:
+        verdict.page, verdict.page_problem = write_verdict(folder, verdict, verdict.page), ""
+    except OutputError as error:  # what became of the candidate stays
+        verdict.page_problem = str(error)
+
+
+def write_verdict(folder: str | Path, verdict: Verdict, page: Path | None = None) -> Path:
     """Write a verdict as JSON and as a page: `NNNNNN.json` and `NNNNNN.html`, numbered from 1.
 
     Several processes may write at once: the page is created first, and only one of them can create it.
+
+    Args:
+        folder: Where verdicts are.
+        verdict: The verdict.
+        page: The page to replace; None for a new one.
 
     Returns:
         The path of the page.
@@ -34,9 +47,10 @@ def write_verdict(folder: str | Path, verdict: Verdict) -> Path:
     from mbcal.report.update_page import verdict_page
 
     record: dict[str, Any] = _finite(asdict(verdict))
+    del record["page"], record["page_problem"]  # they are about the files
     content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
     html = verdict_page(record)
-    page = _new_page(Path(folder))
+    page = page or _new_page(Path(folder))
     write_atomic(page, html.encode())
     write_atomic(page.with_suffix(".json"), content.encode())
     return page
