@@ -197,7 +197,7 @@ def test_a_canary_that_an_operator_starts_meanwhile_stays(
         weak.start_canary(weak.publish(weak_model, activate=False))
         return Check("log", "no worse", "detail"), DIFFERENCE
 
-    monkeypatch.setattr("mbcal.release.update.compare_by_log", start_canary)
+    monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", start_canary)
     with pytest.raises(ConflictError, match="v000002 became the canary in the meantime; its trial goes on"):
         update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
@@ -212,7 +212,7 @@ def test_a_version_that_an_operator_activates_meanwhile_stays(
         return Check("log", "no worse", "detail"), DIFFERENCE
 
     let_the_log_say("no worse", monkeypatch)
-    monkeypatch.setattr("mbcal.release.update.compare_by_log", activate_another)
+    monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", activate_another)
     with pytest.raises(ConflictError, match="v000002"):
         update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert weak.current() == "v000002"

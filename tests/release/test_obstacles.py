@@ -58,7 +58,7 @@ def test_feedback_that_has_not_come_may_be_what_a_choice_costs(tmp_path: Path) -
 def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = list(visits(1000, whole, pages=1))
     assert judged(tmp_path / "whole", records).answer == "no worse"  # there are no later pages
-    monkeypatch.setattr("mbcal.release.update.why_lost", lambda _: "the log has lost records (7)")
+    monkeypatch.setattr("mbcal.release.log_evidence.why_lost", lambda _: "the log has lost records (7)")
     verdict = judged(tmp_path / "lost", records)
     assert (verdict.answer, verdict.reason) == ("cannot tell", "the log cannot tell: the log has lost records (7)")
     assert why_lost(JoinCounts(lost=["segment 3 is missing", "5 bytes are damaged"])) == (
@@ -240,6 +240,6 @@ def test_limits_are_shares_of_what_was_earned_in_all() -> None:
 def test_limits_shrink_with_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the choices of these visits are random, so that half of every difference shows."""
     limits: list[float] = []
-    monkeypatch.setattr("mbcal.release.update.why_unanswered", lambda *given: limits.append(given[-1]) or "")
+    monkeypatch.setattr("mbcal.release.log_evidence.why_unanswered", lambda *given: limits.append(given[-1]) or "")
     judged(tmp_path, list(visits(1000, whole)))
     assert limits == [pytest.approx(0.01 * 0.5)]

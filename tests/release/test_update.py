@@ -108,7 +108,7 @@ def test_a_crash_leaves_the_old_version_live(weak: Registry, log: Path, monkeypa
 
     for where in (
         "mbcal.agents.base.Agent.fit",
-        "mbcal.release.update.compare_by_log",
+        "mbcal.release.log_evidence.compare_by_log",
         "mbcal.registry.registry.Registry.publish",
     ):
         with monkeypatch.context() as patch:
@@ -170,7 +170,7 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
         return self
 
     let_the_log_say("worse", monkeypatch)
-    monkeypatch.setattr("mbcal.release.update.compare_by_log", judged)
+    monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", judged)
     monkeypatch.setattr(Agent, "fit", taught)
     for replay, users in ((1, 50), (2, 110)):
         verdict = update(weak, tmp_path / "log", replay=replay, gate=GateConfig(sessions=10), device="cpu")
@@ -201,7 +201,7 @@ def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypat
 
     monkeypatch.setattr("mbcal.release.update.join_sessions", spy_join)
     let_the_log_say("worse", monkeypatch)
-    monkeypatch.setattr("mbcal.release.update.compare_by_log", judged)
+    monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", judged)
     monkeypatch.setattr(Agent, "fit", taught)
     for number in range(3):
         served(weak, tmp_path / "log", 40, seed=number)

@@ -46,7 +46,8 @@ DIFFERENCE = Difference(
 
 def let_the_log_say(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the comparison by the log."""
-    monkeypatch.setattr("mbcal.release.update.compare_by_log", lambda *_, **__: (Check("log", answer, "detail"), DIFFERENCE))
+    compared = (Check("log", answer, "detail"), DIFFERENCE)
+    monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", lambda *_, **__: compared)
     monkeypatch.setattr("mbcal.release.update.other_estimates", lambda *_, **__: ([], None))
 
 

@@ -18,10 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mbcal.agents import load
 from mbcal.agents.base import Agent
@@ -38,7 +37,6 @@ from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import ConflictError, InputError, OptionError
-from mbcal.evaluation.ope.difference import cumulative_weights, decided_share
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
@@ -46,20 +44,15 @@ from mbcal.registry.updates import FOLDER
 from mbcal.release.canary import why_blocked
 from mbcal.release.failures import Failures
 from mbcal.release.gate import (
-    UNJUDGED,
     GateConfig,
     Verdict,
     combined_answer,
-    compare_by_log,
     compare_by_simulator,
     other_estimates,
-    split_judges,
     why_undecided,
 )
-from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
-from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered, why_unread
-from mbcal.release.other_versions import why_elsewhere
-from mbcal.release.served_choices import served_choices
+from mbcal.release.log_evidence import LogEvidence, choose_judges, judge_by_log
+from mbcal.release.obstacles import why_unread
 from mbcal.release.verdict_files import record_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -138,53 +131,29 @@ def update(
     joined = _join_versions(known, live.domain, catalog, log)
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
-    teaching, judging = split_judges(joined.users, sessions.user, gate.judges)
-    decided = joined.decided_by(live_name)
-    heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))
-    judging = np.intersect1d(judging, decided)
-    kept, cap = capped_rows(joined, judging)
-    n_left_out, judging = len(judging) - len(kept), settled_rows(joined, kept, gate.tolerance)
-    if len(sessions) < gate.sessions or not len(judging):
+    judges = choose_judges(joined, live_name, gate)
+    if len(sessions) < gate.sessions or not len(judges.judging):
         verdict.reason = (
-            f"{len(sessions)} sessions are logged, {len(judging)} of users who judge are of the live version alone; "
+            f"{len(sessions)} sessions are logged, {len(judges.judging)} of users who judge are of the live version alone; "
             f"{gate.sessions} and at least one are needed"
         )
         record_verdict(registry.path / FOLDER, verdict)
         return verdict
     if candidate is None:
-        candidate = _learn(registry, live_name, sessions[teaching], config, device, engine, resources, progress)
+        teaching = sessions[judges.teaching]
+        candidate = _learn(registry, live_name, teaching, config, device, engine, resources, progress)
     else:
         candidate.extend_catalog(sessions.catalog)
         candidate.domain.require_compatible(sessions, "the candidate")
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
-        enough = most_unseen(sessions[judging], gate.tolerance)
-        served = served_choices(versions, _records(log, {live_name}, []), joined, judging, progress, enough=enough)
-        is_other = np.zeros(len(heavy), np.bool_)
-        if len(heavy):
-            unasked = served_choices(versions, _records(log, {live_name}, []), joined, heavy, progress, enough=0)
-            is_other[:] = unasked.differing(sessions[heavy]).any(1)
-    tolerance = gate.tolerance * decided_share(served.differing(sessions[judging]), joined.epsilons[judging])
-    settled = settled_rows(joined, judging, tolerance)  # as few going on as are tolerated below
-    served, judging = served.of_rows(np.searchsorted(judging, settled), sessions.user[settled]), settled
-    judged, epsilon = sessions[judging], joined.epsilons[judging]
-    new, old = served.choices
-    obstacles = [why_unread(candidate.domain, live.domain), why_unasked(joined, heavy, is_other, len(decided))]
-    if served.differing(judged).any() or served.unseen:
-        obstacles += [
-            why_in_parts(joined, judging, tolerance, float(cumulative_weights(judged, new, epsilon).max(initial=1.0))),
-            why_elsewhere(_records(log, None, []), known, joined, judging, tolerance),
-            why_unanswered(served, judged, epsilon, tolerance),
-            why_lost(joined.counts),
-        ]
-    obstacles = [obstacle for obstacle in obstacles if obstacle]
-    unjudged = served.unjudged + len(obstacles)
-    last_served = joined.last_served()[judging]
-    check, difference = compare_by_log(new, old, judged, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
-    verdict.checks, verdict.difference = [check], difference
+        unread = why_unread(candidate.domain, live.domain)
+        evidence = judge_by_log(versions, joined, judges, partial(_records, log), known, gate, progress, unread=unread)
+    judged, difference = evidence.sessions, evidence.difference
+    verdict.checks, verdict.difference = [evidence.check], difference
     verdict.estimates, verdict.void = other_estimates(
-        candidate, live, judged, difference, epsilon=float(epsilon[judged.mask].mean()), seed=config.seed
+        candidate, live, judged, difference, epsilon=float(evidence.epsilon[judged.mask].mean()), seed=config.seed
     )
     if simulator is not None:
         users = Simulator.load(simulator, device)
@@ -193,18 +162,23 @@ def update(
             compare_by_simulator(candidate, live, users, judged, gate, seed=config.seed, progress=progress)
         )
     verdict.answer = combined_answer(verdict.checks)
-    if verdict.answer == "cannot tell":
-        why = "; ".join(obstacles) or UNJUDGED
-        verdict.reason = f"the log cannot tell: {why}" if unjudged else why_undecided(difference, gate.tolerance)
-    elif verdict.answer == "no worse":
-        verdict.reason = "the log shows that it is no worse"
-    else:
-        worse = (f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse")
-        verdict.reason = f"the candidate is worse: {'; '.join(worse)}"
-    if n_left_out:
-        verdict.reason += f"; of every user at most {cap:,} judged, and {n_left_out:,} sessions were left out"
+    verdict.reason = _reason(verdict, evidence, gate)
+    if judges.left_out:
+        verdict.reason += f"; of every user at most {judges.cap:,} judged, and {judges.left_out:,} sessions were left out"
     _act(registry, pointer, candidate, verdict, gate)
     return verdict
+
+
+def _reason(verdict: Verdict, evidence: LogEvidence, gate: GateConfig) -> str:
+    """Why the answer is what it is, in words."""
+    if verdict.answer == "no worse":
+        return "the log shows that it is no worse"
+    if verdict.answer == "worse":
+        worse = (f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse")
+        return f"the candidate is worse: {'; '.join(worse)}"
+    if evidence.unshown:
+        return f"the log cannot tell: {evidence.unshown}"
+    return why_undecided(evidence.difference, gate.tolerance)
 
 
 def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
@@ -279,20 +253,20 @@ def _join_versions(versions: Collection[str], domain: Domain, catalog: Catalog, 
     domain's, grown by new values of categories.
     """
     lost: list[Loss] = []
-    grown = extend_by_log(catalog, _records(log, versions, []))
+    grown = extend_by_log(catalog, _records(log, versions))
     records = _records(log, versions, lost)
     sizes = {"horizon": domain.horizon, "history": domain.history}
-    fields = extend_by_values(domain.fields, _records(log, versions, [])) if domain.fields else domain.fields
+    fields = extend_by_values(domain.fields, _records(log, versions)) if domain.fields else domain.fields
     joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields)
     joined.counts.new_items = len(grown) - len(catalog)
     joined.counts.lost = [str(loss) for loss in lost]
     return joined
 
 
-def _records(log: LogFolders, versions: Collection[str] | None, lost: list[Loss]) -> Iterator[Record]:
+def _records(log: LogFolders, versions: Collection[str] | None, lost: list[Loss] | None = None) -> Iterator[Record]:
     """All feedback of a log, and the decisions of some versions, None for all; what is lost is added to `lost`."""
     for folder in [log] if isinstance(log, str | Path) else log:
-        for record in read_log(folder, lost):
+        for record in read_log(folder, lost if lost is not None else []):
             if versions is None or isinstance(record, Feedback) or record.version in versions:
                 yield record
 

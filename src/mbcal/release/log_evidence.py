@@ -1,0 +1,133 @@
+"""What a decision log shows of a candidate: who judges it, what it would have served, and what is not shown.
+
+::
+
+    sessions of the live version ──▶ choose_judges ──▶ judging sessions ──▶ judge_by_log ──▶ LogEvidence
+                                          └─▶ teaching sessions, from which the candidate learns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbcal.decision_log.joined import Joined
+from mbcal.decision_log.records import Record
+from mbcal.evaluation.ope.difference import Difference, cumulative_weights, decided_share
+from mbcal.evaluation.ope.estimators import Floats
+from mbcal.progress import SILENT, Progress
+from mbcal.registry.version import Version
+from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
+from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
+from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered
+from mbcal.release.other_versions import why_elsewhere
+from mbcal.release.served_choices import served_choices
+from mbcal.types import Sessions
+
+ReadRecords = Callable[[Collection[str] | None], Iterable[Record]]
+"""Reads the log once more: all feedback, and the decisions of these versions; None for those of all."""
+
+
+class Judges(NamedTuple):
+    """Which sessions of a log judge a candidate. Arrays hold indices of joined sessions."""
+
+    teaching: NDArray[np.int64]
+    """From which candidates learn; no user is in both."""
+    judging: NDArray[np.int64]
+    """By which they are judged: those of the live version alone that have ended."""
+    heavy: NDArray[np.int64]
+    """Sessions of the live version that teach, of users with so many that nobody can judge in their place."""
+    decided: int
+    """Number of the live version's sessions, teaching or judging."""
+    cap: int
+    """The most sessions of a user that judge."""
+    left_out: int
+    """Sessions beyond that, which neither teach nor judge."""
+
+
+class LogEvidence(NamedTuple):
+    """What a log shows of a candidate."""
+
+    check: Check
+    difference: Difference
+    """Candidate minus live version."""
+    sessions: Sessions
+    """Those that judged, (N, T)."""
+    epsilon: Floats
+    """(N, T) exploration with which each of their steps was decided."""
+    unshown: str
+    """What keeps the log from showing that the candidate is worse, or no worse; empty if nothing does."""
+
+
+def choose_judges(joined: Joined, live: str, gate: GateConfig) -> Judges:
+    """Choose the sessions that teach a candidate and those that judge it.
+
+    Args:
+        joined: Sessions of the log.
+        live: The live version, whose own sessions judge.
+        gate: Share of users who judge, and the tolerance.
+    """
+    teaching, judging = split_judges(joined.users, joined.sessions.user, gate.judges)
+    decided = joined.decided_by(live)
+    heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))
+    judging = np.intersect1d(judging, decided)
+    kept, cap = capped_rows(joined, judging)
+    return Judges(teaching, settled_rows(joined, kept, gate.tolerance), heavy, len(decided), cap, len(judging) - len(kept))
+
+
+def judge_by_log(
+    versions: tuple[Version, Version],
+    joined: Joined,
+    judges: Judges,
+    read: ReadRecords,
+    known: Collection[str],
+    gate: GateConfig,
+    progress: Progress = SILENT,
+    *,
+    unread: str = "",
+) -> LogEvidence:
+    """Compare a candidate with the live version by the log of the latter.
+
+    Args:
+        versions: The candidate as it would be published, and the live version.
+        joined: Sessions of the log.
+        judges: Which of them judge.
+        read: Reads the log again, to ask both versions about every logged decision.
+        known: The versions whose decisions were joined.
+        gate: The conditions.
+        progress: Notified of decisions.
+        unread: What the candidate reads that the log does not hold (`why_unread`); empty if nothing.
+
+    Raises:
+        LogError: If decisions have left the log in the meantime.
+    """
+    live = versions[1].name
+    rows, heavy = judges.judging, judges.heavy
+    enough = most_unseen(joined.sessions[rows], gate.tolerance)
+    served = served_choices(versions, read({live}), joined, rows, progress, enough=enough)
+    is_other = np.zeros(len(heavy), np.bool_)
+    if len(heavy):
+        unasked = served_choices(versions, read({live}), joined, heavy, progress, enough=0)
+        is_other[:] = unasked.differing(joined.sessions[heavy]).any(1)
+    tolerance = gate.tolerance * decided_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
+    settled = settled_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
+    served, rows = served.of_rows(np.searchsorted(rows, settled), joined.sessions.user[settled]), settled
+    sessions, epsilon = joined.sessions[rows], joined.epsilons[rows]
+    new, old = served.choices
+    obstacles = [unread, why_unasked(joined, heavy, is_other, judges.decided)]
+    if served.differing(sessions).any() or served.unseen:
+        largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
+        obstacles += [
+            why_in_parts(joined, rows, tolerance, largest_weight),
+            why_elsewhere(read(None), known, joined, rows, tolerance),
+            why_unanswered(served, sessions, epsilon, tolerance),
+            why_lost(joined.counts),
+        ]
+    named = "; ".join(filter(None, obstacles))
+    unjudged = served.unjudged + sum(map(bool, obstacles))
+    last_served = joined.last_served()[rows]
+    check, difference = compare_by_log(new, old, sessions, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
+    return LogEvidence(check, difference, sessions, epsilon, named or (UNJUDGED if unjudged else ""))
