@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,23 @@ def test_a_follower_waits_for_the_rest_of_a_record_and_skips_damage(tmp_path: Pa
     damaged[40] ^= 1  # in the first record
     segment.write_bytes(damaged)
     assert list(LogFollower(tmp_path).read()) == records[1:]
+
+
+def test_what_was_compacted_before_the_time_that_matters_is_not_read(tmp_path: Path) -> None:
+    """Not even if it is damaged: a trial needs nothing of it."""
+    records, folder = mixed_records(60), tmp_path / "log"
+    write_log(folder, records[:40], segment_bytes=1500)
+    with DecisionLog(folder, segment_bytes=1 << 20) as log:  # begins a segment, so that those before it can be compacted
+        log.append(records[40]).result(10)
+    compact_log(folder)
+    archive = sorted(folder.glob("*.parquet"))
+    assert archive
+    for path in archive:
+        path.write_bytes(b"damaged")
+        os.utime(path, (1000.0, 1000.0))
+    with pytest.raises(LogError):
+        list(LogFollower(folder).read())
+    follower = LogFollower(folder, since=10**15)
+    assert records[40] in list(follower.read())
+    write_log(folder, records[41:])
+    assert list(follower.read()) == records[41:]

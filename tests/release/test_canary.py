@@ -196,7 +196,7 @@ def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, t
     config = replace(CONFIG, longest=2 * day, undecided="promote", user_loss=0.5)
     unsure = look_twice(watcher_at(registry, log, 3 * day, replace(config, user_loss=0.1)))
     assert unsure.action == "wait"
-    assert "not promoted, since sessions per user could be " in unsure.reason
+    assert "not promoted, since its users could earn 20% less in all their sessions" in unsure.reason
     few = look_twice(watcher_at(registry, log, 3 * day, replace(config, promote_after=100_000)))
     assert few.action == "wait"
     look = look_twice(watcher_at(registry, log, 3 * day, config))

@@ -11,7 +11,7 @@ import pytest
 
 from mbcal.decision_log import Decision
 from mbcal.errors import InputError, OptionError
-from mbcal.release.comparison import compare_versions
+from mbcal.release.comparison import DAY, compare_versions
 from mbcal.release.ignored import Apart, Ignored
 from mbcal.release.judge import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
@@ -215,7 +215,9 @@ def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
     assert lost.visits.share == pytest.approx(-2.5 / 6, abs=0.01)
     action, reason = judge_canary(lost, CONFIG, 0)
     assert action == "wait"
-    assert reason.endswith("its users have fewer sessions, so a person has to decide")
+    less = "its users have fewer sessions and its users earn less in all their sessions, so a person has to decide"
+    assert reason.endswith(less)
+    assert lost.user_reward.share == pytest.approx(-0.2, abs=0.03)
     kept = compare_versions(returning_outcomes((6, 6)), "a", "b")
     assert (kept.visits.value, kept.visits.high) == (0.0, 0.0)
     more = compare_versions(returning_outcomes((6, 1)), "a", "b")
@@ -231,42 +233,98 @@ def test_few_users_of_both_versions_are_no_change_of_the_share() -> None:
     assert switched.visits.value == pytest.approx(0.0, abs=0.01)
 
 
-def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
-    """20% more per session, with four sessions per user: for some time users may have come back less often."""
-    few, many = (
-        compare_versions(trial_outcomes(0, np.full(count, 0.5), np.ones(count), 0.2, users), "a", "b")
-        for count, users in ((1200, 300), (12_000, 3000))
-    )
-    assert judge_canary(few, replace(CONFIG, user_loss=0.9), 0)[0] == "promote"
-    low = (few.b.reward.mean + few.reward.low) * (1 + few.visits.low / few.visits.base)
-    assert few.reward_of_user()[0] == pytest.approx(low)
-    config = replace(CONFIG, user_loss=0.0)
-    action, reason = judge_canary(few, config, 0)
+def hourly_outcomes(canary_evenings: int, gain: float) -> Outcomes:
+    """400 users with six visits each, in the evening or at lunch. An evening earns 3, lunch 1, and `gain` more with a."""
+    rng, rows = np.random.default_rng(3), []
+    for user in range(400):
+        version = user % 2
+        evenings = 3 if version else canary_evenings
+        for visit in range(6):
+            hour, level = (visit, 3.0) if visit < evenings else (visit + 100, 1.0)
+            reward = level * (1 if version else 1 + gain) + rng.normal(0, 0.3)
+            rows.append((1000 * hour + user, version, user, reward))
+    began, version, user, reward = (np.asarray(column) for column in zip(*sorted(rows), strict=True))
+    names, length = tuple(map(str, range(400))), np.full(len(rows), 5, np.int32)
+    indices = (version.astype(np.int32), user.astype(np.int32), began.astype(np.int64))
+    return Outcomes(("a", "b"), names, *indices, reward, length, np.full(len(rows), 0.1), np.abs(reward), -1.0, 5.0)
+
+
+def test_a_canary_whose_users_come_at_poorer_hours_is_not_promoted() -> None:
+    """20% more within every hour, and 20% less per user, since two of three evening visits are at lunch now."""
+    moved = compare_versions(hourly_outcomes(canary_evenings=1, gain=0.2), "a", "b")
+    assert moved.answer == "more"
+    assert moved.visits.value == 0
+    assert moved.user_reward.value == pytest.approx(1.2 * (3 + 5) - (9 + 3), abs=0.15)
+    action, reason = judge_canary(moved, CONFIG, 0)
+    assert (action, "its users earn less in all their sessions" in reason) == ("wait", True)
+    assert judge_canary(compare_versions(hourly_outcomes(canary_evenings=3, gain=0.2), "a", "b"), CONFIG, 0)[0] == "promote"
+
+
+def test_a_canary_whose_users_come_at_richer_hours_is_not_withdrawn_once_they_surely_earn_more() -> None:
+    """10% less within every hour, and 20% more per user."""
+    moved = compare_versions(hourly_outcomes(canary_evenings=5, gain=-0.1), "a", "b")
+    assert moved.answer == "less"
+    action, reason = judge_canary(moved, CONFIG, 0)
     assert action == "wait"
-    assert f"sessions per user could be {-few.visits.low / few.visits.base:.0%} fewer, and the reward per user" in reason
-    assert reason.endswith(" more users are needed")
-    assert judge_canary(many, config, 0)[0] == "promote"
-    lost = replace(many, visits=replace(many.visits, value=-0.9, share=-0.3, low=-0.95, high=0.1, base=3.0))
-    assert judge_canary(lost, CONFIG, 0)[0] == "wait"
-    assert judge_canary(lost, CONFIG, 0)[1].endswith("% lower")  # more users would not show that it is not
-    unknown = replace(many, visits=replace(many.visits, share=None, low=-np.inf, high=np.inf, base=0.0))
-    action, reason = judge_canary(unknown, CONFIG, 0)
-    assert (action, "too little is known of the sessions per user: send the user" in reason) == ("wait", True)
-    assert judge_canary(unknown, replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
+    assert moved.user_reward.value == pytest.approx(0.9 * (15 + 1) - 12, abs=0.15)
+    assert "but its users earn more in all their sessions (" in reason
+
+
+def test_what_users_earn_is_counted_by_whole_days() -> None:
+    """Of the third day only the morning was seen, when users of the canary come."""
+    user = np.tile(np.arange(80, dtype=np.int32), 3)
+    day = np.repeat(np.arange(3), 80)
+    began = day * DAY + user + np.where((user % 2 == 1) & (day > 0), DAY // 3, 0)
+    seen = (day < 2) | (user % 2 == 0)
+    columns = (
+        (user % 2)[seen],
+        user[seen],
+        began[seen],
+        np.ones(200),
+        np.full(200, 5, np.int32),
+        np.full(200, 0.1),
+        np.ones(200),
+    )
+    outcomes = Outcomes(("a", "b"), tuple(map(str, range(80))), *columns, least=0.0, most=2.0)
+    comparison = compare_versions(outcomes, "a", "b")
+    for gap in (comparison.visits, comparison.user_reward):
+        assert (gap.value, gap.low, gap.base) == (0.0, 0.0, 2.0)
+
+
+def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
+    better = compare_versions(trial_outcomes(0, np.full(12_000, 0.5), np.ones(12_000), 0.2, 3000), "a", "b")
+    assert judge_canary(better, replace(CONFIG, user_loss=0.0), 0)[0] == "promote"
+    for value, low, action, words in (
+        (0.1, -0.2, "promote", "earns more"),
+        (
+            0.1,
+            -0.5,
+            "wait",
+            "not promoted, since its users could earn 12% less in all their sessions; about 1,300 more users",
+        ),
+        (-0.1, -0.2, "wait", "not promoted, since its users earned less so far in all their sessions (-0.1 per user)"),
+        (0.1, -np.inf, "wait", "too little is known of what users earn in all their sessions: send the user"),
+    ):
+        gap = replace(better.user_reward, value=value, low=low, high=1.0, base=4.0)
+        found, reason = judge_canary(replace(better, user_reward=gap), CONFIG, 0)
+        assert (found, words in reason) == (action, True)
+        assert judge_canary(replace(better, user_reward=gap), replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
+        config = replace(CONFIG, undecided="promote", longest=1.0)
+        is_unsure = low < -0.4
+        assert judge_canary(replace(better, user_reward=gap), config, 2.0)[0] == ("wait" if is_unsure else "promote")
     once = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), 0.2, users=10**6)
     nobody_back = compare_versions(replace(once, user=np.arange(2000, dtype=np.int32)), "a", "b")
-    assert nobody_back.visits.low == -np.inf
-    assert judge_canary(lost, replace(CONFIG, undecided="promote", longest=1.0), 2.0)[0] == "wait"
+    assert nobody_back.visits.low == nobody_back.user_reward.low == -np.inf
 
 
 def test_a_canary_whose_users_come_back_more_often_is_not_withdrawn_unless_they_earn_less() -> None:
     worse = compare_versions(trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2), "a", "b")
     assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
-    base = worse.visits.base
-    for low, high, expected in ((0.1, 0.5, "wait"), (0.01, 0.03, "withdraw"), (-0.01, 0.5, "withdraw")):
-        gap = replace(worse.visits, value=(low + high) / 2 * base, share=(low + high) / 2, low=low * base, high=high * base)
+    for visits_low, best, expected in ((0.1, 0.5, "wait"), (0.1, -0.1, "withdraw"), (-0.1, 0.5, "withdraw")):
+        visits = replace(worse.visits, value=0.9, share=0.3, low=visits_low)
+        earned = replace(worse.user_reward, value=-0.2, low=-0.9, high=best)
         for elapsed in (0.0, 1e9):  # also at the end of the trial
-            action, reason = judge_canary(replace(worse, visits=gap), CONFIG, elapsed)
+            action, reason = judge_canary(replace(worse, visits=visits, user_reward=earned), CONFIG, elapsed)
             assert action == expected
             more = "but its users have more sessions (+30.0%), and may earn as much, so a person has to decide"
             assert reason.endswith(more) == (action == "wait")
@@ -460,7 +518,7 @@ def test_sessions_that_name_no_user_do_not_dilute_a_loss_of_visits() -> None:
         nonlocal number
         number += 1
         steps = ["like" if rng.random() < (0.7 if version == "a" else 0.5) else "skip" for _ in range(2)]
-        began = SECOND + (visit * 10_000 + number % 10_000) * 100 * SECOND
+        began = SECOND + (visit * 10_000 + number % 10_000) * 5 * SECOND
         for record in session_records(f"s{number}", version, steps, user="named or not", began=began):
             reader.add(msgspec.structs.replace(record, user=user) if isinstance(record, Decision) else record)
 
@@ -477,7 +535,7 @@ def test_sessions_that_name_no_user_do_not_dilute_a_loss_of_visits() -> None:
     assert mixed.visits.share < -0.2
     action, reason = judge_canary(mixed, CONFIG, 0)
     assert action == "wait"
-    assert "so a person has to decide" in reason or "sessions per user could be" in reason
+    assert "so a person has to decide" in reason or "its users could earn" in reason
 
 
 def test_sessions_that_name_no_user_do_not_hide_a_change_of_the_share() -> None:

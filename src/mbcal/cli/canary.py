@@ -277,7 +277,7 @@ def _tables(comparison: VersionComparison) -> list[Table]:
         gaps.add_column(column, justify="right" if number else "left")
     measured = [("reward", comparison.reward), ("steps", comparison.length)]
     if comparison.visits.low > -float("inf"):
-        measured.append(("sessions of a user", comparison.visits))
+        measured += [("sessions of a user", comparison.visits), ("reward of a user", comparison.user_reward)]
     for name, gap in measured:
         share = "–" if gap.share is None else f"{gap.share:+.1%}"
         gaps.add_row(name, f"{gap.value:+.3f}", share, _range(gap.low, gap.high), _range(gap.lower, gap.upper))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mbcal.decision_log.archive import compacted_numbers, read_parquet
+from mbcal.decision_log.archive import compacted_numbers, parquet_paths, read_parquet
 from mbcal.decision_log.reader import merge_by_time, read_bytes
 from mbcal.decision_log.records import Record, decode
 from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
@@ -76,7 +76,7 @@ class LogFollower:
     def _read_segment(self, folder: Path, segment: int, position: _Position) -> Iterator[Record]:
         data = self._segment_bytes(segment_path(folder, segment), segment, position)
         if data is None:
-            for number, record in read_parquet(folder, segment):
+            for number, record in [] if self._is_old_archive(folder, segment) else read_parquet(folder, segment):
                 if number > position.record:
                     yield record
                     position.record = number  # after it was taken: an error in another log loses nothing
@@ -92,6 +92,10 @@ class LogFollower:
                 yield record
                 position.record = number
             position.segment, position.size, position.head = segment, len(data), data[:_HEAD_BYTES]
+
+    def _is_old_archive(self, folder: Path, segment: int) -> bool:
+        """Whether a segment was compacted before the time that matters, and so last written before."""
+        return max(path.stat().st_mtime for path in parquet_paths(folder, segment)) < self._since
 
     def _segment_bytes(self, path: Path, segment: int, position: _Position) -> bytes | None:
         """The bytes of a segment; empty if nothing in it is new, None if it was compacted."""

@@ -206,7 +206,7 @@ def watch_canary(
     Args:
         watcher: The watcher.
         every: Seconds between two looks.
-        until: Asked before every look; true ends the watch.
+        until: Asked before every look; true ends the watch. Its errors are those of a look.
         on_look: Is given every look at a canary.
         on_error: Is given the error of a look that failed, of whatever kind.
         sleep: Waits for some seconds.
@@ -216,8 +216,10 @@ def watch_canary(
         Exception: An error that is no MbcalError, if ten looks in a row end with one (`Failures`).
     """
     failures = Failures(on_error)
-    while not until():
+    while True:
         with failures:
+            if until():
+                return
             look = watcher.look()
             if look is not None:
                 on_look(look)

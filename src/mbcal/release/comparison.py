@@ -25,6 +25,8 @@ WORTH_SEEING = 0.05
 MAX_SWITCHED = 0.01
 """Share of users who may have met both versions since the share of the canary was last changed, as one who used the session
 of another user. More of them show another change."""
+DAY = 86_400_000_000
+"""Microseconds of a day."""
 BLOCK = 100
 """Sessions of both versions in a block. Within so few, neither rewards nor a canary's share change by much."""
 
@@ -76,7 +78,10 @@ class VersionComparison:
     reward: Gap
     length: Gap
     visits: Gap
-    """Sessions per named user since `settled`. Unknown while no such user has come back."""
+    """Sessions per named user in the whole days since `settled`. Unknown while no such user has come back."""
+    user_reward: Gap
+    """Reward per named user in these days, of all sessions together; unknown likewise. It also has what a version earns or
+    loses since its users come at other hours, which cancels within blocks of sessions."""
     earlier_visits: Gap | None
     """Those of the trial before; None if the share was not changed. Users whom a version drove away are missing later."""
     exploration: Gap
@@ -102,19 +107,6 @@ class VersionComparison:
         if self.reward.lower > 0:
             return "more"
         return "less" if self.reward.upper < 0 else "cannot tell"
-
-    def reward_of_user(self) -> tuple[float, float]:
-        """Return what a user of a earns at least and at most in the time in which one of b has one session.
-
-        The 95% intervals at this look, of the reward per session and of the sessions per user, are taken at their worst and
-        at their best. Infinite while the latter is unknown.
-        """
-        if not (np.isfinite(self.visits.low) and self.visits.base):
-            return -np.inf, np.inf
-        rewards = [self.b.reward.mean + limit for limit in (self.reward.low, self.reward.high)]
-        sessions = [max(1 + limit / self.visits.base, 0.0) for limit in (self.visits.low, self.visits.high)]
-        products = [reward * count for reward in rewards for count in sessions]
-        return min(products), max(products)
 
     def sessions_missing(self, share: float = WORTH_SEEING) -> float:
         """Return about how many more sessions would show a difference of this share of b's reward; may be infinite."""
@@ -163,7 +155,8 @@ class VersionComparison:
     def as_dict(self, share: float = WORTH_SEEING) -> dict[str, Any]:
         """Return plain values for JSON, with the sessions missing for a difference of this share; None if not finite."""
         values: dict[str, Any] = {
-            name: asdict(getattr(self, name)) for name in ("a", "b", "reward", "length", "visits", "exploration")
+            name: asdict(getattr(self, name))
+            for name in ("a", "b", "reward", "length", "visits", "user_reward", "exploration")
         }
         missing = {"sessions_missing": self.sessions_missing(share), "for_difference": share}
         answer = {"answer": self.answer, "sentence": self.sentence(share), "together": self.together}
@@ -197,14 +190,17 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
     epsilon_a, epsilon_b = (_sums(outcomes, chosen, blocks, outcomes.epsilon) for chosen in (is_a, is_b))
     began, named = int(outcomes.began[is_a].min()), (is_a & outcomes.is_named, is_b & outcomes.is_named)
-    settled = _settled(outcomes, *named, began)
+    settled, ones = _settled(outcomes, *named, began), np.ones(len(outcomes))
+    last = int(outcomes.began[is_a | is_b].max())
+    until = settled + max((last - settled) // DAY, 1) * DAY  # whole days: a version may move visits within one
     return VersionComparison(
         a=side_a,
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
-        visits=_visits(outcomes, *named, settled),
-        earlier_visits=_visits(outcomes, *named, began, settled) if settled > began else None,
+        visits=_per_user(outcomes, *named, ones, settled, until),
+        user_reward=_per_user(outcomes, *named, outcomes.reward, settled, until),
+        earlier_visits=_per_user(outcomes, *named, ones, began, settled) if settled > began else None,
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
         length_difference=length,
@@ -307,21 +303,40 @@ def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_
     return max(first, int(after[after > before].min(initial=began.max())))
 
 
-def _visits(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], since: int, until: float = np.inf) -> Gap:
-    """Sessions per user in a time, compared within blocks of users whose first sessions began one after the other.
+def _per_user(
+    outcomes: Outcomes,
+    is_a: NDArray[np.bool_],
+    is_b: NDArray[np.bool_],
+    values: NDArray[np.float64],
+    since: int,
+    until: float = np.inf,
+) -> Gap:
+    """Sums over the sessions of a user, compared within blocks of users whose first sessions began one after the other.
 
     Users of a block had as much time to come back. The few who met both versions count for the one they met first: without
-    them, those who came back would be missing. Unknown if nobody came back, as where requests name no user.
+    them, those who came back would be missing.
+
+    Args:
+        outcomes: N sessions.
+        is_a: (N,) whether one is of version a.
+        is_b: (N,) whether it is of b.
+        values: (N,) what is summed.
+        since: Sessions that began before this time do not count.
+        until: Nor do those that began then or later.
+
+    Returns:
+        The difference per user; unknown if nobody came back, as where requests name no user.
     """
     rows = np.flatnonzero((is_a | is_b) & (outcomes.began >= since) & (outcomes.began < until))
-    users, first, counts = np.unique(outcomes.user[rows], return_index=True, return_counts=True)
+    users, first, place = np.unique(outcomes.user[rows], return_index=True, return_inverse=True)
     is_a, is_b, user = is_a[rows[first]], is_b[rows[first]], np.arange(len(users), dtype=np.int32)
     by_user = replace(outcomes, version=is_b.astype(np.int32), user=user, began=outcomes.began[rows[first]])
     blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
-    if blocks is None or not blocks.together or counts.max(initial=1) == 1:
+    if blocks is None or not blocks.together or len(users) == len(rows):
         return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
-    sums_a, sums_b = (_sums(by_user, chosen, blocks, counts) for chosen in (is_a, is_b))
-    return _gap(compare_means(sums_a, sums_b), float(counts[is_b].mean()))
+    sums = np.bincount(place, values[rows])
+    sums_a, sums_b = (_sums(by_user, chosen, blocks, sums) for chosen in (is_a, is_b))
+    return _gap(compare_means(sums_a, sums_b), float(sums[is_b].mean()))
 
 
 def _gap(difference: Difference, base: float) -> Gap:

@@ -29,7 +29,9 @@ class CountedIds:
         """Add an id."""
         self._recent.add(hash(name))
         if len(self._recent) > max(_FEWEST_TO_SORT, len(self._sorted) // 8):
-            self._sorted = np.union1d(self._sorted, np.fromiter(self._recent, np.int64, len(self._recent)))
+            recent = np.sort(np.fromiter(self._recent, np.int64, len(self._recent)))
+            merged = np.sort(np.concatenate((self._sorted, recent)), kind="stable")  # linear: both parts are sorted
+            self._sorted = merged[np.append(True, merged[1:] != merged[:-1])]
             self._recent = set()
             if self._most is not None and 2 * len(self._sorted) >= self._most:
                 self._older, self._sorted = self._sorted, np.empty(0, np.int64)

@@ -44,8 +44,8 @@ class CanaryConfig:
     withdraw_alpha: float = 0.1
     """Probability that a canary no worse is ever withdrawn by its reward. An error costs less here than a late end."""
     user_loss: float = 0.1
-    """Promoted only if a user surely earns at least what one of the live version does, less this share, in [0, 1]. With 1
-    that is not asked, for requests that name no user."""
+    """Promoted only if a user earned no less than one of the live version, and surely no less than that less this share, in
+    [0, 1]. With 1 that is not asked, for requests that name no user."""
     sessions: SessionRule = field(default_factory=SessionRule)
     """What a session is; its horizon is taken from the live version."""
 
@@ -67,6 +67,7 @@ def losses_of(comparison: VersionComparison) -> list[str]:
     return [
         *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
         *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
+        *(["its users earn less in all their sessions"] if comparison.user_reward.high < 0 else []),
         *(["its users had fewer sessions before its share was changed"] if earlier is not None and earlier.high < 0 else []),
         *([f"it explored less than {comparison.b.version}"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
     ]
@@ -106,9 +107,7 @@ def judge_canary(
         upper += _hidden_gain(comparison)
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
-            best = comparison.reward_of_user()[1]
-            if comparison.visits.low > 0 and best >= comparison.b.reward.mean - config.withdraw_below * live:
-                more = f"its users have more sessions ({comparison.visits.share:+.1%}), and may earn as much"
+            if more := _what_users_gain(comparison, config.withdraw_below):
                 return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
         losses = losses_of(comparison)
@@ -116,9 +115,10 @@ def judge_canary(
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
         missing = config.shortest - (elapsed if served is None else served)
-        if may_promote and safe > 0 and missing <= 0:
+        less = _why_less(comparison, config.user_loss)
+        if may_promote and safe > 0 and missing <= 0 and not less:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
-        if may_promote and safe > 0:
+        if may_promote and safe > 0 and missing > 0:
             words += f"; {_still_waits(missing, comparison.settled > comparison.began)}"
         may_promote &= missing <= 0
         if lower > 0 >= safe and comparison.caution() not in words:
@@ -127,6 +127,8 @@ def judge_canary(
             words += f"; {' and '.join(losses)}, so a person has to decide"
         elif unsure and (safe > 0 or elapsed > config.longest):
             words += f"; {unsure}"
+        elif less and safe > 0:
+            words += f"; {less}"
     if not_whole:
         words += f"; {not_whole}"
     if elapsed > config.longest:
@@ -142,23 +144,41 @@ def _still_waits(seconds: float, share_changed: bool) -> str:
     return f"better so far; promoted in {time} at the earliest, since {why}"
 
 
+def _what_users_gain(comparison: VersionComparison, withdraw_below: float) -> str:
+    """Say that users of a canary surely earn more, or come more often and may earn as much; empty if neither."""
+    visits, earned = comparison.visits, comparison.user_reward
+    if earned.low > 0:
+        return f"its users earn more in all their sessions ({earned.value:+.3g} per user)"
+    if visits.low > 0 and earned.high >= -withdraw_below * abs(earned.base):
+        return f"its users have more sessions ({visits.share:+.1%}), and may earn as much"
+    return ""
+
+
 def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
     """Say that users of a canary may earn less than `user_loss` allows, and what is missing; empty if they do not."""
-    live, visits = comparison.b.reward.mean, comparison.visits
-    least, limit = comparison.reward_of_user()[0], live - user_loss * abs(live)
-    if least >= limit or user_loss == 1:
+    earned, spare = comparison.user_reward, comparison.user_reward.value + user_loss * abs(comparison.user_reward.base)
+    if user_loss == 1:
         return ""
-    if not math.isfinite(least):
+    if not math.isfinite(earned.low):
         hint = "send the user with every request, or give --user-loss 1 to do without"
-        return f"not promoted, since too little is known of the sessions per user: {hint}"
-    fewer, less = max(-visits.low / visits.base, 0.0), (live - least) / abs(live) if live else math.inf
-    words = f"not promoted, since sessions per user could be {fewer:.0%} fewer, and the reward per user {less:.0%} lower"
-    reward = live + comparison.reward.low
-    spare = visits.value / visits.base - (limit / reward - 1) if reward > 0 else 0.0  # sessions per user that may be lost
+        return f"not promoted, since too little is known of what users earn in all their sessions: {hint}"
+    width = earned.value - earned.low
+    if width <= spare:
+        return ""
+    less = f"{-earned.low / abs(earned.base):.0%} less" if earned.base else "less"
+    words = f"not promoted, since its users could earn {less} in all their sessions"
     if spare <= 0:
         return words
-    users, width = comparison.a.users + comparison.b.users, (visits.value - visits.low) / visits.base
+    users = comparison.a.users + comparison.b.users
     return f"{words}; about {rounded(users * (width / spare) ** 2 - users)} more users are needed"
+
+
+def _why_less(comparison: VersionComparison, user_loss: float) -> str:
+    """Say that users of a canary earned less, though its sessions earn more; empty if they did not, or nobody asks."""
+    earned = comparison.user_reward
+    if earned.value >= 0 or user_loss == 1:
+        return ""
+    return f"not promoted, since its users earned less so far in all their sessions ({earned.value:+.3g} per user)"
 
 
 def _why_silent(comparison: VersionComparison) -> str:
