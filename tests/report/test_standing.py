@@ -9,11 +9,16 @@ from numpy.typing import NDArray
 from mbcal.environments.trust import Trust
 from mbcal.metrics import Mean
 from mbcal.report.formats import format_interval, format_mean, format_p, format_value
-from mbcal.report.standing import baseline_of, compare, standing
+from mbcal.report.standing import Standing, baseline_of, compare, standing
 
 USERS = np.arange(400)
 NOISE = np.random.default_rng(0).normal(size=400)
 OTHER_NOISE = np.random.default_rng(1).normal(size=400)
+
+
+def close_names(found: Standing) -> list[str]:
+    """Methods that the best one is not distinguishable from."""
+    return [gap.other for gap in found.close]
 
 
 def rewards(*levels: float, noise: NDArray[np.float64] = NOISE) -> NDArray[np.float64]:
@@ -24,12 +29,12 @@ def rewards(*levels: float, noise: NDArray[np.float64] = NOISE) -> NDArray[np.fl
 def test_equal_methods_are_level() -> None:
     """A gap of 0.000, and a gap whose interval contains zero."""
     same = standing({"gru4rec": rewards(5.0), "mbcal": rewards(5.0)}, USERS, "gru4rec")
-    assert same.level == ("mbcal",)
+    assert close_names(same) == ["mbcal"]
     assert same.sentence() == "gru4rec is level with mbcal (+0.00 [+0.00, +0.00] per session against mbcal)."
     close = standing(
         {"mbcal": rewards(5.02), "gru4rec": rewards(5.0, noise=OTHER_NOISE), "x": rewards(1.0)}, USERS, "gru4rec"
     )
-    assert close.level == ("gru4rec",)
+    assert close_names(close) == ["gru4rec"]
     assert close.sentence().startswith("mbcal is level with gru4rec (")
     assert "ahead" not in close.sentence()
 
@@ -39,7 +44,7 @@ def test_the_quoted_gap_is_that_to_the_method_that_is_level() -> None:
     steady = rewards(4.0) + 0.1 * OTHER_NOISE
     noisy = rewards(3.9, noise=25 * (OTHER_NOISE - OTHER_NOISE.mean()))
     found = standing({"a": rewards(5.0), "b": steady, "c": noisy}, USERS, "b")
-    assert (found.best, found.level) == ("a", ("c",))
+    assert (found.best, close_names(found)) == ("a", ["c"])
     assert found.runner_up is not None
     assert found.runner_up.other == "b"
     text = found.sentence()
@@ -56,7 +61,7 @@ def test_a_few_equal_gaps_and_gaps_that_are_no_numbers_are_no_lead() -> None:
     damaged = {"x": np.full((3, 9), 5.0), "y": np.full((3, 9), 5.0)}
     damaged["y"][0, 0] = np.nan
     found = standing(damaged, np.arange(9), "y")
-    assert len(found.level) == 1
+    assert len(found.close) == 1
     assert " is level with " in found.sentence()
 
 
@@ -66,7 +71,7 @@ def test_the_best_is_compared_with_the_runner_up_and_with_the_baseline() -> None
         USERS,
         "gru4rec",
     )
-    assert (found.best, found.level, found.leaders) == ("mbcal", (), {"mbcal"})
+    assert (found.best, found.close, found.leaders) == ("mbcal", (), {"mbcal"})
     assert found.runner_up is not None
     assert found.baseline is not None
     assert (found.runner_up.other, found.baseline.other) == ("dqn", "gru4rec")
@@ -83,9 +88,25 @@ def test_a_gap_below_what_the_judge_can_be_trusted_for_is_no_lead() -> None:
     found = standing({"mbcal": rewards(5.0), "gru4rec": rewards(4.0, noise=OTHER_NOISE)}, USERS, "gru4rec", trust)
     assert found.runner_up is not None
     assert found.runner_up.relation == "untrusted"
-    assert "not distinguishable from the runner-up gru4rec" in found.sentence()
-    assert "less than the 1.5 that this judge can be trusted for" in found.sentence()
+    assert found.leaders == {"mbcal", "gru4rec"}
+    assert found.sentence().startswith("mbcal is not distinguishable from gru4rec (+1.0")
+    assert found.sentence().endswith(" per session against gru4rec; this judge can be trusted for 1.5 or more).")
+    useless = standing({"x": rewards(9.0), "y": rewards(1.0)}, USERS, None, Trust(np.inf, np.inf, 0.0, "It knows nothing."))
+    assert useless.sentence().endswith("; this judge can be trusted for nothing).")
     assert compare("gru4rec", "mbcal", {"mbcal": rewards(9.0), "gru4rec": rewards(4.0)}, USERS, trust).relation == "behind"
+
+
+def test_all_methods_that_the_best_is_not_distinguishable_from_are_named() -> None:
+    """The second is within the judge's error, the third, noisy, is level."""
+    trust, noisy = Trust(0.5, 0.1, 0.5, ""), 25 * (OTHER_NOISE - OTHER_NOISE.mean())
+    found = standing(
+        {"a": rewards(5.0), "b": rewards(4.8), "c": rewards(4.7, noise=noisy), "d": rewards(1.0)}, USERS, "d", trust
+    )
+    assert [(gap.other, gap.relation) for gap in found.close] == [("b", "untrusted"), ("c", "level")]
+    assert found.sentence() == (
+        "a is not distinguishable from b and c (+0.20 [+0.20, +0.20] per session against b; this judge can be trusted for "
+        "0.5 or more), and ahead of d by 4.00 per session [4.00, 4.00]."
+    )
 
 
 def test_trainings_that_overlap_are_named() -> None:

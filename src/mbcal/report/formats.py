@@ -9,6 +9,8 @@ from mbcal.metrics import Mean
 
 SMALLEST_P = 0.001
 """Smaller p-values are written as less than this."""
+ROUNDING = 1e-6
+"""Rewards are added in single precision: half-widths below this share of the mean are no more than rounding."""
 
 
 def format_value(value: Any) -> str:
@@ -41,9 +43,9 @@ def format_interval(mean: Mean, sign: bool = False) -> str:
 
 
 def _decimals(mean: Mean) -> int:
-    """Decimals that show two digits of the half-width of an interval."""
+    """Decimals that show two digits of the half-width of an interval; 2 if that is infinite, zero or a rounding error."""
     half = (mean.high - mean.low) / 2
-    return max(1 - math.floor(math.log10(half)), 0) if math.isfinite(half) and half > 0 else 2
+    return max(1 - math.floor(math.log10(half)), 0) if ROUNDING * abs(mean.mean) < half < math.inf else 2
 
 
 def _significant(value: float) -> str:

@@ -57,32 +57,35 @@ class Standing:
 
     best: str
     """The method with the highest mean reward."""
-    level: tuple[str, ...]
-    """Methods that are level with it, best first."""
+    close: tuple[Gap, ...]
+    """The best against each method that it is not distinguishable from (level, or untrusted), best first."""
     runner_up: Gap | None
     """The best against the second; None if there is one method."""
     baseline: Gap | None
     """The best against the baseline; None if it is the best itself, or there is none."""
-    nearest: Gap | None = None
-    """The best against the first that is level with it; None if there is none."""
 
     @property
     def leaders(self) -> set[str]:
-        """The best method and those level with it."""
-        return {self.best, *self.level}
+        """The best method and those that it is not distinguishable from."""
+        return {self.best, *(gap.other for gap in self.close)}
 
     def sentence(self) -> str:
         """Return who leads, in a sentence."""
         if self.runner_up is None:
             return f"{self.best} is the only method, so there is nothing to compare it with."
-        second, base = self.nearest or self.runner_up, self.baseline
-        if self.level:
-            text = f"{self.best} is level with {_listed(self.level)} ({second.amount} per session against {second.other})"
-        else:
-            text = f"{self.best} is {_clause(second, 'the runner-up ')}"
-        if base is not None and base.other != second.other and base.other not in self.level:
-            text += f", and {_clause(base)}"
+        told = self._draw() if self.close else _lead(self.runner_up, "the runner-up ")
+        text, named = f"{self.best} is {told}", self.leaders if self.close else {self.runner_up.other}
+        if self.baseline is not None and self.baseline.other not in named:
+            text += f", and {_lead(self.baseline)}"
         return f"{text}."
+
+    def _draw(self) -> str:
+        """The methods that the best one is not distinguishable from, in words, to follow `X is`."""
+        first, names = self.close[0], _listed([gap.other for gap in self.close])
+        against = f"{first.amount} per session against {first.other}"
+        if all(gap.relation == "level" for gap in self.close):
+            return f"level with {names} ({against})"
+        return f"not distinguishable from {names} ({against}; this judge can be trusted for {_limit(first.trust)})"
 
 
 def baseline_of(methods: Sequence[str]) -> str | None:
@@ -104,9 +107,8 @@ def standing(
     ordered = sorted(rewards, key=lambda name: -float(rewards[name].mean()))
     best = ordered[0]
     gaps = {other: compare(best, other, rewards, users, trust) for other in ordered[1:]}
-    level = tuple(other for other, gap in gaps.items() if gap.relation == "level")
-    second, nearest = (gaps[ordered[1]] if gaps else None), (gaps[level[0]] if level else None)
-    return Standing(best, level, second, gaps.get(baseline or ""), nearest)
+    close = tuple(gap for gap in gaps.values() if gap.relation in ("level", "untrusted"))
+    return Standing(best, close, gaps[ordered[1]] if gaps else None, gaps.get(baseline or ""))
 
 
 def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None) -> Gap:
@@ -120,14 +122,16 @@ def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDAr
     return Gap(method, other, gap, trust, overlap)
 
 
-def _clause(gap: Gap, title: str = "") -> str:
-    """One comparison in words, to follow `X is`."""
+def _lead(gap: Gap, title: str = "") -> str:
+    """A lead in words, to follow `X is`."""
     amount = f"{format_mean(gap.gap)} per session {format_interval(gap.gap)}".rstrip()
-    if gap.relation == "untrusted" and gap.trust is not None:
-        size = f"the {gap.trust.difference:.3g} that this judge can be trusted for"
-        return f"not distinguishable from {title}{gap.other}: {amount} is less than {size}"
     unsteady = ", though another training could turn it around" if gap.overlap else ""
-    return f"{'ahead of' if gap.relation == 'ahead' else 'behind'} {title}{gap.other} by {amount}{unsteady}"
+    return f"ahead of {title}{gap.other} by {amount}{unsteady}"
+
+
+def _limit(trust: Trust | None) -> str:
+    """For what differences a judge can be trusted, in words."""
+    return "nothing" if trust is None or trust.problem else f"{trust.difference:.3g} or more"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
