@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,3 +27,18 @@ def test_protocols_disagree_only_if_one_can_tell() -> None:
     )
     within = summary_of({"lstm": first}, {"lstm": second}, trust={"lstm": Trust(0.5, 0.1, 0.5, "")})
     assert within.disagreement() == ""
+
+
+def test_the_headline_says_that_no_method_earns_more_than_the_log() -> None:
+    found = {"lstm": {"mbcal": rewards(5.0), "random": rewards(3.0)}}
+    logged = 6.0 + NOISE
+    assert summary_of(found, logged=logged).result() == (
+        "mbcal is ahead of the runner-up random by 2.00 per session [2.00, 2.00]. "
+        f"No method earns more than the log ({logged.mean():.2f})."
+    )
+    close = summary_of(found, logged=4.99 + OTHER_NOISE + NOISE.mean() - OTHER_NOISE.mean()).result()
+    assert re.search(
+        r" Whether mbcal earns more than the log \(\d\.\d\d\) cannot be told: \+0\.01\d? \[-.*\] per session\.$", close
+    )
+    assert "the log" not in summary_of(found, logged=4.0 + NOISE).result()
+    assert "the log" not in summary_of(found).result()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.environments.trust import Trust
+from mbcal.evaluation.comparison import LOG_ROW
 from mbcal.evaluation.significance import Rewards, paired_difference
 from mbcal.metrics import Mean
 from mbcal.report.formats import format_interval, format_mean
@@ -63,6 +64,10 @@ class Standing:
     """The best against the second; None if there is one method."""
     baseline: Gap | None
     """The best against the baseline; None if it is the best itself, or there is none."""
+    log: Gap | None = None
+    """The best against the log, in the same sessions; None if there is no log."""
+    logged: float = np.nan
+    """What the log earned per session."""
 
     @property
     def leaders(self) -> set[str]:
@@ -79,6 +84,16 @@ class Standing:
             text += f", and {_lead(self.baseline)}"
         return f"{text}."
 
+    def log_sentence(self) -> str:
+        """Return that no method earns more than the log, or that this cannot be told, in a sentence; empty otherwise."""
+        if self.log is None or self.log.relation == "ahead":
+            return ""
+        if self.log.gap.mean <= 0:
+            return f"No method earns more than the log ({self.logged:.2f})."
+        return (
+            f"Whether {self.best} earns more than the log ({self.logged:.2f}) cannot be told: {self.log.amount} per session."
+        )
+
     def _draw(self) -> str:
         """The methods that the best one is not distinguishable from, in words, to follow `X is`."""
         first, names = self.close[0], _listed([gap.other for gap in self.close])
@@ -94,7 +109,11 @@ def baseline_of(methods: Sequence[str]) -> str | None:
 
 
 def standing(
-    rewards: Mapping[str, Rewards], users: NDArray[Any], baseline: str | None, trust: Trust | None = None
+    rewards: Mapping[str, Rewards],
+    users: NDArray[Any],
+    baseline: str | None,
+    trust: Trust | None = None,
+    logged: Rewards | None = None,
 ) -> Standing:
     """Compare the best method with all others.
 
@@ -103,12 +122,17 @@ def standing(
         users: (N,) user of each session.
         baseline: The method that others are compared with.
         trust: What the judge can be trusted for; None if it is the truth.
+        logged: (N,) rewards of the same sessions as they were logged; None if there is no log.
     """
     ordered = sorted(rewards, key=lambda name: -float(rewards[name].mean()))
     best = ordered[0]
     gaps = {other: compare(best, other, rewards, users, trust) for other in ordered[1:]}
     close = tuple(gap for gap in gaps.values() if gap.relation in ("level", "untrusted"))
-    return Standing(best, close, gaps[ordered[1]] if gaps else None, gaps.get(baseline or ""))
+    found = Standing(best, close, gaps[ordered[1]] if gaps else None, gaps.get(baseline or ""))
+    if logged is None:
+        return found
+    against = compare(best, LOG_ROW, {best: rewards[best], LOG_ROW: logged}, users, trust)
+    return replace(found, log=against, logged=float(logged.mean()))
 
 
 def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None) -> Gap:

@@ -101,12 +101,21 @@ class RunSummary:
         return curves
 
     @cached_property
-    def logged(self) -> Mean | None:
-        """What the logging policy earned in the same test sessions; None in a Gymnasium world, which has none."""
+    def logged_rewards(self) -> NDArray[np.float64] | None:
+        """(N,) reward of the same test sessions as they were logged; None in a Gymnasium world, which has no log."""
         if self.run.settings.is_world:
             return None
-        test = self.run.test_sessions(self.run.store())
-        return mean_interval(test.rewards.sum(1), test.user)
+        return self.run.test_sessions(self.run.store()).rewards.sum(1)
+
+    @property
+    def logged(self) -> Mean | None:
+        """What the logging policy earned in the same test sessions; None in a Gymnasium world."""
+        return None if self.logged_rewards is None else mean_interval(self.logged_rewards, self.users)
+
+    @cached_property
+    def is_generated(self) -> bool:
+        """Whether the users are generated: those of a Gymnasium world, or of the newsfeed."""
+        return self.run.settings.is_generated or self.run.store().manifest["source"] == "newsfeed"
 
     @cached_property
     def trust(self) -> dict[str, Trust]:
@@ -126,7 +135,9 @@ class RunSummary:
     def standing(self, protocol: str, judge: str) -> Standing | None:
         """Return who leads under a protocol and a judge; None if no method is done."""
         rewards = self.compared(protocol, judge)
-        return standing(rewards, self.users, self.baseline, self.trust.get(judge)) if rewards else None
+        if not rewards:
+            return None
+        return standing(rewards, self.users, self.baseline, self.trust.get(judge), self.logged_rewards)
 
     def headline(self) -> str:
         """Return the result in a few sentences, as text."""
@@ -137,9 +148,12 @@ class RunSummary:
         return [sentence for sentence in (self.result(), self.measured(), self.disagreement()) if sentence]
 
     def result(self) -> str:
-        """Return who leads in Batch-RL (Growing Batch-RL if that is all there is), by the first judge, in a sentence."""
+        """Return who leads in Batch-RL (Growing Batch-RL if that is all there is), by the first judge.
+
+        A second sentence says so if no method is known to earn more than the log.
+        """
         standing = self.standing(self.main_protocol, self.judges[0])
-        return "No method is done yet." if standing is None else standing.sentence()
+        return "No method is done yet." if standing is None else f"{standing.sentence()} {standing.log_sentence()}".rstrip()
 
     @property
     def main_protocol(self) -> str:
