@@ -150,7 +150,7 @@ def test_the_page_answers_in_words(page: Path) -> None:
         "test sessions of ",
         "2 of each method. The means of ",
         "Not a model: nothing about these users is estimated.",
-        "Train each method at least 3 times",
+        "Train each method 5 times",
         "<td>the log</td>",
     ):
         assert part in text, part

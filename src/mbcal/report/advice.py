@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
+from itertools import combinations
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment.config import PRESETS, experiment_config
-from mbcal.evaluation.significance import kendall_tau
-from mbcal.report.standing import Gap
+from mbcal.report.standing import Gap, Standing, compare
 from mbcal.report.summary import JUDGES, PROTOCOLS, RunSummary
 
 ENOUGH_SEEDS = 3
 """With fewer trainings, nothing is known of what another training would change."""
+SEEDS = 5
+"""How often the report advises to train each method instead."""
+SEEN = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+"""A gap of this many standard errors is found different from zero, at 95%, with a chance of 80%."""
 
 
 def asked(summary: RunSummary) -> str:
@@ -72,13 +77,18 @@ def _in_words(gap: Gap) -> str:
 
 
 def _agreement(summary: RunSummary) -> str:
-    """How far the second judge ranks the methods as the first does."""
-    first, second = summary.judges[:2]
-    means = [{name: float(values.mean()) for name, values in summary.compared(summary.main_protocol, judge).items()}
-             for judge in (first, second)]  # fmt: skip
-    both = [name for name in means[0] if name in means[1]]
-    tau = kendall_tau([means[0][name] for name in both], [means[1][name] for name in both])
-    return f"Judges: {JUDGES[second]} ranks the methods as {JUDGES[first]} does in {(1 + tau) / 2:.0%} of all pairs."
+    """How far the second judge ranks the methods as the first does, among the pairs that both can tell apart."""
+    judges = summary.judges[:2]
+    rewards = {judge: summary.compared(summary.main_protocol, judge) for judge in judges}
+    pairs = list(combinations([name for name in rewards[judges[0]] if name in rewards[judges[1]]], 2))
+    relations = [
+        [compare(*pair, rewards[judge], summary.users, summary.trust.get(judge)).relation for judge in judges]
+        for pair in pairs
+    ]
+    told = [first == second for first, second in relations if {first, second} <= {"ahead", "behind"}]
+    alike = f", and rank {sum(told)} of these alike" if told else ""
+    names = f"{JUDGES[judges[0]]} and {JUDGES[judges[1]]}"
+    return f"Judges: {names} can both tell {len(told)} of {len(pairs)} pairs of methods apart{alike}."
 
 
 def next_steps(summary: RunSummary) -> list[tuple[str, str]]:
@@ -92,28 +102,42 @@ def next_steps(summary: RunSummary) -> list[tuple[str, str]]:
         )
     if standing is None:
         return steps
-    settings, second = run.settings, standing.runner_up
-    if settings.seeds < ENOUGH_SEEDS:
-        text = f"Train each method at least {ENOUGH_SEEDS} times, to see what another training changes."
-        steps.append((text, repeat_command(summary, seeds=5)))
-    if second is not None and second.relation == "level" and second.gap.mean:
-        needed = len(summary.users) * (1.96 * second.gap.stderr / second.gap.mean) ** 2
+    if run.settings.seeds < ENOUGH_SEEDS:
+        text = f"Train each method {SEEDS} times, to see what another training changes."
+        steps.append((text, repeat_command(summary, seeds=SEEDS)))
+    nearest = standing.close[0] if standing.close else None
+    if nearest is not None and nearest.relation == "level" and nearest.gap.mean:
+        needed = len(summary.users) * (SEEN * nearest.gap.stderr / nearest.gap.mean) ** 2
         if math.isfinite(needed):
             text = (
-                f"A gap of {second.gap.mean:+.2g} to {second.other} would take about {needed:,.0f} test sessions to be seen"
+                f"If {nearest.method} earns {nearest.gap.mean:.2g} per session more than {nearest.other}, about "
+                f"{needed:,.0f} test sessions would show it with a chance of 80%; with fewer, take the simpler method."
             )
-            steps.append((f"{text}; below that, take the simpler method.", ""))
+            steps.append((text, ""))
     for judge, trust in summary.trust.items():
         if trust.is_low:
             text = f"Improve {JUDGES[judge]} before relying on it: more simulator users, more epochs, more test sessions."
             steps.append((text, ""))
-    if standing.best not in ("random", "popular") and (second is None or second.relation in ("ahead", "level")):
+    if _is_worth_a_canary(summary, standing):
         model = shlex.quote(str(run.path(_best_cell(summary, standing.best), "models")))
-        steps.append((
-            f"Let real users decide: publish {standing.best} and serve it to a share of sessions.",
-            f"mbcal registry publish {model} --registry REGISTRY",
-        ))  # fmt: skip
+        text = (
+            f"Let real users decide: publish {standing.best} beside the live version, and make it the canary. Servers that "
+            "run with --canary give it that share of sessions (docs/canary.md). VERSION is what the first command prints."
+        )
+        publish = f"mbcal registry publish {model} --registry REGISTRY --no-activate"
+        steps.append((text, f"{publish}\nmbcal registry canary VERSION --registry REGISTRY"))
     return steps
+
+
+def _is_worth_a_canary(summary: RunSummary, standing: Standing) -> bool:
+    """Whether real users could decide for the best method: there are some, and it seems to earn more than the log."""
+    second, log = standing.runner_up, standing.log
+    return (
+        not summary.is_generated
+        and standing.best not in ("random", "popular")
+        and (second is None or second.relation in ("ahead", "level"))
+        and (log is None or log.gap.mean > 0)
+    )
 
 
 def _best_cell(summary: RunSummary, agent: str) -> Any:
