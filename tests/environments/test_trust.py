@@ -34,11 +34,17 @@ def test_the_difference_is_drift_and_calibration_over_the_steps_of_a_session() -
 
 
 def test_a_warning_is_due_above_five_percent() -> None:
-    meaning = "at some step its mean reward is far from the logged one"
+    meaning = "at some step its mean reward is 5.0% of a step's reward away from the logged one"
     drifting = simulator_trust(CARD, REWARDS).warning or ""
     assert drifting.startswith(f"Large drift: {meaning}. Can be trusted for differences of 0.6")
     uncalibrated = simulator_trust(replace(CARD, ece=0.1), REWARDS)
-    assert (uncalibrated.warning or "").startswith("Large calibration error: its probabilities are far from")
+    assert (uncalibrated.warning or "").startswith(
+        "Large calibration error: its probabilities are 10.0% away from the frequencies of behaviours. Can be trusted for"
+    )
+    staying = {"real": [1.0, 1.0], "simulated": [1.0, 0.5]}
+    leaving = simulator_trust(replace(CARD, staying=staying), REWARDS)
+    assert leaving.drift == pytest.approx(4 * 0.1 + 0.25 * 8)
+    assert (leaving.warning or "").startswith("Large drift: its sessions are 25.0% shorter than the logged ones. Can be")
     good = simulator_trust(replace(CARD, ece=0.002, simulated=[2.0, 2.02, 2.0, 2.0]), REWARDS)
     assert good.share == pytest.approx(4 * (0.02 + 0.01) / 8)
     assert good.warning is None

@@ -29,6 +29,16 @@ def test_protocols_disagree_only_if_one_can_tell() -> None:
     assert within.disagreement() == ""
 
 
+def test_a_warning_of_another_judge_does_not_concern_the_headline() -> None:
+    found = {"a": rewards(5.2), "b": rewards(5.0)}
+    trust = {"lstm": Trust(0.5, 0.1, 0.5, "", "drift: it drifts")}
+    (of_other,) = summary_of({"truth": found, "lstm": found}, trust=trust).warnings()
+    assert of_other.startswith("The LSTM simulator: Large drift: it drifts. ")
+    assert of_other.endswith(" This concerns what the LSTM simulator judges, not the result above.")
+    (of_first,) = summary_of({"lstm": found}, trust=trust).warnings()
+    assert of_first == of_other.removesuffix(" This concerns what the LSTM simulator judges, not the result above.")
+
+
 def test_the_headline_says_that_no_method_earns_more_than_the_log() -> None:
     found = {"lstm": {"mbcal": rewards(5.0), "random": rewards(3.0)}}
     logged = 6.0 + NOISE

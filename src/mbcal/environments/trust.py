@@ -45,6 +45,8 @@ class Trust:
     """How much of `difference` is drift; the rest is calibration."""
     problem: str
     """Why nothing it says can be trusted, in words; empty otherwise."""
+    cause: str = ""
+    """The error that is most of `difference`, with its size, in words."""
 
     @property
     def is_low(self) -> bool:
@@ -70,13 +72,7 @@ class Trust:
             return None
         if self.problem:
             return self.problem
-        is_drift = self.drift > self.difference / 2
-        part = (
-            "drift: at some step its mean reward is far from the logged one"
-            if is_drift
-            else "calibration error: its probabilities are far from the frequencies of behaviours"
-        )
-        return f"Large {part}. {self.sentence} Fit it on more data or longer, or test it on more sessions."
+        return f"Large {self.cause}. {self.sentence} Fit it on more data or longer, or test it on more sessions."
 
 
 def simulator_trust(card: ReportCard | None, rewards: Sequence[float]) -> Trust:
@@ -97,10 +93,20 @@ def simulator_trust(card: ReportCard | None, rewards: Sequence[float]) -> Trust:
             f"{card.baseline_nll:.3f}): do not trust it; fit it longer or on more data.",
         )
     length = card.steps / card.sessions
-    drift = length * card.drift * card.size
-    difference = drift + length * card.ece * (max(rewards) - min(rewards))
     reward = sum(real * reached for real, reached in zip(card.real, card.reached, strict=True))
-    if card.length_drift is not None:
-        drift_of_length = abs(card.length_drift * reward)
-        difference, drift = difference + drift_of_length, drift + drift_of_length
-    return Trust(difference, difference / max(abs(reward), 1e-9), drift, "")
+    of_length = card.length_drift or 0.0
+    parts = {
+        f"drift: at some step its mean reward is {card.drift:.1%} of a step's reward away from the logged one": (
+            length * card.drift * card.size
+        ),
+        f"drift: its sessions are {abs(of_length):.1%} {'longer' if of_length > 0 else 'shorter'} than the logged ones": (
+            abs(of_length * reward)
+        ),
+        f"calibration error: its probabilities are {card.ece:.1%} away from the frequencies of behaviours": (
+            length * card.ece * (max(rewards) - min(rewards))
+        ),
+    }
+    at_steps, in_length, calibration = parts.values()
+    drift = at_steps + in_length
+    difference = drift + calibration
+    return Trust(difference, difference / max(abs(reward), 1e-9), drift, "", max(parts, key=lambda cause: parts[cause]))

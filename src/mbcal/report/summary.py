@@ -181,9 +181,13 @@ class RunSummary:
         return f"Growing Batch-RL disagrees: there {growing.sentence()}"
 
     def warnings(self) -> list[str]:
-        """Return reasons not to trust the results: one for every simulator that cannot be trusted far."""
+        """Return reasons not to trust the results: one for every simulator that cannot be trusted far.
+
+        That of a judge other than the headline's says that it does not concern the headline.
+        """
         return [
             f"{JUDGES[judge][0].upper()}{JUDGES[judge][1:]}: {trust.warning}"
+            + ("" if judge == self.judges[0] else f" This concerns what {JUDGES[judge]} judges, not the result above.")
             for judge, trust in self.trust.items()
             if trust.warning
         ]
