@@ -5,8 +5,46 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
+
+from mbcal.environments.trust import Trust
 from mbcal.evaluation.experiment.run import Cell
-from mbcal.report.tables import choices_table
+from mbcal.report.page_writer import table_html
+from mbcal.report.tables import choices_table, rewards_table
+from tests.support.summaries import summary_of
+
+NOISE = np.random.default_rng(0).normal(size=400)
+
+
+def test_numbers_of_a_simulator_with_a_warning_are_marked() -> None:
+    """Truth and log are not; a gap within the simulator's own error has no p-value for readers."""
+    levels = {"mbcal": 7.0, "dqn": 5.2, "gru4rec": 5.0}
+    earned = {
+        agent: np.stack([level + NOISE + 0.1 * np.roll(NOISE, int(level * 10))] * 2) for agent, level in levels.items()
+    }
+    trust = Trust(0.5, 0.1, 0.5, "", "drift: it drifts")
+    summary = summary_of({"truth": earned, "lstm": earned}, trust={"lstm": trust}, logged=4.0 + NOISE)
+    table = rewards_table(summary, "batch")
+    texts = {(row[0], row[1]): dict(zip(table.columns, table.texts(row), strict=True)) for row in table.rows}
+    for agent in levels:
+        for column in ("reward per session", "spread over seeds", "low", "high"):
+            assert texts["lstm", agent][column] == texts["truth", agent][column] + " (!)", (agent, column)
+    assert texts["lstm", "the log"] == {**texts["truth", "the log"], "judge": "lstm"}
+    assert not any("(!)" in text for (judge, _), row in texts.items() if judge == "truth" for text in row.values())
+    close, far = texts["lstm", "dqn"], texts["lstm", "mbcal"]
+    assert [close[f"{name} to gru4rec"] for name in ("gap", "gap low", "gap high", "p")] == [
+        "0.200 (!)", "0.186 (!)", "0.214 (!)", "within its own error",
+    ]  # fmt: skip
+    assert (far["gap to gru4rec"], far["p to gru4rec"]) == ("2.00 (!)", "<0.001")
+    assert texts["truth", "dqn"]["p to gru4rec"] == "<0.001"
+    warning = f"(!) lstm: {trust.warning}"
+    assert table.warnings == {4: warning}
+    assert f"> {warning}\n\n| judge | method |" in table.markdown()
+    page = table_html(table)
+    assert page.index("<td>truth</td>") < page.index("(!) lstm: ") < page.index("<td>lstm</td>")
+    assert "(!)" not in table.csv()
+    assert float(table.csv().splitlines()[5].split(",")[2]) == pytest.approx(7.0, abs=0.1)
 
 
 def trial(kind: str, reward: float, gain: float, low: float, high: float) -> dict[str, Any]:

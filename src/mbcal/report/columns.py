@@ -61,16 +61,24 @@ _COLUMNS: Mapping[str, Column] = {
 }  # fmt: skip
 
 
+_TESTS: Mapping[str, Column] = {
+    "gap": Column("against {}", "Reward per session minus that of {}, paired: same users, candidates and noise."),
+    "gap low": Column("from", "Lower end of the 95% interval of the gap to {}, clustered by user."),
+    "gap high": Column("to", "Upper end of the 95% interval of the gap to {}, clustered by user."),
+    "p": Column(
+        "p", "Probability of at least such a gap to {} if there were none, with Holm's correction over the methods of one "
+        "judge. “within its own error”: the judge cannot be trusted for so small a gap."
+    ),
+}  # fmt: skip
+"""Columns of tests against a method, whose name replaces the braces."""
+
+
 def column(name: str) -> Column:
     """Return how a column is shown; one without an entry is shown by its own name."""
-    if name.startswith("gap to "):
-        base = name.removeprefix("gap to ")
-        paired = "session by session: same users, candidates and noise"
-        return Column(f"against {base}", f"Reward per session minus that of {base}, {paired}.")
-    if is_p(name):
-        base = name.removeprefix("p to ")
-        corrected = "with Holm's correction over the methods of one judge"
-        return Column("p", f"Probability of at least such a gap to {base} if there were none, {corrected}.")
+    kind, _, base = name.partition(" to ")
+    if base and kind in _TESTS:
+        title, meaning = _TESTS[kind]
+        return Column(title.format(base), meaning.format(base))
     return _COLUMNS.get(name, Column(name))
 
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mbcal.evaluation.comparison import MARK
 from mbcal.metrics import Mean
 
+WITHIN_ERROR = "within its own error"
+"""What readers see in place of a p-value where the judge cannot be trusted for the gap."""
 SMALLEST_P = 0.001
 """Smaller p-values are written as less than this."""
 ROUNDING = 1e-6
 """Rewards are added in single precision: half-widths below this share of the mean are no more than rounding."""
 
 
+class Marked(float):
+    """A number by a simulator that has a warning: readers see it with a mark."""
+
+
+class WithinError(float):
+    """The p-value of a gap that is within the judge's own error, so that it says nothing."""
+
+
 def format_value(value: Any) -> str:
     """Format a value of a table: three significant digits, two decimals from 10 on, a dash for None."""
+    if isinstance(value, Marked):
+        return f"{format_value(float(value))} {MARK}"
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -26,6 +39,8 @@ def format_value(value: Any) -> str:
 
 def format_p(value: float) -> str:
     """Format a p-value: three digits after the point at most, `<0.001` below that."""
+    if isinstance(value, WithinError):
+        return WITHIN_ERROR
     return f"<{SMALLEST_P}" if value < SMALLEST_P else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
 
 

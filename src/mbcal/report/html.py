@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -28,7 +28,11 @@ def void(text: str, reason: str) -> str:
 
 
 def scroll_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool] = (), label: str = ""
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: Sequence[bool] = (),
+    label: str = "",
+    warnings: Mapping[int, str] | None = None,
 ) -> str:
     """Return a table that scrolls by itself where it is wider than the page, with shadows at the edges that hide columns.
 
@@ -37,6 +41,7 @@ def scroll_table(
         rows: Cells as HTML.
         numbers: Whether each column holds numbers.
         label: What the table is called for screen readers.
+        warnings: Texts that stand above rows, by row.
     """
     numbers = numbers or [False] * len(columns)
 
@@ -44,7 +49,14 @@ def scroll_table(
         return f"<{tag}{' class=number' if numbers[k] else ''}>{text}</{tag}>"
 
     head = "".join(cell("th", k, heading(name)) for k, name in enumerate(columns))
-    body = "".join(f"<tr>{''.join(cell('td', k, text) for k, text in enumerate(row))}</tr>" for row in rows)
+    above = {
+        number: f'<tr><td class="above" colspan="{len(columns)}"><p class="warning">{escape(text)}</p></td></tr>'
+        for number, text in (warnings or {}).items()
+    }
+    body = "".join(
+        f"{above.get(number, '')}<tr>{''.join(cell('td', k, text) for k, text in enumerate(row))}</tr>"
+        for number, row in enumerate(rows)
+    )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label or "table")}">{table}</div>'
 

@@ -78,7 +78,7 @@ def table_html(table: Table) -> str:
     used = [k for k in range(len(table.columns)) if any(row[k] is not None for row in table.rows)]
     is_number = [all(isinstance(row[k], int | float | None) for row in table.rows) for k in used]
     rows = [[escape(table.texts(row)[k]) for k in used] for row in table.rows]
-    grid = scroll_table([table.columns[k] for k in used], rows, is_number, table.title)
+    grid = scroll_table([table.columns[k] for k in used], rows, is_number, table.title, table.warnings)
     return f'<section id="table-{table.name}"><h3>{escape(table.title)}</h3>{grid}{_paragraph(table.note, "note")}</section>'
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mbcal.data.describe import describe
 from mbcal.environments.report_card import ReportCard
+from mbcal.environments.trust import Trust
+from mbcal.evaluation.comparison import MARK
 from mbcal.evaluation.significance import Comparison, compare_to, kendall_tau, rounds_to
 from mbcal.report.columns import column, is_p
-from mbcal.report.formats import format_p, format_value
+from mbcal.report.formats import Marked, WithinError, format_p, format_value
 from mbcal.report.summary import PROTOCOLS, RunSummary
 
 BASES = ("gru4rec", "mbcal")
@@ -32,6 +35,8 @@ class Table:
     columns: tuple[str, ...]
     rows: list[Row]
     note: str = ""
+    warnings: Mapping[int, str] = field(default_factory=dict)
+    """Warnings by the first row that they concern."""
 
     def csv(self) -> str:
         """Return the columns and rows as CSV; None is empty."""
@@ -43,7 +48,8 @@ class Table:
 
     def markdown(self) -> str:
         """Return the title, the columns and rows, and the note as Markdown."""
-        lines = [f"## {self.title}", "", self.grid(), ""]
+        warnings = [line for warning in self.warnings.values() for line in (f"> {warning}", "")]
+        lines = [f"## {self.title}", "", *warnings, self.grid(), ""]
         return "\n".join([*lines, self.note, ""] if self.note else lines)
 
     def grid(self) -> str:
@@ -102,34 +108,60 @@ def _finite(value: float) -> float | None:
 
 
 def rewards_table(summary: RunSummary, protocol: str) -> Table:
-    """Reward per session of every method under every judge, the number of its seeds, and tests against the `BASES`."""
+    """Reward per session of every method under every judge, the number of its seeds, and tests against the `BASES`.
+
+    Numbers of a simulator that has a warning are `Marked`, and p-values of gaps within its own error are `WithinError`.
+    """
     tests: dict[tuple[str, str], dict[str, Comparison]] = {}
     tested = {judge: summary.rewards(protocol, judge) for judge in summary.judges}
+    warnings: dict[int, str] = {}
     for judge in summary.judges:
         rewards = summary.compared(protocol, judge)
         tests |= {(judge, base): compare_to(base, rewards, summary.users) for base in BASES if base in rewards}
     oracle_reward = summary.oracle_reward()
     rows: list[Row] = []
     for judge in summary.judges:
+        mark, trust = _mark(summary, judge), summary.trust.get(judge)
+        warnings |= _warning_from(len(rows), summary, judge)
         for agent, mean, spread in summary.ranked_with_log(protocol, judge):
-            row: Row = [judge, agent, mean.mean, spread, mean.low, mean.high]
+            own = mark if agent in tested[judge] else float
+            row: Row = [judge, agent, own(mean.mean), None if spread is None else own(spread), own(mean.low), own(mean.high)]
             for base in BASES:
-                test = tests.get((judge, base), {}).get(agent)
-                row += [None, None] if test is None else [test.gap.mean, test.adjusted]
+                row += _test_values(tests.get((judge, base), {}).get(agent), mark, trust)
             row.append(oracle_reward - mean.mean if oracle_reward is not None and judge == "truth" else None)
             is_growing = protocol == "growing" and judge == summary.judges[0]
             row.append(_mean_rounds(summary, agent) if is_growing else None)
             rows.append([*row, len(tested[judge][agent]) if agent in tested[judge] else None])
     columns = ["judge", "agent", "reward per session", "spread over seeds", "low", "high"]
-    columns += [name for base in BASES for name in (f"gap to {base}", f"p to {base}")]
+    columns += [f"{name} to {base}" for base in BASES for name in ("gap", "gap low", "gap high", "p")]
     note = (
-        "Mean over seeds; spread is the standard deviation over seeds; low and high bound the 95% interval, "
-        "clustered by user. Gaps are paired (same users, candidates and noise); p is two-sided after Holm's "
+        "Mean over trainings, each with another seed; spread is their standard deviation; low and high bound the 95% "
+        "interval, clustered by user. Gaps are paired (same users, candidates and noise); p is two-sided after Holm's "
         "correction over the methods under one judge, for these trained models. The log is what the logging policy earned "
-        "in the same test sessions, from real users."
+        "in the same test sessions."
     )
     title = {"batch": "Batch-RL", "growing": "Growing Batch-RL, after the last round"}[protocol]
-    return Table(protocol, title, (*columns, "regret", "rounds to 99%", "seeds"), rows, note)
+    return Table(protocol, title, (*columns, "regret", "rounds to 99%", "seeds"), rows, note, warnings)
+
+
+def _mark(summary: RunSummary, *judges: str) -> type[float]:
+    """The type of numbers by these judges: `Marked` if one has a warning."""
+    return Marked if any(judge in summary.trust and summary.trust[judge].is_low for judge in judges) else float
+
+
+def _warning_from(row: int, summary: RunSummary, judge: str) -> dict[int, str]:
+    """The warning of a judge for the rows that begin with this one; empty if none is due."""
+    warning = summary.trust[judge].warning if judge in summary.trust else None
+    return {row: f"{MARK} {judge}: {warning}"} if warning else {}
+
+
+def _test_values(test: Comparison | None, mark: type[float], trust: Trust | None) -> Row:
+    """Gap, its interval and its p-value."""
+    if test is None:
+        return [None] * 4
+    is_trusted = trust is None or trust.covers(test.gap.mean)
+    p = test.adjusted if is_trusted else WithinError(test.adjusted)
+    return [mark(test.gap.mean), mark(test.gap.low), mark(test.gap.high), p]
 
 
 def _mean_rounds(summary: RunSummary, agent: str) -> float | None:
@@ -179,13 +211,14 @@ def variance_table(summary: RunSummary) -> Table:
 def exposure_table(summary: RunSummary) -> Table:
     """How the choices of every method spread over items, under the first judge."""
     names, judge = ["coverage", "gini", "diversity", "repetition"], summary.judges[0]
+    mark = _mark(summary, judge)
     if summary.run.store().behaviours.terminal:
         names = ["length", "left", *names]
     rows: list[Row] = []
     for agent, results in summary.by_agent("batch").items():
         entries = [result.record["judges"][judge] for result in results if judge in result.record["judges"]]
         if entries:
-            rows.append([agent, *(float(np.mean([entry[name] for entry in entries])) for name in names)])
+            rows.append([agent, *(mark(np.mean([entry[name] for entry in entries])) for name in names)])
     note = (
         "Coverage: share of the catalogue shown at least once. Gini: inequality of exposure. Diversity: "
         "distinct values of the first single-valued feature a session, per step. Repetition: share of steps "
@@ -193,7 +226,7 @@ def exposure_table(summary: RunSummary) -> Table:
     )
     if "left" in names:
         note = "Steps per session, and the share of sessions that the user left. " + note
-    return Table("exposure", "Exposure (Batch-RL)", ("agent", *names), rows, note)
+    return Table("exposure", "Exposure (Batch-RL)", ("agent", *names), rows, note, _warning_from(0, summary, judge))
 
 
 def agreement_table(summary: RunSummary) -> Table:
@@ -206,6 +239,7 @@ def agreement_table(summary: RunSummary) -> Table:
                 both = [agent for agent in means[first] if agent in means[second]]
                 if len(both) > 1:
                     tau = kendall_tau([means[first][agent] for agent in both], [means[second][agent] for agent in both])
-                    rows.append([protocol, first, second, len(both), tau])
+                    rows.append([protocol, first, second, len(both), _mark(summary, first, second)(tau)])
     columns = ("protocol", "judge", "and", "agents", "Kendall's tau")
-    return Table("agreement", "Agreement of the judges", columns, rows, "1: the same ranking; -1: the reverse.")
+    note = "1: the same ranking; -1: the reverse. All pairs of methods count, also those that a judge cannot tell apart."
+    return Table("agreement", "Agreement of the judges", columns, rows, note)

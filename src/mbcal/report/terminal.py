@@ -7,6 +7,7 @@ from rich.table import Table as Grid
 
 from mbcal.evaluation.comparison import MARK
 from mbcal.metrics import Mean
+from mbcal.report.formats import WITHIN_ERROR
 from mbcal.report.standing import compare
 from mbcal.report.summary import RunSummary
 
@@ -56,7 +57,7 @@ def _reward_grid(summary: RunSummary, protocol: str, judge: str) -> Grid:
     return grid
 
 
-_REMARKS = {"level": "level", "untrusted": "too small for this judge (within its own error)"}
+_REMARKS = {"level": "level", "untrusted": f"too small for this judge ({WITHIN_ERROR})"}
 
 
 def _bar(mean: Mean, low: float, high: float) -> str:
