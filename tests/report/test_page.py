@@ -82,12 +82,12 @@ def test_the_first_figure_is_the_gap_to_the_baseline(page: Path, tmp_path: Path)
     assert probe["errors"] == []
     result = probe["result"]
     assert result["first"] == "gap-chart"
-    assert set(result["byTruth"]) == {"oracle", "mbcal", "gru4rec", "random"}
-    assert set(result["bySimulator"]) == set(result["growing"]) == {"mbcal", "gru4rec", "random"}
+    assert set(result["byTruth"]) == {"oracle", "mbcal", "the log", "gru4rec", "random"}
+    assert set(result["bySimulator"]) == set(result["growing"]) == {"mbcal", "the log", "gru4rec", "random"}
     assert result["fill"]["mbcal"] == "var(--mbcal)"
     assert result["fill"]["gru4rec"] == "var(--baseline)"
     assert "baseline" in result["relations"]
-    assert result["intervals"] == 3
+    assert result["intervals"] == 4
     assert result["plain"] == 0  # the truth needs no warning
     assert "no better than the frequencies" in result["warning"] or "Large" in result["warning"]
     assert "minus that of gru4rec" in result["note"]
@@ -128,8 +128,8 @@ def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -
     assert result["pressed"] == "false"
     assert "round 1" in result["tip"]
     assert result["meaning"].startswith("Who responds to the methods")
-    assert result["references"] == ["oracle", "chance", "the log"]
-    assert {"mbcal", "gru4rec", "oracle", "chance", "the log"} <= set(result["labels"])
+    assert result["references"] == ["oracle", "random", "the log"]
+    assert {"mbcal", "gru4rec", "oracle", "random", "the log"} <= set(result["labels"])
     assert result["steps"] == 20
     assert result["changed"] > 100
     heads = ["#", "item shown", "reward now", "change later", "sum", "the user did"]

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mbcal.evaluation.comparison import MARK
 from mbcal.metrics import Mean
-from mbcal.report.palette import COLOURS, role, styles
+from mbcal.report.palette import COLOURS, REFERENCES, role, styles
 from mbcal.report.standing import compare
 from mbcal.report.summary import PROTOCOLS, RunSummary
 
@@ -39,11 +40,12 @@ def image_files(name: str, figure: Any) -> dict[str, bytes]:
     return files
 
 
-def _line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Any, Any]:
+def _line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]], references: Mapping[str, float]) -> tuple[Any, Any]:
     """Draw lines with bands.
 
     Args:
         lines: By agent: `mean`, and the band's `low` and `high`, at 1, 2, 3, ….
+        references: Values of horizontal lines by name.
 
     Returns:
         The figure and its axes.
@@ -51,6 +53,9 @@ def _line_figure(lines: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[An
     figure = new_figure(8, 4.8)
     axes = figure.subplots()
     ends: list[tuple[float, str, str]] = []
+    for name, value in references.items():
+        axes.axhline(value, color=COLOURS["reference"], linestyle=":", linewidth=1)
+        ends.append((value, name, COLOURS["reference"]))
     for agent, (own, dash) in styles(list(lines)).items():
         line = lines[agent]
         at = range(1, len(line["mean"]) + 1)
@@ -84,34 +89,61 @@ def new_figure(width: float, height: float) -> Any:
 
 def _reward_figure(summary: RunSummary, protocol: str) -> Any:
     """Reward and interval of every method and of the log, one panel per judge."""
-    judges = [judge for judge in summary.judges if summary.rewards(protocol, judge)]
-    order = [agent for agent, _, _ in summary.ranked_with_log(protocol, judges[0])][::-1]
-    figure = new_figure(4.5 * len(judges) + 1.5, 0.32 * len(order) + 1.2)
-    for axes, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
-        for agent, mean, _ in summary.ranked_with_log(protocol, judge):
-            _draw_interval(axes, order.index(agent), agent, mean)
-        axes.set_yticks(range(len(order)), order)
-        axes.set(title=f"judged by {judge}", xlabel="reward per session, 95% interval")
+    panels = {judge: summary.ranked_with_log(protocol, judge) for judge in summary.judges}
+    means = {judge: {agent: mean for agent, mean, _ in ranked} for judge, ranked in panels.items() if ranked}
+    figure, by_judge = _panels(summary, protocol, means)
+    for axes in by_judge.values():
+        axes.set_xlabel("reward per session, 95% interval")
     return figure
 
 
 def _gap_figure(summary: RunSummary, protocol: str, base: str) -> Any:
-    """Paired gap of every method to the baseline, one panel per judge; a zone where the judge cannot be trusted."""
-    judges = [judge for judge in summary.judges if base in summary.rewards(protocol, judge)]
-    order = [agent for agent, _, _ in summary.ranked(protocol, judges[0]) if agent != base][::-1]
-    figure = new_figure(4.5 * len(judges) + 1.5, 0.32 * max(len(order), 1) + 1.2)
-    for axes, judge in zip(figure.subplots(1, len(judges), squeeze=False)[0], judges, strict=True):
-        rewards, trust = summary.rewards(protocol, judge), summary.trust.get(judge)
-        for agent in (name for name in order if name in rewards):
-            _draw_interval(axes, order.index(agent), agent, compare(agent, base, rewards, summary.users, trust).gap)
+    """Paired gap of every method and of the log to the baseline, one panel per judge; grey where it is not to be trusted."""
+    gaps: dict[str, dict[str, Mean]] = {}
+    for judge in summary.judges:
+        rewards = summary.rewards_with_log(protocol, judge)
+        if base in rewards:
+            agents = [agent for agent, _, _ in summary.ranked_with_log(protocol, judge) if agent != base]
+            gaps[judge] = {agent: compare(agent, base, rewards, summary.users).gap for agent in agents}
+    figure, by_judge = _panels(summary, protocol, gaps)
+    for judge, axes in by_judge.items():
         low, high = axes.get_xlim()
+        trust, legend = summary.trust.get(judge), ""
         if trust is not None and not trust.problem:
             axes.axvspan(-trust.difference, trust.difference, color=SOFT, alpha=0.3, linewidth=0, zorder=0)
+            legend = "\ngrey: within the simulator's own error"
         axes.set_xlim(min(low, 0), max(high, 0))
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(order)), order)
-        axes.set(title=f"judged by {judge}", xlabel=f"reward per session minus {base}'s, paired 95% interval")
+        axes.set_xlabel(f"reward per session minus {base}'s, paired 95% interval{legend}")
     return figure
+
+
+def _panels(summary: RunSummary, protocol: str, means: Mapping[str, Mapping[str, Mean]]) -> tuple[Any, dict[str, Any]]:
+    """Draw a row per agent and a panel per judge, given means by judge and agent, the top row first.
+
+    Returns:
+        The figure and the axes by judge.
+    """
+    most = max(1, *map(len, means.values()))
+    figure = new_figure(5 * len(means) + 1, 0.32 * most + 1.8)
+    figure.suptitle(PROTOCOLS[protocol])
+    by_judge = dict(zip(means, figure.subplots(1, len(means), squeeze=False)[0], strict=True))
+    for judge, axes in by_judge.items():
+        for row, (agent, mean) in enumerate(means[judge].items()):
+            _draw_interval(axes, row, agent, mean)
+        axes.set_yticks(range(len(means[judge])), list(means[judge]))
+        axes.set_ylim(len(means[judge]) - 0.4, -0.6)
+        axes.set_title(_judged_by(summary, judge), fontsize=10)
+    return figure, by_judge
+
+
+def _judged_by(summary: RunSummary, judge: str) -> str:
+    """The judge as a title, with a mark and what it can be trusted for if it has a warning."""
+    trust = summary.trust.get(judge)
+    if trust is None or not trust.is_low:
+        return f"judged by {judge}"
+    limit = "it cannot be trusted" if trust.problem else f"trusted for differences of {trust.difference:.3g} or more"
+    return f"judged by {judge} {MARK}\n{limit}"
 
 
 def _draw_interval(axes: Any, y: int, agent: str, mean: Mean) -> None:
@@ -125,8 +157,10 @@ def _draw_interval(axes: Any, y: int, agent: str, mean: Mean) -> None:
 
 
 def _curve_figure(summary: RunSummary) -> Any:
-    """Reward by round of Growing Batch-RL."""
-    figure, axes = _line_figure(summary.curves())
-    axes.set(xlabel="round", ylabel="reward per session", title=f"Growing Batch-RL, judged by {summary.judges[0]}")
+    """Reward by round of Growing Batch-RL, with lines for the oracle, chance and the log."""
+    curves = {agent: curve for agent, curve in summary.curves().items() if agent not in REFERENCES}
+    figure, axes = _line_figure(curves, summary.references())
+    title = f"{PROTOCOLS['growing']}, {_judged_by(summary, summary.judges[0])}"
+    axes.set(xlabel="round", ylabel="reward per session", title=title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     return figure

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mbcal.config import to_dict
-from mbcal.environments.newsfeed import oracle
 from mbcal.evaluation.comparison import LOG_ROW
 from mbcal.evaluation.experiment.run import Run
 from mbcal.report.advice import asked, certainty, next_steps, repeat_command
@@ -96,7 +95,7 @@ def page_data(summary: RunSummary) -> dict[str, Any]:
         "judges": {judge: _judge_data(summary, judge) for judge in summary.judges},
         "gaps": {protocol: _gaps(summary, protocol) for protocol in PROTOCOLS if summary.by_agent(protocol)},
         "curves": {agent: curve for agent, curve in summary.curves().items() if agent != "random"},
-        "references": _references(summary),
+        "references": [{"name": name, "value": value} for name, value in summary.references().items()],
         "gamma": with_xray["gamma"],
         "range": [min(rewards), max(rewards)],
         "xray": with_xray["xray"],
@@ -115,15 +114,15 @@ def _judge_data(summary: RunSummary, judge: str) -> dict[str, Any]:
 
 
 def _gaps(summary: RunSummary, protocol: str) -> dict[str, list[dict[str, Any]]]:
-    """By judge: the gap of every method to the baseline, best first, the baseline among them with none."""
+    """By judge: the gap of every method and of the log to the baseline, best first, the baseline among them with none."""
     gaps: dict[str, list[dict[str, Any]]] = {}
     base = summary.baseline
     for judge in summary.judges:
-        rewards = summary.rewards(protocol, judge)
+        rewards = summary.rewards_with_log(protocol, judge)
         if base not in rewards:
             continue
         entries = []
-        for agent, mean, spread in summary.ranked(protocol, judge):
+        for agent, mean, spread in summary.ranked_with_log(protocol, judge):
             gap = compare(agent, base, rewards, summary.users, summary.trust.get(judge))
             values = {"mean": gap.gap.mean, "low": gap.gap.low, "high": gap.gap.high}
             finite = {name: value if abs(value) != float("inf") else None for name, value in values.items()}
@@ -131,15 +130,6 @@ def _gaps(summary: RunSummary, protocol: str) -> dict[str, list[dict[str, Any]]]
             entries.append({"agent": agent, **finite, "relation": relation, "reward": mean.mean, "spread": spread})
         gaps[judge] = entries
     return gaps
-
-
-def _references(summary: RunSummary) -> list[dict[str, Any]]:
-    """Horizontal lines of the curves: what the oracle, chance and the log earn under the first judge."""
-    judge = summary.judges[0]
-    rewards = {**summary.rewards("growing", judge), **summary.rewards("batch", judge)}
-    lines = [("oracle", rewards.get(oracle.NAME)), ("chance", rewards.get("random"))]
-    found = [{"name": name, "value": float(values.mean())} for name, values in lines if values is not None]
-    return found + ([] if summary.logged is None else [{"name": LOG_ROW, "value": summary.logged.mean}])
 
 
 def _judges_html(summary: RunSummary) -> str:

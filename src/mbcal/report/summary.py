@@ -68,6 +68,13 @@ class RunSummary:
             if any(judge in result.rewards for result in results)
         }
 
+    def rewards_with_log(self, protocol: str, judge: str) -> dict[str, NDArray[Any]]:
+        """Return `rewards` with what the log earned in the same sessions, (1, N), as `LOG_ROW`."""
+        rewards: dict[str, NDArray[Any]] = dict(self.rewards(protocol, judge))
+        if rewards and self.logged_rewards is not None:
+            rewards[LOG_ROW] = self.logged_rewards[None]
+        return rewards
+
     def mean(self, rewards: NDArray[np.float32]) -> Mean:
         """Return the mean of rewards (seeds, N): averaged over seeds, with an interval that is clustered by user."""
         return mean_interval(rewards.mean(0), self.users)
@@ -106,6 +113,13 @@ class RunSummary:
         if self.run.settings.is_world:
             return None
         return self.run.test_sessions(self.run.store()).rewards.sum(1)
+
+    def references(self) -> dict[str, float]:
+        """Return what the oracle, chance and the log earn per session under the first judge, as far as they are known."""
+        judge = self.judges[0]
+        earned = {**self.rewards("growing", judge), **self.rewards("batch", judge)}
+        found = {name: float(earned[name].mean()) for name in (oracle.NAME, "random") if name in earned}
+        return found if self.logged is None else {**found, LOG_ROW: self.logged.mean}
 
     @property
     def logged(self) -> Mean | None:
