@@ -61,6 +61,9 @@ def render_page(summary: RunSummary, tables: list[Table]) -> str:
         "CERTAINTY": "".join(f"<li>{escape(sentence)}</li>" for sentence in certainty(summary)),
         "JUDGES": _judges_html(summary),
         "NEXT": "".join(_step_html(*step) for step in next_steps(summary)),
+        "BANDS": "mean over trainings; bands reach from the lowest to the highest training"
+        if max(map(len, summary.by_agent("growing").values()), default=0) > 1
+        else "of one training of each method",
         "TABLES": "".join(table_html(table) for table in tables),
         "REPEAT": escape(repeat_command(summary)),
         "SETTINGS": escape(json.dumps(to_dict(run.settings), indent=2)),

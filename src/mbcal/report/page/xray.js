@@ -3,19 +3,17 @@
 const effectColour = (value) => (value < 0 ? "var(--bad)" : "var(--good)");
 const effectWord = (value) => (Math.abs(value) < 0.005 ? "no change" : value < 0 ? "costs later" : "pays later");
 
-// a horizontal bar; a signed one starts in the middle
-function makeBar(value, low, high, isSigned, caption) {
-  const bar = make("div", { class: "bar" });
+// a number and a horizontal bar beside it; a signed one starts in the middle
+function makeBar(value, low, high, isSigned) {
+  const cell = make("div", { class: "bar" }), bar = make("div", { class: "track" });
   if (isSigned) {
     const share = 50 * Math.min(Math.abs(value) / (high || 1), 1);
     bar.append(make("i", { style: `left:${value < 0 ? 50 - share : 50}%;width:${share}%;background:${effectColour(value)}` }), make("b"));
   } else {
     bar.append(make("i", { style: `left:0;width:${100 * (value - low) / (high - low || 1)}%;background:var(--mbcal)` }));
   }
-  const text = make("span", {}, isSigned ? signed(value) : value.toFixed(2));
-  text.prepend(make("small", { class: "caption" }, caption + " "));
-  bar.append(text);
-  return bar;
+  cell.append(make("span", { class: "number" }, isSigned ? signed(value) : value.toFixed(2)), bar);
+  return cell;
 }
 
 // the heading of the steps, with the scales of the bars
@@ -36,8 +34,9 @@ function stepHead(widest) {
 function drawChanges(inside, step, number) {
   const most = Math.max(...step.changed.map(Math.abs), 1e-6), width = 420, left = 46, bottom = 100, count = step.changed.length;
   const sum = step.changed.reduce((total, value, k) => total + value * data.gamma ** (k + 1), 0);
-  const words = sum < 0 ? "lowers" : "raises";
-  inside.append(make("p", {}, `This item ${words} the rewards of later steps by ${Math.abs(sum).toFixed(2)} in all, in the model of users (later steps count less; gamma ${(+data.gamma).toPrecision(3)}):`));
+  const words = sum < 0 ? "lowers" : "raises", less = data.gamma < 1 ? `, later steps counting less (gamma ${(+data.gamma).toPrecision(3)})` : "";
+  inside.append(make("p", {}, `By the model of users, this item ${words} the rewards of later steps by ${Math.abs(sum).toFixed(2)} in all${less}. ` +
+    `The advantage network, which is fast enough to rank by, expects ${signed(step.future)}. Step by step, by the model of users:`));
   const svg = newChart(inside, width, 122, "change of later rewards by step"), y = scale(-most, most, bottom, 8), x = scale(0, count, left, width);
   yAxis(svg, y, [-most, 0, most], left, width, (value) => (value ? signed(value) : "0"));
   step.changed.forEach((value, k) => {
@@ -49,6 +48,13 @@ function drawChanges(inside, step, number) {
   });
   svg.append(make("text", { x: x(0.5), y: 118, "text-anchor": "middle" }, `step ${number + 1}`));
   if (count > 1) svg.append(make("text", { x: x(count - 0.5), y: 118, "text-anchor": "middle" }, number + count));
+}
+
+// what the table of rivals shows, by the numbers
+function rivalWords(step) {
+  const more = step.rivals.filter((rival) => rival.instant > step.instant).length;
+  if (!more) return "No other candidate has a higher reward now. The next best:";
+  return `${more === 1 ? "A candidate has" : more + " candidates have"} a higher reward now; the sum decides. The candidates with the highest reward now:`;
 }
 
 // the items with a high reward now beside the one that was shown
@@ -75,7 +81,7 @@ function drawSession(number) {
   container.append(stepHead(widest));
   session.steps.forEach((step, k) => {
     const details = make("details", { class: "step" }), summary = make("summary");
-    const now = makeBar(step.instant, ...data.range, false, "now"), later = makeBar(step.future, -widest, widest, true, "later");
+    const now = makeBar(step.instant, ...data.range, false), later = makeBar(step.future, -widest, widest, true);
     addTooltip(now, `expected reward of this step: ${step.instant.toFixed(2)}`);
     addTooltip(later, `${effectWord(step.future)}: ${signed(step.future)} in later rewards`);
     const did = make("span", {}, `${step.behaviour} (${+step.reward.toFixed(2)})`);
@@ -85,7 +91,7 @@ function drawSession(number) {
     summary.append(make("span", { class: "number" }, k + 1), make("span", { class: "item" }, step.item), now, later, sum, did);
     const inside = make("div", { class: "inside" });
     if (step.changed.length) drawChanges(inside, step, k + 1);
-    if (step.rivals.length) inside.append(make("p", {}, "It was chosen over the candidates with the highest reward now:"), rivalTable(step));
+    if (step.rivals.length) inside.append(make("p", {}, rivalWords(step)), rivalTable(step));
     details.append(summary, inside);
     container.append(details);
   });
