@@ -74,7 +74,7 @@ def test_the_first_figure_is_the_gap_to_the_baseline(page: Path, tmp_path: Path)
       window.result = {first, byTruth, fill, plain, bySimulator: agents(),
         relations: dots().map(dot => dot.dataset.relation),
         warning: document.getElementById('gap-warning').textContent, note: document.getElementById('gap-note').textContent,
-        intervals: document.querySelectorAll('#gap-chart line.interval').length};
+        intervals: document.querySelectorAll('#gap-chart path.interval').length};
       document.querySelector('#gap-protocols [data-value=growing]').click();
       window.result.growing = agents();
     """
@@ -87,10 +87,70 @@ def test_the_first_figure_is_the_gap_to_the_baseline(page: Path, tmp_path: Path)
     assert result["fill"]["mbcal"] == "var(--mbcal)"
     assert result["fill"]["gru4rec"] == "var(--baseline)"
     assert "baseline" in result["relations"]
-    assert result["intervals"] == 4
+    assert result["intervals"] == 3
     assert result["plain"] == 0  # the truth needs no warning
     assert "no better than the frequencies" in result["warning"] or "Large" in result["warning"]
     assert "minus that of gru4rec" in result["note"]
+
+
+@needs_chromium
+def test_gaps_have_marks_intervals_and_a_legend(page: Path, tmp_path: Path) -> None:
+    """Hollow is what is not distinguishable from the baseline, whatever the role; a simulator's numbers are marked."""
+    script = """
+      data.judges.lstm.trusted = 0.5; data.judges.lstm.warning = 'Large.';
+      const ends = (mean) => ({low: mean - 0.01, high: mean + 0.01});
+      const gap = (agent, mean, relation) => ({agent, mean, ...ends(mean), relation, reward: 5 + mean, spread: null});
+      const gaps = [['mbcal', 2, 'ahead'], ['random', 0.3, 'untrusted'], ['gru4rec', 0, 'baseline'], ['the log', -1, 'behind']];
+      data.gaps.batch.lstm = gaps.map(values => gap(...values));
+      drawGaps('batch', 'lstm');
+      const all = (selector) => [...document.querySelectorAll('#gap-chart ' + selector)];
+      window.result = {
+        hollow: all('circle').filter(dot => dot.getAttribute('fill') === 'var(--paper)').map(dot => dot.dataset.agent),
+        drawn: all('path.interval').map(path => path.getAttribute('d')), zones: all('rect.zone').length,
+        papers: all('rect.paper').length, texts: all('text').map(text => text.textContent),
+        note: document.getElementById('gap-note').textContent};
+      byId('gap-protocols').hidden = true;
+      window.result.choice = getComputedStyle(byId('gap-protocols')).display;
+    """
+    result = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))["result"]
+    assert result["hollow"] == ["random"]
+    assert len(result["drawn"]) == 3
+    assert all(line.count("v14") == 2 for line in result["drawn"])  # ends that stand out beside the mark
+    assert (result["zones"], result["papers"]) == (1, 4)
+    assert {"+2.00 [+1.99, +2.01] (!)", "−1.00 [−1.01, −0.99] (!)", "baseline", "the log"} <= set(result["texts"])
+    assert "A hollow mark: not distinguishable from gru4rec." in result["note"]
+    assert "The grey zone is the simulator's own error (±0.500)" in result["note"]
+    assert "(!) marks its numbers." in result["note"]
+    assert result["choice"] == "none"
+
+
+@needs_chromium
+def test_an_opened_step_says_what_its_numbers_say(page: Path, tmp_path: Path) -> None:
+    script = """
+      const step = (instant, ...others) => ({item: 'shown', instant, future: 0.25, behaviour: 'b', reward: 1,
+        changed: [0.5, -0.2], rivals: others.map((value, k) => ({item: 'r' + k, instant: value, future: 0}))});
+      const draw = (gamma) => {
+        data.gamma = gamma; data.xray = [{steps: [step(5, 4, 3), step(5, 6, 4), step(5, 7, 6)]}];
+        drawSession(0);
+        const texts = (inside) => [...inside.querySelectorAll(':scope > p')].map(p => p.textContent);
+        return [...document.querySelectorAll('.inside')].map(texts);
+      };
+      window.result = {discounted: draw(0.5)[0][0], plain: draw(1),
+        head: getComputedStyle(document.querySelector('.step-head')).display,
+        scales: [...document.querySelectorAll('.step-head .scale')].filter(scale => scale.offsetWidth).length,
+        covered: document.querySelectorAll('.track span').length};
+    """
+    result = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))["result"]
+    raised = "By the model of users, this item raises the rewards of later steps by "
+    network = " The advantage network, which is fast enough to rank by, expects +0.25. Step by step, by the model of users:"
+    assert result["discounted"] == f"{raised}0.20 in all, later steps counting less (gamma 0.500).{network}"
+    assert [texts[0] for texts in result["plain"]] == [f"{raised}0.30 in all.{network}"] * 3
+    assert [texts[1] for texts in result["plain"]] == [
+        "No other candidate has a higher reward now. The next best:",
+        "A candidate has a higher reward now; the sum decides. The candidates with the highest reward now:",
+        "2 candidates have a higher reward now; the sum decides. The candidates with the highest reward now:",
+    ]
+    assert (result["head"], result["scales"], result["covered"]) == ("grid", 2, 0)
 
 
 @needs_chromium
@@ -117,6 +177,7 @@ def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -
         steps: count('#steps details'), changed: count('#steps rect.change'), head: texts('.step-head > span'),
         later: texts('.step summary .bar:nth-child(4) span'), signs: steps.map(s => s.future),
         inside: texts('.inside p:first-child'),
+        bins: count('[data-card] circle') - count('[data-card] line.interval'), card: texts('[data-card]')[0],
         cards: count('[data-card] path.calibration') + count('[data-card] path.drift'),
         wide: document.documentElement.scrollWidth <= innerWidth, scrolls: count('.scroll.wide'),
         tables: count('#tables table')};
@@ -137,6 +198,10 @@ def test_the_page_draws_and_toggles_without_errors(page: Path, tmp_path: Path) -
     for text, future in zip(result["later"], result["signs"], strict=True):
         assert ("−" in text) == (future < 0)
     assert all(("lowers" in text) != ("raises" in text) for text in result["inside"][:19])
+    assert result["bins"] == 0  # a point has an interval
+    assert "Grey bars: the share of steps." in result["card"]
+    assert "logged" in result["card"]
+    assert "real users" not in result["card"]
     assert result["cards"] == 3  # calibration, and drift of two lines
     assert result["wide"]  # nothing sticks out on a phone
     assert result["scrolls"] >= 2  # wide tables say that they scroll

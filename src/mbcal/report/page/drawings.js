@@ -1,5 +1,6 @@
 // The drawings of the report: gaps to the baseline, curves by round, and the curves of a simulator's report card.
 
+const MARK = "(!)", LOG = "the log";
 const RELATIONS = {
   level: "level: the interval contains zero", untrusted: "too small for this judge (within its own error)", ahead: "ahead", behind: "behind", baseline: "the baseline",
 };
@@ -11,7 +12,9 @@ function drawGaps(protocol, judge) {
   byId("gap-warning").replaceChildren(...(warning ? [make("p", { class: "warning" }, warning)] : []));
   byId("gap-note").textContent = `Reward per session minus that of ${data.baseline}, in the same test sessions with the same candidates and noise, judged by ${title}. ` +
     "Lines are 95% intervals, paired and clustered by user: one that crosses zero is no difference." +
-    (trusted ? ` In the grey zone (±${trusted.toPrecision(2)}) this simulator cannot be trusted.` : "");
+    ` A hollow mark: not distinguishable from ${data.baseline}. The log is what was logged in these sessions.` +
+    (trusted ? ` The grey zone is the simulator's own error (±${trusted.toPrecision(3)}): it cannot be trusted for gaps inside.` : "") +
+    (warning ? ` ${MARK} marks its numbers.` : "");
   if (!entries.length) return;
   const width = widthOf(container), narrow = width < 520, row = narrow ? 40 : 30, left = narrow ? 8 : 128, right = narrow ? 16 : 172, top = 8;
   const bottom = top + entries.length * row, ends = entries.flatMap((e) => [e.low ?? e.mean, e.high ?? e.mean, 0]);
@@ -25,21 +28,26 @@ function drawGaps(protocol, judge) {
   svg.append(make("line", { x1: x(0), x2: x(0), y1: top, y2: bottom, class: "axis" }));
   entries.forEach((entry, k) => {
     const style = data.styles[entry.agent], colour = colourOf(style.role), y = top + k * row + (narrow ? 27 : row / 2);
-    const amount = entry.relation === "baseline" ? "baseline" : `${signed(entry.mean)} [${signed(entry.low ?? -Infinity)}, ${signed(entry.high ?? Infinity)}]`;
+    const amount = entry.relation === "baseline" ? "baseline" : `${signed(entry.mean)} [${signed(entry.low ?? -Infinity)}, ${signed(entry.high ?? Infinity)}]${warning ? " " + MARK : ""}`;
     const bold = style.role === "mbcal" ? " strong" : "";
     if (narrow) {
+      svg.append(make("rect", { x: 0, y: y - 26, width, height: 18, class: "paper" })); // no line runs through the words
       svg.append(make("text", { x: left, y: y - 12, class: "label" + bold }, shortName(entry.agent)));
       svg.append(make("text", { x: width - 4, y: y - 12, "text-anchor": "end" }, amount));
     } else {
       svg.append(make("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "label" + bold }, shortName(entry.agent)));
       svg.append(make("text", { x: width - right + 14, y: y + 4 }, amount));
     }
-    const certain = entry.relation === "ahead" || entry.relation === "behind", hollow = style.role === "reference" || !certain;
-    if (entry.low !== null) svg.append(make("line", { x1: x(entry.low), x2: x(entry.high), y1: y, y2: y, stroke: colour, "stroke-width": 4, "stroke-linecap": "round", opacity: 0.55, class: "interval" }));
-    svg.append(make("circle", { cx: x(entry.mean), cy: y, r: 5.5, fill: hollow ? "var(--paper)" : colour, stroke: colour, "stroke-width": 2, "data-agent": entry.agent, "data-relation": entry.relation }));
+    const hollow = entry.relation === "level" || entry.relation === "untrusted";
+    if (entry.low !== null && entry.relation !== "baseline") {
+      const [from, to] = [x(entry.low), x(entry.high)];
+      svg.append(make("path", { d: `M${from},${y - 7}v14M${to},${y - 7}v14M${from},${y}H${to}`, stroke: colour, "stroke-width": 2, fill: "none", class: "interval" }));
+    }
+    svg.append(make("circle", { cx: x(entry.mean), cy: y, r: 4, fill: hollow ? "var(--paper)" : colour, stroke: colour, "stroke-width": 2, "data-agent": entry.agent, "data-relation": entry.relation }));
     const area = make("rect", { x: 0, y: top + k * row, width, height: row, fill: "transparent" });
     const spread = entry.spread === null ? "" : `, ± ${entry.spread.toFixed(2)} over trainings`;
-    addTooltip(area, `${entry.agent}: ${amount}\n${RELATIONS[entry.relation]}\nreward per session ${entry.reward.toFixed(2)}${spread}`);
+    const marked = warning && entry.agent !== LOG ? " " + MARK : "";
+    addTooltip(area, `${entry.agent}: ${amount}\n${RELATIONS[entry.relation]}\nreward per session ${entry.reward.toFixed(2)}${spread}${marked}`);
     svg.append(area);
   });
 }
@@ -78,11 +86,17 @@ function drawCurves(hidden) {
   endLabels(svg, labels, width - right + 8, top, bottom);
 }
 
+// the 95% interval of a share (Wilson's), of `count` independent steps
+const shareInterval = (share, count) => {
+  const z = 1.96, centre = share + z * z / (2 * count), half = z * Math.sqrt(share * (1 - share) / count + z * z / (4 * count * count));
+  return [centre - half, centre + half].map((end) => end / (1 + z * z / count));
+};
+
 // calibration of a simulator: how often it is right, by how sure it is
 function drawCalibration(container, card) {
   const { confidence, accuracy, count } = card.reliability, total = count.reduce((sum, value) => sum + value, 0);
   const bins = confidence.map((value, k) => ({ value, accuracy: accuracy[k], share: count[k] / total, count: count[k] })).filter((bin) => bin.count);
-  const most = Math.min(1, Math.max(...bins.flatMap((bin) => [bin.value, bin.accuracy])) * 1.15), size = 300, left = 44, top = 26, bottom = 250;
+  const most = Math.min(1, Math.max(...bins.flatMap((bin) => [bin.value, shareInterval(bin.accuracy, bin.count)[1]])) * 1.05), size = 300, left = 44, top = 26, bottom = 250;
   const box = make("div"), svg = newChart(box, size + 20, 290, "calibration");
   const x = scale(0, most, left, size), y = scale(0, most, bottom, top);
   svg.append(make("text", { x: left, y: 14, class: "label" }, "Is it as often right as it is sure?"));
@@ -93,14 +107,17 @@ function drawCalibration(container, card) {
   for (const bin of bins) svg.append(make("rect", { x: x(bin.value) - 4, y: bottom - bin.share * 60, width: 8, height: bin.share * 60, class: "zone" }));
   lineWithBand(svg, bins.map((bin) => [x(bin.value), y(bin.accuracy)]), null, "var(--mbcal)", { class: "calibration" });
   for (const bin of bins) {
+    const [low, high] = shareInterval(bin.accuracy, bin.count);
+    svg.append(make("line", { x1: x(bin.value), x2: x(bin.value), y1: y(low), y2: y(high), stroke: "var(--mbcal)", "stroke-width": 2, opacity: 0.5, class: "interval" }));
     const dot = make("circle", { cx: x(bin.value), cy: y(bin.accuracy), r: 4, fill: "var(--mbcal)" });
-    addTooltip(dot, `sure ${(bin.value * 100).toFixed(0)}%, right ${(bin.accuracy * 100).toFixed(0)}%\n${bin.count.toLocaleString("en")} steps (${(bin.share * 100).toFixed(0)}%)`);
+    addTooltip(dot, `sure ${(bin.value * 100).toFixed(0)}%, right ${(bin.accuracy * 100).toFixed(0)}% [${(low * 100).toFixed(0)}, ${(high * 100).toFixed(0)}]\n${bin.count.toLocaleString("en")} steps (${(bin.share * 100).toFixed(0)}%)`);
     svg.append(dot);
   }
+  box.append(make("p", { class: "note" }, "On the dashed line it is right as often as it is sure. Upright lines: 95% intervals, steps taken as independent. Grey bars: the share of steps."));
   container.append(box);
 }
 
-// drift of a simulator: mean reward by step, of real users and of the simulator on its own behaviours
+// drift of a simulator: mean reward by step, as logged and of the simulator on its own behaviours
 function drawDrift(container, card) {
   const { real, simulated, error } = card, upper = simulated.map((value, k) => value + 1.96 * error[k]), lower = simulated.map((value, k) => value - 1.96 * error[k]);
   const low = Math.min(...real, ...lower), high = Math.max(...real, ...upper), width = 420, left = 44, right = 84, top = 26, bottom = 250;
@@ -113,10 +130,10 @@ function drawDrift(container, card) {
   const at = (list) => list.map((value, k) => [x(k + 1), y(value)]);
   lineWithBand(svg, at(simulated), [...at(upper), ...at(lower).reverse()], "var(--mbcal)", { class: "drift" });
   lineWithBand(svg, at(real), null, "var(--ink)", { class: "drift" });
-  endLabels(svg, [{ y: y(simulated.at(-1)), text: "simulator", colour: "var(--mbcal)" }, { y: y(real.at(-1)), text: "real users", colour: "var(--ink)" }], width - right + 6, top, bottom);
+  endLabels(svg, [{ y: y(simulated.at(-1)), text: "simulator", colour: "var(--mbcal)" }, { y: y(real.at(-1)), text: "logged", colour: "var(--ink)" }], width - right + 6, top, bottom);
   real.forEach((value, k) => {
     const area = make("rect", { x: x(k + 1) - 6, y: top, width: 12, height: bottom - top, fill: "transparent" });
-    addTooltip(area, `step ${k + 1}: real ${value.toFixed(2)}, simulated ${simulated[k].toFixed(2)} ± ${(1.96 * error[k]).toFixed(2)}`);
+    addTooltip(area, `step ${k + 1}: logged ${value.toFixed(2)}, simulated ${simulated[k].toFixed(2)} ± ${(1.96 * error[k]).toFixed(2)}`);
     svg.append(area);
   });
   container.append(box);
