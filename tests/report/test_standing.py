@@ -133,6 +133,9 @@ def test_numbers_for_readers() -> None:
     assert [format_value(value) for value in (None, 12345, 3.14159, 123.456, 0.2, 1e-6, True, "x")] == [
         "–", "12,345", "3.14", "123.46", "0.200", "0", "yes", "x",
     ]  # fmt: skip
+    assert [format_value(value) for value in (0.9994, 0.9996, -0.09996, 9.994, 9.996, 10.0)] == [
+        "0.999", "1.00", "-0.100", "9.99", "10.0", "10.00",
+    ]  # fmt: skip
     assert [format_p(p) for p in (0.0, 3.154e-06, 0.001, 0.0234, 0.5, 1.0)] == [
         "<0.001", "<0.001", "0.001", "0.023", "0.50", "1.00",
     ]  # fmt: skip

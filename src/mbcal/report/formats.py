@@ -64,7 +64,8 @@ def _decimals(mean: Mean) -> int:
 
 
 def _significant(value: float) -> str:
-    """Three significant digits without an exponent; what is below 0.0005 is 0."""
+    """Three significant digits without an exponent, of a number below 10; what is below 0.0005 is 0."""
     if abs(value) < 0.0005:
         return "0"
-    return f"{value:.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
+    rounded = float(f"{value:.3g}")  # first, since 0.9996 becomes 1.00
+    return f"{rounded:.{2 - math.floor(math.log10(abs(rounded)))}f}" if abs(rounded) < 10 else f"{rounded:.1f}"
