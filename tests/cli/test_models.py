@@ -121,7 +121,7 @@ def test_evaluate_gives_means_intervals_and_paired_gaps(shop: Path) -> None:
         mbcal_here("evaluate", "mbcal", "gru4rec", "--data", "feed", "--simulator", "sim", "--truth", "--json", cwd=shop)
     )
     assert [(row["judge"], row["model"]) for row in said["rows"]] == [
-        (judge, model) for judge in ("sim", "the newsfeed's truth") for model in ("mbcal", "gru4rec", "chance")
+        (judge, model) for judge in ("sim", "the generated users themselves") for model in ("mbcal", "gru4rec", "chance")
     ]
     first, second, _ = said["rows"][:3]
     assert first["gap"] == 0

@@ -54,7 +54,7 @@ def test_folders_objects_and_engines_give_the_same_result(shop: Path) -> None:
     ]
     assert [row.reward for row in folders.rows[:2]] == [objects.rows[0].reward, objects.rows[2].reward]
     assert objects.rows[1].gap.mean == 0
-    assert folders.judges == [str(shop / "sim"), "the newsfeed's truth"]
+    assert folders.judges == [str(shop / "sim"), "the generated users themselves"]
 
 
 def test_rewards_and_differences_are_those_of_evaluate(shop: Path) -> None:

@@ -68,3 +68,13 @@ def test_judges_agree_on_the_pairs_that_both_can_tell_apart() -> None:
     assert judges[0].endswith(" can both tell 5 of 6 pairs of methods apart, and rank 3 of these alike.")
     blind = summary_of({"truth": truth, "lstm": lstm}, trust={"lstm": Trust(np.inf, np.inf, 0.0, "no card")})
     assert certainty(blind)[-1].endswith(" can both tell 0 of 6 pairs of methods apart.")
+
+
+def test_certainty_in_words() -> None:
+    found = {"truth": {"mbcal": rewards(5.0), "random": rewards(3.0)}}
+    texts = certainty(summary_of(found))
+    assert (
+        "mbcal against random: +2.00 [+2.00, +2.00] per session, a lead that would hold with other test users (95%)."
+        in texts
+    )
+    assert "judged by the generated users themselves, 400 test sessions" in summary_of(found).measured()

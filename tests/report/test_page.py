@@ -100,8 +100,8 @@ def test_gaps_have_marks_intervals_and_a_legend(page: Path, tmp_path: Path) -> N
       data.judges.lstm.trusted = 0.5; data.judges.lstm.warning = 'Large.';
       const ends = (mean) => ({low: mean - 0.01, high: mean + 0.01});
       const gap = (agent, mean, relation) => ({agent, mean, ...ends(mean), relation, reward: 5 + mean, spread: null});
-      const gaps = [['mbcal', 2, 'ahead'], ['random', 0.3, 'untrusted'], ['gru4rec', 0, 'baseline'], ['the log', -1, 'behind']];
-      data.gaps.batch.lstm = gaps.map(values => gap(...values));
+      data.gaps.batch.lstm = [gap('mbcal', 2, 'ahead'), gap('random', 0.3, 'untrusted'), gap('gru4rec', 0, 'baseline'),
+        gap('the log', -1, 'behind')];
       drawGaps('batch', 'lstm');
       const all = (selector) => [...document.querySelectorAll('#gap-chart ' + selector)];
       window.result = {

@@ -11,7 +11,7 @@ import pytest
 from mbcal.environments.trust import Trust
 from mbcal.evaluation.experiment.run import Cell
 from mbcal.report.page_writer import table_html
-from mbcal.report.tables import choices_table, rewards_table
+from mbcal.report.tables import choices_table, data_table, rewards_table
 from tests.support.summaries import summary_of
 
 NOISE = np.random.default_rng(0).normal(size=400)
@@ -71,4 +71,16 @@ def test_choices_are_listed_with_their_evidence() -> None:
         ["batch", "mbcal-plan", 0, "counterfactual", 5.0, 0.0, 0.0, 0.0, False],
         ["batch", "mbcal-plan", 0, "planned", 5.5, 0.5, 0.25, 0.75, True],
     ]
-    assert table.grid().splitlines()[0].startswith("| protocol | method | seed | advantage | judged reward | judged gain |")
+    assert (
+        table.grid().splitlines()[0].startswith("| protocol | method | training | advantage | judged reward | judged gain |")
+    )
+
+
+def test_the_data_say_how_many_test_sessions_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"train": {"sessions": 900}, "test": {"sessions": 1260}}
+    names = ("source", "users", "items", "rows", "sessions", "horizon", "reward_per_step")
+    description = {**dict.fromkeys(names, 1), "parts": parts, "behaviours": [], "features": []}
+    monkeypatch.setattr("mbcal.report.tables.describe", lambda store: description)
+    for used, note in ((1000, "The tests use 1,000 of the 1,260 test sessions (setting test_sessions)."), (1260, "")):
+        summary: Any = SimpleNamespace(run=SimpleNamespace(store=lambda: None), users=np.arange(used))
+        assert data_table(summary).note == note

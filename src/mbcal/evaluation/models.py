@@ -32,7 +32,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.training.device import resolve_device
 from mbcal.types import Sessions
 
-TRUTH_TITLE = "the newsfeed's truth"
+TRUTH_TITLE = "the generated users themselves"
 """How results name the judge `truth`."""
 
 

@@ -70,10 +70,12 @@ def _in_words(gap: Gap) -> str:
     words = {
         "level": "which may be nothing: the interval contains zero",
         "untrusted": "which is less than the judge can be trusted for",
-        "ahead": "a lead that other test users would hardly undo",
-        "behind": "a deficit that other test users would hardly undo",
+        "ahead": "a lead that would hold with other test users (95%)",
+        "behind": "a deficit that would hold with other test users (95%)",
     }
-    return words[gap.relation] + ("; another training could" if gap.overlap and gap.relation in ("ahead", "behind") else "")
+    return words[gap.relation] + (
+        "; another training could undo it" if gap.overlap and gap.relation in ("ahead", "behind") else ""
+    )
 
 
 def _agreement(summary: RunSummary) -> str:

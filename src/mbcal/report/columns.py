@@ -25,6 +25,8 @@ _COLUMNS: Mapping[str, Column] = {
         "spread over trainings", "Standard deviation over trainings with other seeds: what another training changes."
     ),
     "seeds": Column("trainings", "How often the method was trained, each time with another seed."),
+    "seed": Column("training", "Which training of the method, by its seed."),
+    "agents": Column("methods", "Methods that both judges tested."),
     "low": Column("low", "Lower end of the 95% interval, clustered by user: what other test users would change."),
     "high": Column("high", "Upper end of the 95% interval, clustered by user."),
     "regret": Column("below the oracle", "Reward of the oracle, which plans in the true world, minus that of the method."),

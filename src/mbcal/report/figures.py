@@ -90,7 +90,9 @@ def new_figure(width: float, height: float) -> Any:
 def _reward_figure(summary: RunSummary, protocol: str) -> Any:
     """Reward and interval of every method and of the log, one panel per judge."""
     panels = {judge: summary.ranked_with_log(protocol, judge) for judge in summary.judges}
-    means = {judge: {agent: mean for agent, mean, _ in ranked} for judge, ranked in panels.items() if ranked}
+    means: dict[str, dict[str, Mean]] = {
+        judge: {agent: mean for agent, mean, _ in ranked} for judge, ranked in panels.items() if ranked
+    }
     figure, by_judge = _panels(summary, protocol, means)
     for axes in by_judge.values():
         axes.set_xlabel("reward per session, 95% interval")
@@ -106,9 +108,9 @@ def _gap_figure(summary: RunSummary, protocol: str, base: str) -> Any:
             agents = [agent for agent, _, _ in summary.ranked_with_log(protocol, judge) if agent != base]
             gaps[judge] = {agent: compare(agent, base, rewards, summary.users).gap for agent in agents}
     figure, by_judge = _panels(summary, protocol, gaps)
-    for judge, axes in by_judge.items():
+    for name, axes in by_judge.items():
         low, high = axes.get_xlim()
-        trust, legend = summary.trust.get(judge), ""
+        trust, legend = summary.trust.get(name), ""
         if trust is not None and not trust.problem:
             axes.axvspan(-trust.difference, trust.difference, color=SOFT, alpha=0.3, linewidth=0, zorder=0)
             legend = "\ngrey: within the simulator's own error"
@@ -157,7 +159,7 @@ def _draw_interval(axes: Any, y: int, agent: str, mean: Mean) -> None:
 
 
 def _curve_figure(summary: RunSummary) -> Any:
-    """Reward by round of Growing Batch-RL, with lines for the oracle, chance and the log."""
+    """Reward by round of Growing Batch-RL, with lines for the oracle, a random policy and the log."""
     curves = {agent: curve for agent, curve in summary.curves().items() if agent not in REFERENCES}
     figure, axes = _line_figure(curves, summary.references())
     title = f"{PROTOCOLS['growing']}, {_judged_by(summary, summary.judges[0])}"

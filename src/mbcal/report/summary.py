@@ -14,6 +14,7 @@ from mbcal.environments.report_card import ReportCard
 from mbcal.environments.trust import Trust, simulator_trust
 from mbcal.evaluation.comparison import LOG_ROW
 from mbcal.evaluation.experiment.run import CellRecord, Run
+from mbcal.evaluation.models import TRUTH_TITLE
 from mbcal.metrics import Mean, mean_interval
 from mbcal.report.standing import Standing, baseline_of, standing
 from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact
@@ -21,7 +22,7 @@ from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact
 PROTOCOLS: Mapping[str, str] = {"batch": "Batch-RL", "growing": "Growing Batch-RL"}
 """Titles by name, in the order of the report."""
 JUDGES: Mapping[str, str] = {
-    "truth": "the newsfeed's truth",
+    "truth": TRUTH_TITLE,
     "lstm": "the LSTM simulator",
     "transformer": "the transformer simulator",
     "world": "the world itself",
@@ -53,7 +54,7 @@ class RunSummary:
         return {judge: Artifact.open(path, SIMULATOR_KIND).manifest["report_card"] for judge, path in folders.items()}
 
     def by_agent(self, protocol: str) -> dict[str, list[CellRecord]]:
-        """Return the results under a protocol by agent, seeds in order."""
+        """Return the results under a protocol by agent, trainings in order."""
         results: dict[str, list[CellRecord]] = {}
         for result in self.results:
             if result.cell.protocol == protocol:
@@ -112,10 +113,10 @@ class RunSummary:
         """(N,) reward of the same test sessions as they were logged; None in a Gymnasium world, which has no log."""
         if self.run.settings.is_world:
             return None
-        return self.run.test_sessions(self.run.store()).rewards.sum(1)
+        return np.asarray(self.run.test_sessions(self.run.store()).rewards.sum(1), np.float64)
 
     def references(self) -> dict[str, float]:
-        """Return what the oracle, chance and the log earn per session under the first judge, as far as they are known."""
+        """Return what the oracle, a random policy and the log earn under the first judge, as far as they are known."""
         judge = self.judges[0]
         earned = {**self.rewards("growing", judge), **self.rewards("batch", judge)}
         found = {name: float(earned[name].mean()) for name in (oracle.NAME, "random") if name in earned}

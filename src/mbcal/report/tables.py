@@ -89,7 +89,9 @@ def data_table(summary: RunSummary) -> Table:
         ["reward per step", description["reward_per_step"]],
         ["item features", ", ".join(description["features"]) or None],
     ]
-    return Table("data", "Data", ("what", "value"), rows)
+    held, used = description["parts"].get("test", {"sessions": 0})["sessions"], len(summary.users)
+    note = f"The tests use {used:,} of the {held:,} test sessions (setting test_sessions)." if used < held else ""
+    return Table("data", "Data", ("what", "value"), rows, note)
 
 
 def simulators_table(summary: RunSummary) -> Table:
@@ -108,7 +110,7 @@ def _finite(value: float) -> float | None:
 
 
 def rewards_table(summary: RunSummary, protocol: str) -> Table:
-    """Reward per session of every method under every judge, the number of its seeds, and tests against the `BASES`.
+    """Reward per session of every method under every judge, the number of its trainings, and tests against the `BASES`.
 
     Numbers of a simulator that has a warning are `Marked`, and p-values of gaps within its own error are `WithinError`.
     """
@@ -165,7 +167,7 @@ def _test_values(test: Comparison | None, mark: type[float], trust: Trust | None
 
 
 def _mean_rounds(summary: RunSummary, agent: str) -> float | None:
-    """Rounds to 99% of the last round's reward, mean over seeds."""
+    """Rounds to 99% of the last round's reward, mean over trainings."""
     results = summary.by_agent("growing").get(agent, [])
     rounds = [rounds_to([entry["mean"] for entry in result.record["rounds"]]) for result in results]
     counts = [count for count in rounds if count is not None]
@@ -200,7 +202,7 @@ def variance_table(summary: RunSummary) -> Table:
             rows.append([agent, *(float(np.mean([entry[name] for entry in regressions])) for name in names)])
     note = (
         "Of each method's value network on the sessions of its own Batch-RL test, in squared reward units "
-        "(variances, not standard deviations). R² is the share of the labels' variance that is predicted; the"
+        "(variances, not standard deviations). “explained” is the share of the labels' variance that is predicted (R²); the"
         " last column is the variance of the label of one (state, action) over resampled futures: noise that "
         "no network can learn."
     )
@@ -220,7 +222,7 @@ def exposure_table(summary: RunSummary) -> Table:
         if entries:
             rows.append([agent, *(mark(np.mean([entry[name] for entry in entries])) for name in names)])
     note = (
-        "Coverage: share of the catalogue shown at least once. Gini: inequality of exposure. Diversity: "
+        "Items shown: share of the catalogue shown at least once. Inequality: Gini coefficient of exposure. Diversity: "
         "distinct values of the first single-valued feature a session, per step. Repetition: share of steps "
         "with the value of the step before."
     )

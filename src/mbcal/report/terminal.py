@@ -42,7 +42,7 @@ def _reward_grid(summary: RunSummary, protocol: str, judge: str) -> Grid:
     grid = Grid(box=None, pad_edge=False)
     grid.add_column("method")
     grid.add_column("reward", justify="right")
-    grid.add_column("± seeds", justify="right")
+    grid.add_column("± trainings", justify="right")
     grid.add_column("95% interval")
     grid.add_column("" if base is None else f"against {base}")
     for agent, mean, spread in ranked:

@@ -52,7 +52,7 @@ function drawGaps(protocol, judge) {
   });
 }
 
-// reward by round with bands over trainings, labels at the ends, and lines for the oracle, chance and the log
+// reward by round with bands over trainings, labels at the ends, and lines for the oracle, a random policy and the log
 function drawCurves(hidden) {
   const container = byId("curve");
   container.replaceChildren();
