@@ -1,7 +1,8 @@
 """Verdicts on the claims of claims.toml, computed from the files in docs/results.
 
 A claim is tested on every data set it names, pair by pair and judge by judge. Where the truth is known it judges alone; else
-every simulator must agree. Intervals cover other test users and other trainings:
+every simulator must agree, and a gap that a simulator's own error could explain tells nothing. Intervals cover other test
+users and other trainings:
 
     half-width² = (half-width over users)² + (t · standard error over trainings)²
 
@@ -19,8 +20,7 @@ from typing import Literal
 
 from results_experiments import DEFINITIONS, ResultFiles, Row
 
-from mbcal.metrics import Mean, t_quantile
-from mbcal.report.formats import format_interval, format_mean
+from mbcal.metrics import t_quantile
 
 Verdict = Literal["holds", "does not hold", "inconclusive"]
 HOLDS: Verdict = "holds"
@@ -67,10 +67,12 @@ class Evidence:
     """The paper's number, where its data has the same scale."""
     partial: bool = False
     """Whether something that the claim compares was not measured yet, so that it can be refuted only."""
+    disputed: bool = False
+    """Whether another judge says the opposite."""
 
     @property
     def verdict(self) -> Verdict:
-        if self.trainings == 1 or math.isnan(self.value):
+        if self.trainings == 1 or math.isnan(self.value) or self.is_small or self.disputed:
             return UNKNOWN
         if self.high < self.bound:
             return FAILS
@@ -78,8 +80,8 @@ class Evidence:
 
     @property
     def is_small(self) -> bool:
-        """Whether the judge's own error could explain the gap."""
-        return self.trusted is not None and abs(self.value) < self.trusted
+        """Whether the judge's own error could explain how far the value is from the bound."""
+        return self.trusted is not None and abs(self.value - self.bound) < self.trusted
 
     def __str__(self) -> str:
         if self.factor:
@@ -87,8 +89,9 @@ class Evidence:
             return f"{_factor(self.value)}×{interval}"
         if self.low == self.high:
             return f"{self.value:+.3g}" if self.value else "0"
-        mean = Mean(self.value, self.low, self.high, 0, 0.0)
-        return f"{format_mean(mean, sign=True)} {format_interval(mean)}"
+        decimals = _decimals(self.low, self.high)
+        value, low, high = (round(number, decimals) or 0.0 for number in (self.value, self.low, self.high))  # no -0.0
+        return f"{value:{'+' if value else ''}.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
     @property
     def paper_text(self) -> str:
@@ -96,6 +99,12 @@ class Evidence:
         if self.paper is None:
             return ""
         return f"{_factor(self.paper)}×" if self.factor else f"{self.paper:+.2f}"
+
+
+def _decimals(low: float, high: float) -> int:
+    """Decimals that show two digits of an interval's half-width, and on which side of 0 each end is."""
+    smallest = min(abs(end) for end in (low, high) if end)
+    return max(1 - math.floor(math.log10((high - low) / 2)), -math.floor(math.log10(2 * smallest)), 0)
 
 
 def _factor(value: float) -> str:
@@ -122,7 +131,8 @@ def evidence(claim: Claim, data: str, files: ResultFiles) -> Evidence | None:
     deciding = [entry for verdict, by_judge in zip(verdicts, pairs, strict=True) if verdict == decided for entry in by_judge]
     if decided == UNKNOWN:
         deciding = [entry for entry in deciding if entry.verdict != HOLDS] or deciding
-    return min(deciding, key=lambda entry: entry.low - entry.bound)
+    least = min(deciding, key=lambda entry: entry.low - entry.bound)
+    return replace(least, disputed=decided == UNKNOWN != least.verdict)
 
 
 def overall_verdict(found: Sequence[Evidence | None]) -> Verdict | None:
@@ -178,9 +188,13 @@ def paired_gap(files: ResultFiles, experiment: str, judge: str, more: str, less:
     mean, half = found
     error, t = training_error([rows[more], rows[less]])
     half = math.hypot(half, t * error)
-    trusted = {row["family"]: row.get("trusted from") for row in files.rows(f"{experiment}-simulators")}.get(judge)
-    seeds = min(rows[more]["seeds"], rows[less]["seeds"])
+    seeds, trusted = min(rows[more]["seeds"], rows[less]["seeds"]), trusted_from(files, experiment, judge)
     return Evidence(mean, mean - half, mean + half, judge=judge, trainings=seeds, trusted=trusted)
+
+
+def trusted_from(files: ResultFiles, experiment: str, judge: str) -> float | None:
+    """The smallest gap that the own error of a judge of the experiment does not explain; None for the truth."""
+    return {row["family"]: row.get("trusted from") for row in files.rows(f"{experiment}-simulators")}.get(judge)
 
 
 def _gap_over_users(rows: Sequence[Row], judge: str, more: str, less: str) -> tuple[float, float] | None:
@@ -226,7 +240,8 @@ def compare_size(claim: Claim, data: str, files: ResultFiles) -> list[list[Evide
     for more in claim.more:
         for less in claim.less:
             pairs = [(judge, table.get((judge, more)), table.get((judge, less))) for judge in deciding_judges(data)]
-            found.append([_difference(first, second, judge, less) for judge, first, second in pairs if first and second])
+            gaps = [_difference(first, second, judge, less) for judge, first, second in pairs if first and second]
+            found.append([replace(gap, trusted=trusted_from(files, f"{data}-batch", gap.judge)) for gap in gaps])
     return found
 
 
@@ -268,8 +283,8 @@ def compare_choice(claim: Claim, data: str, files: ResultFiles) -> list[list[Evi
         reward = sum(row["reward"] for row in rows if row["judge"] == judge) / len(regrets)
         mean, half = mean_of_seeds([regret for regret, _ in regrets])
         half = math.hypot(half, sum(users for _, users in regrets) / len(regrets))
-        bound, seeds = -claim.margin * reward, len(regrets)
-        by_judge.append(Evidence(-mean, -mean - half, -mean + half, bound, judge=judge, trainings=seeds))
+        found = Evidence(-mean, -mean - half, -mean + half, -claim.margin * reward, judge=judge, trainings=len(regrets))
+        by_judge.append(replace(found, trusted=trusted_from(files, f"{data}-batch", judge)))
     return [by_judge]
 
 

@@ -171,6 +171,7 @@ def cell_text(entry: Evidence | None) -> str:
     notes = [entry.against] if entry.against else []
     notes += ["one training"] if entry.trainings == 1 else []
     notes += ["in part"] if entry.partial else []
+    notes += ["judges disagree"] if entry.disputed else []
     number, _, interval = str(entry).partition(" ")
     mark = MARKS[entry.verdict] + "°" * entry.is_small
     lines = [f"{mark}{NBSP}{number}", interval.replace(" ", NBSP), f"({', '.join(notes)})" if notes else ""]

@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from results_claims import CLAIMS, FAILS, HOLDS, TESTS, UNKNOWN, Claim, Evidence, evidence, overall_verdict, paired_gap
 from results_experiments import EXPERIMENTS, PAGES, ResultFiles
+from results_page import cell_text
 
 from mbcal.agents import AGENTS
 
@@ -65,8 +66,8 @@ def test_both_simulators_must_agree(tmp_path: Path, lstm: float, transformer: fl
     )
     found = evidence(claim(), "netflix", ResultFiles(tmp_path))
     assert found is not None
-    assert (found.judge, found.value) == (judge, judges[judge])
-    assert verdict == (UNKNOWN if judges["lstm"] * judges["transformer"] <= 0 else found.verdict)
+    assert (found.judge, found.value, found.verdict) == (judge, judges[judge], verdict)
+    assert found.disputed == (lstm == -1 and transformer == 2)
 
 
 def test_a_claim_about_several_methods_is_decided_by_the_strongest(tmp_path: Path) -> None:
@@ -139,10 +140,40 @@ def test_the_papers_number_stands_beside_ours(tmp_path: Path) -> None:
     assert ours.paper is None
 
 
-def test_a_gap_below_the_error_of_its_judge_is_marked() -> None:
-    assert Evidence(0.2, 0.1, 0.3, trusted=0.5).is_small
-    assert not Evidence(0.6, 0.5, 0.7, trusted=0.5).is_small
-    assert not Evidence(0.2, 0.1, 0.3).is_small
+def test_a_gap_below_the_error_of_its_judge_tells_nothing() -> None:
+    small = Evidence(0.2, 0.1, 0.3, trusted=0.5)
+    assert (small.is_small, small.verdict, cell_text(small).split("<br>")[0]) == (True, UNKNOWN, "?°\N{NO-BREAK SPACE}+0.20")
+    assert Evidence(-0.2, -0.3, -0.1, trusted=0.5).verdict == UNKNOWN
+    large = Evidence(0.6, 0.5, 0.7, trusted=0.5)
+    assert (large.is_small, large.verdict) == (False, HOLDS)
+    assert Evidence(0.2, 0.1, 0.3).verdict == HOLDS  # a judge that knows the truth
+    assert Evidence(0.1, 0.0, 0.2, bound=-0.3, trusted=0.5).verdict == UNKNOWN  # 0.4 from the bound
+    assert Evidence(0.3, 0.2, 0.4, bound=-0.3, trusted=0.5).verdict == HOLDS
+
+
+def test_a_claim_that_untrusted_gaps_alone_speak_for_is_inconclusive(tmp_path: Path) -> None:
+    judges = {"lstm": 1, "transformer": 2}
+    write(tmp_path, "netflix-batch-batch", BATCH, *(f"{j},{agent},80,0,3" for j in judges for agent in ("mbcal", "gru4rec")))
+    write(tmp_path, "netflix-batch-gaps", GAPS, *(f"{j},mbcal,gru4rec,{g},{g - 0.1},{g + 0.1}" for j, g in judges.items()))
+    for trusted, verdict in ((1.5, UNKNOWN), (0.5, HOLDS)):  # the lstm's error is above its gap, then below
+        write(tmp_path, "netflix-batch-simulators", "family,trusted from", f"lstm,{trusted}", f"transformer,{trusted}")
+        found = evidence(claim(), "netflix", ResultFiles(tmp_path))
+        assert found is not None
+        assert (found.judge, found.verdict) == ("lstm", verdict)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.177, 0.0026, 0.3514, "+0.177 [0.003, 0.351]"),
+        (0.17, -0.0004, 0.34, "+0.1700 [-0.0004, 0.3400]"),
+        (-0.0012, -0.12, 0.117, "0.00 [-0.12, 0.12]"),
+        (1.876, -2.9, 6.65, "+1.9 [-2.9, 6.7]"),
+        (0.177, 0.0, 0.354, "+0.18 [0.00, 0.35]"),
+    ],
+)
+def test_an_interval_shows_on_which_side_of_zero_it_ends(value: float, low: float, high: float, text: str) -> None:
+    assert str(Evidence(value, low, high)) == text
 
 
 def test_one_data_set_refutes_a_claim() -> None:
