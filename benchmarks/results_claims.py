@@ -63,6 +63,8 @@ class Evidence:
     """Smallest gap that the judge's own error does not explain, if it is a simulator that knows."""
     factor: bool = False
     """Whether the value is a factor, not a difference."""
+    loss: bool = False
+    """Whether the value is minus a loss; readers see the loss."""
     paper: float | None = None
     """The paper's number, where its data has the same scale."""
     partial: bool = False
@@ -87,11 +89,18 @@ class Evidence:
         if self.factor:
             interval = f" [{_factor(self.low)}, {_factor(self.high)}]" if self.low < self.high else ""
             return f"{_factor(self.value)}×{interval}"
+        numbers = (-self.value, -self.high, -self.low) if self.loss else (self.value, self.low, self.high)
+        sign = "" if self.loss else "+"
         if self.low == self.high:
-            return f"{self.value:+.3g}" if self.value else "0"
+            return f"{numbers[0]:{sign}.3g}" if self.value else "0"
         decimals = _decimals(self.low, self.high)
-        value, low, high = (round(number, decimals) or 0.0 for number in (self.value, self.low, self.high))  # no -0.0
-        return f"{value:{'+' if value else ''}.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+        value, low, high = (round(number, decimals) or 0.0 for number in numbers)  # no -0.0
+        return f"{value:{sign if value else ''}.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+    @property
+    def limit_text(self) -> str:
+        """The bound as readers see it, where it is not that nothing is lost; empty otherwise."""
+        return f"{-self.bound if self.loss else self.bound:.2g}" if self.bound and not self.factor else ""
 
     @property
     def paper_text(self) -> str:
@@ -275,7 +284,7 @@ def compare_variance(claim: Claim, data: str, files: ResultFiles) -> list[list[E
 
 
 def compare_choice(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """Minus the regret of the choice, mean over seeds."""
+    """Minus the regret of the choice, mean over trainings."""
     rows = [row for row in files.rows("planning-choice") if row["data"] == data and row["regret"] is not None]
     by_judge = []
     for judge in dict.fromkeys(row["judge"] for row in rows):
@@ -284,7 +293,7 @@ def compare_choice(claim: Claim, data: str, files: ResultFiles) -> list[list[Evi
         mean, half = mean_of_seeds([regret for regret, _ in regrets])
         half = math.hypot(half, sum(users for _, users in regrets) / len(regrets))
         found = Evidence(-mean, -mean - half, -mean + half, -claim.margin * reward, judge=judge, trainings=len(regrets))
-        by_judge.append(replace(found, trusted=trusted_from(files, f"{data}-batch", judge)))
+        by_judge.append(replace(found, loss=True, trusted=trusted_from(files, f"{data}-batch", judge)))
     return [by_judge]
 
 
@@ -336,14 +345,14 @@ def compare_yardstick(claim: Claim, data: str, files: ResultFiles) -> list[list[
 
 
 def compare_steady(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """The largest fall of any training below its best round before, with a minus."""
+    """Minus the largest fall of any training below its best round before."""
     rows = [
         row for row in files.rows(f"{data}-growing-curves") if row["agent"] in claim.more and row.get("fall") is not None
     ]
     if not rows:
         return []
     fall = max(row["fall"] for row in rows)
-    return [[Evidence(-fall, -fall, -fall, -claim.margin, trainings=rows[0]["seeds"])]]
+    return [[Evidence(-fall, -fall, -fall, -claim.margin, trainings=rows[0]["seeds"], loss=True)]]
 
 
 TESTS: dict[str, Callable[[Claim, str, ResultFiles], list[list[Evidence]]]] = {

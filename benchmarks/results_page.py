@@ -165,7 +165,7 @@ def _verdict_text(overall: str, found: Sequence[Evidence | None]) -> str:
 
 
 def cell_text(entry: Evidence | None) -> str:
-    """A mark, the number with its interval, and against what: a line each."""
+    """A mark, the number with its interval, against what, what may be lost, and the paper's number: a line each."""
     if entry is None:
         return "–"
     notes = [entry.against] if entry.against else []
@@ -175,6 +175,7 @@ def cell_text(entry: Evidence | None) -> str:
     number, _, interval = str(entry).partition(" ")
     mark = MARKS[entry.verdict] + "°" * entry.is_small
     lines = [f"{mark}{NBSP}{number}", interval.replace(" ", NBSP), f"({', '.join(notes)})" if notes else ""]
+    lines += [f"limit:{NBSP}{entry.limit_text}"] if entry.limit_text else []
     lines += [f"paper:{NBSP}{entry.paper_text}"] if entry.paper_text else []
     return "<br>".join(line for line in lines if line)
 

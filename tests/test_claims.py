@@ -83,7 +83,7 @@ def test_a_claim_about_several_methods_is_decided_by_the_strongest(tmp_path: Pat
     assert (partial.verdict, partial.partial) == (UNKNOWN, True)
     allowed = evidence(claim(less="mcpe", margin=0.04), "newsfeed", files)  # four of a hundred may be lost
     assert allowed is not None
-    assert allowed.verdict == HOLDS
+    assert (allowed.verdict, allowed.limit_text) == (HOLDS, "-4")
 
 
 def test_errors_are_compared_by_their_factor(tmp_path: Path) -> None:
@@ -112,6 +112,7 @@ def test_regret_of_a_choice_is_a_mean_over_seeds(tmp_path: Path) -> None:
     assert found is not None
     assert (found.value, found.bound, found.verdict) == (pytest.approx(-0.2), -1.0, HOLDS)
     assert found.high - found.value == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert (str(found), found.limit_text) == ("0.20 [-0.05, 0.45]", "1")  # readers see the regret itself
     assert evidence(claim("choice"), "netflix", files) is None
 
 
@@ -119,7 +120,8 @@ def test_a_fall_in_growing_rounds_is_the_largest_of_any_training(tmp_path: Path)
     write(tmp_path, "newsfeed-growing-curves", "agent,seeds,round,fall", "mbcal,3,1,0", "mbcal,3,2,3.5", "dqn,3,2,9")
     found = evidence(claim("steady", margin=3), "newsfeed", ResultFiles(tmp_path))
     assert found is not None
-    assert (found.value, found.verdict, str(found)) == (-3.5, FAILS, "-3.5")
+    assert (found.value, found.verdict, str(found), found.limit_text) == (-3.5, FAILS, "3.5", "3")
+    assert cell_text(found) == "✗\N{NO-BREAK SPACE}3.5<br>limit:\N{NO-BREAK SPACE}3"
 
 
 def test_the_papers_number_stands_beside_ours(tmp_path: Path) -> None:
