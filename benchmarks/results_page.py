@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results_claims import CLAIMS, FAILS, HOLDS, UNKNOWN, Evidence, evidence, overall_verdict
+from results_claims import CLAIMS, FAILS, HOLDS, UNKNOWN, Evidence, evidence, overall_verdict, paired_gap
 from results_experiments import DEFINITIONS, EXPERIMENTS, PAGES, ResultFiles
 from results_figures import TITLES
 
 from mbcal.agents import AGENTS
 from mbcal.errors import InputError, nearest
 from mbcal.evaluation.experiment.overrides import split_list
+from mbcal.report.columns import is_p
 from mbcal.report.formats import format_value
 from mbcal.report.tables import Table
 
@@ -117,7 +118,11 @@ def _used_columns(rows: list[dict[str, Any]], with_data: bool) -> list[str]:
 
 
 def _with_paper(files: ResultFiles, name: str, with_paper: bool) -> list[dict[str, Any]]:
-    """The rows of a file, low and high as one interval; on request with the paper's numbers beside them."""
+    """The rows of a file for readers; on request with the paper's numbers beside them.
+
+    Low and high are one interval. Gaps have intervals over users and trainings, as claims do; the p-values of the files,
+    which are over users alone, are left out.
+    """
     experiment, _, table = name.rpartition("-")
     data = experiment.partition("-")[0]
     paper = files.paper(table, data) if with_paper else {}
@@ -126,13 +131,21 @@ def _with_paper(files: ResultFiles, name: str, with_paper: bool) -> list[dict[st
         row: dict[str, Any] = {"data": data}
         for column, value in line.items():
             if column == "low":
-                row["95% interval"] = f"[{format_value(value)}, {format_value(line['high'])}]"
-            elif column != "high":
+                row["interval over users"] = f"[{format_value(value)}, {format_value(line['high'])}]"
+            elif column.startswith("gap to "):
+                gap = paired_gap(files, experiment, line["judge"], line["agent"], column.removeprefix("gap to "))
+                row[column] = gap_text(gap) if gap else value
+            elif column != "high" and not is_p(column):
                 row[column] = f"{value:g}" if column == "value" and isinstance(value, float) else value
             if any(column in numbers for numbers in paper.values()):
                 row[f"{column} (paper)"] = paper.get(line.get("agent") or line["family"], {}).get(column)
         rows.append(row)
     return rows
+
+
+def gap_text(gap: Evidence) -> str:
+    """A gap with its interval over users and trainings, none if there is one training, and ° if it cannot be trusted."""
+    return (f"{gap.value:+.3g} (one training)" if gap.trainings == 1 else str(gap)) + "°" * gap.is_small
 
 
 # ---- claims

@@ -66,7 +66,10 @@ def _claims_parts(data: str, files: ResultFiles) -> Iterator[str]:
             rows.append([claim.says, claim.by, cell_text(found).replace("<br>", " "), found.judge or None])
     if rows:
         yield "## Claims"
-        yield "✓ holds, ✗ does not hold, ? inconclusive; what decides, with its 95% interval over users and trainings."
+        yield (
+            "✓ holds, ✗ does not hold, ? inconclusive; the comparison that decides, with its 95% interval over users and "
+            "trainings. ° could be the simulator's own error. More: [results.md](../results.md#how-to-read-the-tables)."
+        )
         yield Table("", "", ("claim", "whose", "evidence", "judge"), rows).grid()
 
 

@@ -315,6 +315,22 @@ def test_a_block_takes_columns_and_rows(kept: Path) -> None:
         page_table(files, [name], ["columns: agnt"])
 
 
+def test_gaps_have_the_intervals_of_claims(tmp_path: Path) -> None:
+    columns = "judge,agent,reward per session,spread over seeds,seeds,low,high,gap to mbcal,p to mbcal"
+    lines = ["lstm,dqn,90,0.3,3,89,91,-2,0.0", "lstm,mcpe,91,,1,90,92,-1,0.0", "lstm,mbcal,92,0.3,3,91,93,,"]
+    gaps = ["judge,method,against,gap,low,high", "lstm,mbcal,dqn,2,1.9,2.1", "lstm,mbcal,mcpe,1,0.9,1.1"]
+    (tmp_path / "ml1m-batch-batch.csv").write_text("\n".join([columns, *lines]) + "\n")
+    (tmp_path / "ml1m-batch-simulators.csv").write_text("family,trusted from\nlstm,2.5\n")
+    alone = page_table(ResultFiles(tmp_path), ["ml1m-batch-batch"], [])  # the gaps were not collected
+    assert [row[alone.columns.index("gap to mbcal")] for row in alone.rows] == [-2, -1, None]
+    (tmp_path / "ml1m-batch-gaps.csv").write_text("\n".join(gaps) + "\n")
+    table = page_table(ResultFiles(tmp_path), ["ml1m-batch-batch"], [])
+    assert "p to mbcal" not in table.columns  # over users alone
+    found = [row[table.columns.index("gap to mbcal")] for row in table.rows]
+    assert found == ["-2.00 [-2.69, -1.31]°", "-1 (one training)°", None]  # Student's t, four degrees of freedom
+    assert table.rows[0][table.columns.index("interval over users")] == "[89, 91]"
+
+
 def test_a_log_that_is_not_there_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results.main(["prepare", "netflix", "--sources", str(tmp_path / "none"), "--build", str(tmp_path)])
     assert "netflix: skipped, there is no " in capsys.readouterr().out
