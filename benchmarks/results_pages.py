@@ -95,10 +95,14 @@ def _made_by(experiment: str, files: ResultFiles) -> str:
     record = next(iter(files.record(experiment).values()))
     settings, run = record["settings"], record["run"]
     sizes = f"{settings['rounds']:,} rounds of {settings['round_sessions']:,} sessions, " * experiment.endswith("-growing")
-    made = f"`{record['command']}`: {sizes}{settings['seeds']} seeds, {record['test sessions']:,} test sessions"
+    made = f"`{record['command']}`: {sizes}{_counted(settings['seeds'], 'training')}, {record['test sessions']:,} test sessions"
     notes = shortcomings(files, experiment)
     lacks = f" Incomplete: {'; '.join(notes)}." if notes else ""
     return f"{made}; mbcal {run['mbcal']}, torch {run['versions']['torch']} on {run['device']}.{lacks}"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _script_parts(script: Mapping[str, Any], data: str, files: ResultFiles) -> Iterator[str]:
@@ -110,6 +114,7 @@ def _script_parts(script: Mapping[str, Any], data: str, files: ResultFiles) -> I
         return
     yield script["note"].strip()
     yield f"`{command}`"
+    rows = [row if row.get("sessions") != 0 else {**row, "sessions": None, "seeds": None} for row in rows]  # learned nothing
     if "mean_over_seeds" in script:
         rows = _mean_over_seeds(rows, script["mean_over_seeds"])
     columns = script.get("columns") or [column for column in rows[0] if column != "data"]
@@ -117,7 +122,7 @@ def _script_parts(script: Mapping[str, Any], data: str, files: ResultFiles) -> I
 
 
 def _mean_over_seeds(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
-    """Rows with equal keys as one: means of numbers, the different texts, and how many seeds there are."""
+    """Rows with equal keys as one: means of numbers, the different texts, and how many trainings there are."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)

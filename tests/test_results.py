@@ -258,7 +258,7 @@ def test_a_world_is_played_and_collected(tmp_path: Path, monkeypatch: pytest.Mon
     }
     results.main(["page", "--docs", str(tmp_path / "docs")])
     page = (tmp_path / "docs" / "results" / "sardine.md").read_text()
-    assert "`python benchmarks/results.py run sardine-growing --device cpu`: 2 rounds of 40 sessions, 2 seeds" in page
+    assert "`python benchmarks/results.py run sardine-growing --device cpu`: 2 rounds of 40 sessions, 2 trainings" in page
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_pages_are_filled_from_the_files(kept: Path, docs: Path) -> None:
     assert f"| lstm | mbcal | {reward:.2f} | 79.71 | 1 | [" in page
     assert "![Sample efficiency, Netflix](netflix-size.svg)" in page
     assert "Not run yet: `python benchmarks/results.py run netflix-growing --device cuda`" in page
-    assert "run netflix-batch --device cpu --small`: 1 seeds, 40 test sessions" in page
+    assert "run netflix-batch --device cpu --small`: 1 training, 40 test sessions" in page
     assert "## Ablations\n\nEvery setting" in page
     newsfeed = (docs / "results" / "newsfeed.md").read_text()
     assert "Not run yet: `python benchmarks/advantages.py log" in newsfeed
@@ -313,6 +313,17 @@ def test_a_block_takes_columns_and_rows(kept: Path) -> None:
     assert table.rows == [["mbcal", earned(kept / f"{name}.csv", "lstm", "mbcal")]]
     with pytest.raises(InputError, match=r"netflix-batch-batch\.csv: there is no column 'agnt'\. Did you mean 'agent'\?"):
         page_table(files, [name], ["columns: agnt"])
+
+
+def test_yardsticks_have_neither_sessions_nor_trainings(tmp_path: Path) -> None:
+    lines = ["kind,world,policy,sessions,clicks,stderr,spread over seeds,seeds"]
+    lines += ["yardstick,BoredInf,chance,0,9,0.2,,1", "batch,BoredInf,mbcal,7200,41,0.4,0.3,3"]
+    (tmp_path / "sardine-worlds.csv").write_text("\n".join(lines) + "\n")
+    page = data_page("sardine", ResultFiles(tmp_path))
+    header = "| kind | world | policy | sessions | clicks per session | standard error | spread over trainings | trainings |"
+    assert header in page
+    assert "| yardstick | BoredInf | chance | – | 9 | 0.200 | – | – |" in page
+    assert "| batch | BoredInf | mbcal | 7,200 | 41 | 0.400 | 0.300 | 3 |" in page
 
 
 def test_gaps_have_the_intervals_of_claims(tmp_path: Path) -> None:
