@@ -95,14 +95,11 @@ def _made_by(experiment: str, files: ResultFiles) -> str:
     record = next(iter(files.record(experiment).values()))
     settings, run = record["settings"], record["run"]
     sizes = f"{settings['rounds']:,} rounds of {settings['round_sessions']:,} sessions, " * experiment.endswith("-growing")
-    made = f"`{record['command']}`: {sizes}{_counted(settings['seeds'], 'training')}, {record['test sessions']:,} test sessions"
+    trainings = f"{settings['seeds']} training{'s' * (settings['seeds'] != 1)}"
+    made = f"`{record['command']}`: {sizes}{trainings}, {record['test sessions']:,} test sessions"
     notes = shortcomings(files, experiment)
     lacks = f" Incomplete: {'; '.join(notes)}." if notes else ""
     return f"{made}; mbcal {run['mbcal']}, torch {run['versions']['torch']} on {run['device']}.{lacks}"
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _script_parts(script: Mapping[str, Any], data: str, files: ResultFiles) -> Iterator[str]:
