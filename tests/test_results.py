@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import results
 from results_experiments import EXPERIMENTS, PAGES, ResultFiles
+from results_figures import MAIN, METHODS, curve_figure, gap_figure
 from results_page import BLOCK, page_table, page_text
 from results_pages import data_page, pages_with_blocks
 
@@ -43,6 +45,8 @@ SMALL: dict[str, tuple[str, ...]] = {
 }
 """Experiments that are run as miniatures, and which of their agents (all if none is named)."""
 DOCS = ROOT / "docs"
+ENDS = {"mbcal": 101, "mbcal-plan": 101.1, "dqn": 97}
+"""Rewards of the last round, for a figure."""
 
 
 @pytest.mark.parametrize("page", pages_with_blocks(DOCS), ids=lambda page: page.stem)
@@ -313,6 +317,38 @@ def test_a_block_takes_columns_and_rows(kept: Path) -> None:
     assert table.rows == [["mbcal", earned(kept / f"{name}.csv", "lstm", "mbcal")]]
     with pytest.raises(InputError, match=r"netflix-batch-batch\.csv: there is no column 'agnt'\. Did you mean 'agent'\?"):
         page_table(files, [name], ["columns: agnt"])
+
+
+def test_a_gap_figure_shows_every_method_and_what_is_known_beside() -> None:
+    files = ResultFiles(DOCS / "results")
+    figure = gap_figure(files, ["newsfeed"], METHODS, every_judge=True)
+    shown = {label.get_text() for label in figure.axes[0].get_yticklabels()}
+    assert shown == set(AGENTS) - {"gru4rec"}
+    assert [axes.get_title() for axes in figure.axes] == [f"newsfeed, {judge}" for judge in ("truth", "lstm", "transformer")]
+    assert {text.get_text() for text in figure.axes[0].texts} == {"the log", "oracle"}
+    assert len(figure.axes[0].patches) == 0  # the truth needs no zone
+    assert len(figure.axes[1].patches) == 1
+    assert set(AGENTS) <= set(METHODS)
+    assert (len(MAIN), len(AGENTS)) == (7, 14)  # as the caption says
+
+
+def test_curves_are_in_two_columns_with_names_at_their_ends(tmp_path: Path) -> None:
+    columns = "agent,seeds,round,reward per session,lowest seed,highest seed,fall"
+    curves = [f"{agent},3,{at},{end - 2 + at},{end - 2},{end},0" for agent, end in ENDS.items() for at in (1, 2)]
+    for data in ("newsfeed", "leaving", "kuairand"):
+        (tmp_path / f"{data}-growing-curves.csv").write_text("\n".join([columns, *curves]) + "\n")
+    rewards = ["judge,agent,reward per session", "truth,the log,95", "truth,random,50"]
+    (tmp_path / "newsfeed-growing-growing.csv").write_text("\n".join(rewards) + "\n")
+    files = ResultFiles(tmp_path)
+    figure = curve_figure(files, ["newsfeed", "leaving", "kuairand"])
+    assert figure.get_size_inches().tolist() == pytest.approx([6.8, 2 * 2.5 + 0.4])
+    newsfeed = figure.axes[0]
+    names = {text.get_text(): text for text in newsfeed.texts}
+    assert set(names) == {"mbcal", "mbcal-plan", "dqn", "the log", "below: random 50.0"}
+    assert [names[name].get_color() for name in ENDS] == ["#1f5fd0", "#c77700", "#7a828e"]
+    places = sorted(names[name].xy[1] for name in (*ENDS, "the log"))
+    low, high = newsfeed.get_ylim()
+    assert min(after - before for before, after in pairwise(places)) >= (high - low) / 13 - 1e-9
 
 
 def test_yardsticks_have_neither_sessions_nor_trainings(tmp_path: Path) -> None:
