@@ -7,6 +7,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import msgspec
@@ -18,6 +19,7 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.writer import DecisionLog
+from mbcal.environments.trust import Trust
 from mbcal.errors import ConflictError, LogError
 from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.evaluation.ope.propensity import policy_choices
@@ -29,6 +31,7 @@ from mbcal.release.gate import (
     GateConfig,
     Verdict,
     combined_answer,
+    compare_by_simulator,
     interval_answer,
 )
 from mbcal.release.obstacles import settled_rows, why_unread
@@ -255,7 +258,7 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     bad, good = agent(20, seed=4, epochs=1), agent(600, epochs=15)  # the second as good as the live version
     for candidate, answers, action in (
         (bad, ["cannot tell", "worse"], "refused"),
-        (good, ["cannot tell", "no worse"], "canary"),
+        (good, ["cannot tell", "cannot tell"], "canary"),  # by a difference that the simulator's error may explain
     ):
         verdict = update(weak, tmp_path / "log", simulator=tmp_path / "sim", candidate=candidate, **settings)
         assert [check.name for check in verdict.checks] == ["log", "simulator"]
@@ -267,6 +270,23 @@ def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
     unknown = update(weak, tmp_path / "log", simulator=tmp_path / "without card", candidate=bad, **settings)
     assert [check.answer for check in unknown.checks] == ["cannot tell", "cannot tell"]
     assert "has no report card" in unknown.checks[1].detail
+
+
+@pytest.mark.parametrize(
+    ("gain", "trusted", "answer"),
+    [(3.96, 5.62, "cannot tell"), (5.62, 5.62, "no worse"), (-3.96, 5.62, "cannot tell"), (-6.0, 5.62, "worse")],
+)
+def test_a_simulator_says_nothing_inside_its_own_error(
+    gain: float, trusted: float, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that the candidate is worse nor that it is no worse."""
+    rewards = iter((np.full((40, 6), 8 + gain / 6), np.full((40, 6), 8.0)))  # of the candidate, then of the live version
+    monkeypatch.setattr("mbcal.release.gate.rollout", lambda *_, **__: SimpleNamespace(rewards=next(rewards)))
+    sessions, trust = logged(40), Trust(trusted, 0.13, 0.0, "")
+    simulator: Any = SimpleNamespace(catalog=sessions.catalog, behaviours=sessions.behaviour_set, trust=trust)
+    check = compare_by_simulator(agent(20, epochs=1), agent(20, epochs=1), simulator, sessions, GateConfig())
+    assert check.answer == answer
+    assert f"{gain:+.3g} per session" in check.detail
 
 
 def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_model: Path, log: Path, tmp_path: Path) -> None:

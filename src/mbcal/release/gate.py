@@ -221,7 +221,7 @@ def compare_by_simulator(
     gain = mean_interval(candidate_rewards - live_rewards, sessions.user)
     least = -gate.tolerance * abs(float(np.mean(live_rewards)))
     answer, trust = interval_answer(gain.low, gain.high, least), simulator.trust
-    if answer == "worse" and not trust.covers(gain.mean):
+    if not trust.covers(gain.mean):
         answer = "cannot tell"
     detail = f"{_found(gain.mean, gain.low, gain.high, least)} on {len(sessions):,} simulated sessions. {trust.sentence}"
     return Check("simulator", answer, detail)
