@@ -82,7 +82,7 @@ def test_the_live_policy_itself_is_level_whatever_it_earned() -> None:
     found = bound_difference(log, live, live, epsilon=0.1)
     assert found.value == pytest.approx(0, abs=1e-6)
     assert -0.004 < found.low < 0 < found.high < 0.004
-    assert found.support == "it chooses as the live version does at all 4,000 logged steps"
+    assert found.support == "the candidate chooses as the live version does at all 4,000 logged steps"
 
 
 def test_every_step_may_have_an_exploration_of_its_own() -> None:

@@ -48,7 +48,7 @@ def test_a_candidate_that_chooses_alike_is_no_worse(weak: Registry, weak_model: 
     gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)  # few users, in a world of rare prizes
     verdict = update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action, weak.current()) == ("no worse", "published", "v000002"), verdict.checks
-    assert "it chooses as the live version does at all " in verdict.checks[0].detail
+    assert "the candidate chooses as the live version does at all " in verdict.checks[0].detail
     assert verdict.void is None
     assert verdict.difference is not None
     assert verdict.difference.value == pytest.approx(0, abs=1e-5)  # with the exploration of the log, not with less
@@ -64,9 +64,10 @@ def test_a_candidate_that_reads_what_is_not_logged_is_not_published(
     fields = SessionFields(context=Fields((Field("device", "category", vocabulary=("phone", "tv")),)))
     more: dict[str, Any] = {"history": domain.history + 3} if kind == "history" else {"fields": fields}
     found = why_unread(replace(domain, **more), domain)
+    steps = f"{domain.history + 3} steps before a session, of which the live version logs {domain.history}"
     expected = {
-        "history": f"it reads {domain.history + 3} steps before a session, of which the live version logs {domain.history}",
-        "fields": "it reads context that the live version does not log (device)",
+        "history": f"the candidate reads {steps}",
+        "fields": "the candidate reads context that the live version does not log (device)",
     }
     assert found == expected[kind]
     assert why_unread(domain, replace(domain, **more)) == ""
@@ -286,7 +287,9 @@ def test_a_simulator_says_nothing_inside_its_own_error(
     simulator: Any = SimpleNamespace(catalog=sessions.catalog, behaviours=sessions.behaviour_set, trust=trust)
     check = compare_by_simulator(agent(20, epochs=1), agent(20, epochs=1), simulator, sessions, GateConfig())
     assert check.answer == answer
-    assert f"{gain:+.3g} per session" in check.detail
+    assert check.detail.startswith(
+        f"{gain:+.3g} [{gain:+.3g}, {gain:+.3g}] per session, where it may lose at most 0.48, on 40"
+    )
 
 
 def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_model: Path, log: Path, tmp_path: Path) -> None:
@@ -300,4 +303,5 @@ def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_mode
     verdict = update(weak, tmp_path / "wrong", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     assert "instead of 1, so its numbers mean nothing" in verdict.checks[0].detail
+    assert verdict.checks[0].detail.startswith("between ")  # no value that would look like a finding
     assert verdict.reason.startswith("the log cannot tell: its weights have a mean of at least")

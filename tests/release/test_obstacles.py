@@ -52,7 +52,11 @@ def test_feedback_that_has_not_come_may_be_what_a_choice_costs(tmp_path: Path) -
     assert verdict.difference is not None
     assert verdict.difference.low > 0
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
-    assert "choices served to users for whom it chooses otherwise have no feedback, on 0 it came after" in verdict.reason
+    assert "users for whom the candidate chooses otherwise gave no feedback on " in verdict.reason
+    assert "another session had begun" not in verdict.reason  # no feedback was late
+    assert verdict.checks[0].detail.startswith(
+        f"between {verdict.difference.low:+.3g} and {verdict.difference.high:+.3g} per"
+    )
 
 
 def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +66,7 @@ def test_lost_records_may_be_what_a_choice_costs(tmp_path: Path, monkeypatch: py
     verdict = judged(tmp_path / "lost", records)
     assert (verdict.answer, verdict.reason) == ("cannot tell", "the log cannot tell: the log has lost records (7)")
     assert why_lost(JoinCounts(lost=["segment 3 is missing", "5 bytes are damaged"])) == (
-        "the log has lost records (segment 3 is missing; 5 bytes are damaged)"
+        "the log has lost records (segment 3 is missing, 5 bytes are damaged)"
     )
     assert why_lost(JoinCounts()) == ""
 
@@ -124,7 +128,7 @@ def test_a_user_with_many_sessions_who_teaches_is_not_judged_by_others(
     )
     if (sessions, other) == (20, "bait"):
         assert verdict.answer == "cannot tell"
-        assert "it chooses otherwise in 2.0% of all sessions that are of one user, who teaches" in verdict.reason
+        assert "the candidate chooses otherwise in 2.0% of all sessions that are of one user, who teaches" in verdict.reason
     else:
         assert verdict.answer == "no worse"
 
@@ -155,7 +159,7 @@ def test_few_choices_without_feedback_hide_little(rewards: tuple[float, float], 
         return why_unanswered(ServedChoices([candidate, live], 0, {0: unanswered}, found, {}), sessions, epsilon, 0.02)
 
     assert why(int(allowed / most)) == ""
-    assert why(int(allowed / most) + 1).startswith(f"{int(allowed / most) + 1:,} choices served to ")
+    assert f" gave no feedback on {int(allowed / most) + 1:,} choices, and so " in why(int(allowed / most) + 1)
     assert why(0, late=int(allowed / (3 * range_of_rewards))) == ""
     assert why(0, late=int(allowed / (3 * range_of_rewards)) + 1) != ""
 
@@ -169,7 +173,9 @@ def test_a_call_without_feedback_does_not_keep_the_gate_from_telling(tmp_path: P
     assert judged(tmp_path / "many", [*visits(8000, whole, pages=1), call]).answer == "no worse"
     verdict = judged(tmp_path / "few", [*visits(1000, whole, pages=1), call])
     assert verdict.answer == "cannot tell"
-    assert verdict.reason.startswith("the log cannot tell: it chooses otherwise at 1 choices or more that have no feedback")
+    assert verdict.reason.startswith(
+        "the log cannot tell: the candidate chooses otherwise at 1 choices or more that have no feedback"
+    )
 
 
 def test_choices_without_feedback_count_where_versions_differ(tmp_path: Path) -> None:

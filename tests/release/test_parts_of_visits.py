@@ -52,8 +52,8 @@ def in_trial(registry: Registry, folder: Path, records: list[Record]) -> Look:
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (landing, " judging sessions their users began another session within 30 minutes; send the same session"),
-        (session_of_a_page, " judging sessions their users began another session within 30 minutes; send the same session"),
+        (landing, " judging sessions their users began another session within 30 minutes: send the same session"),
+        (session_of_a_page, " judging sessions their users began another session within 30 minutes: send the same session"),
         (named_first, "5,000 decisions have neither session nor user, beside "),
         (halves, "1,000 visits may be known by user alone at first and by session alone later, beside "),
         (anonymous_session_of_a_page, "5,000 sessions have no beginning, beside "),

@@ -67,7 +67,7 @@ def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tm
 
 def test_what_chooses_alike_is_judged_where_requests_have_no_names(tmp_path: Path) -> None:
     check = judged(tmp_path, "good", user=False).checks[0]
-    assert "it chooses as the live version does at all" in check.detail
+    assert "the candidate chooses as the live version does at all" in check.detail
     assert UNJUDGED not in check.detail
 
 

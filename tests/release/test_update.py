@@ -52,7 +52,7 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
     assert verdict.difference is not None
     assert verdict.difference.low < 0 < verdict.difference.high
-    assert verdict.reason == "the log cannot tell: 120 of 120 judging sessions may still be going on; update later"
+    assert verdict.reason == "the log cannot tell: 120 of 120 judging sessions may still be going on: update later"
     why = why_undecided(verdict.difference, GATE.tolerance)  # in half an hour
     assert why.startswith("the log cannot tell; to see a difference of 1%, 5% or 10% takes about a billion")
     assert " judging sessions of such a log, or about " in why

@@ -43,9 +43,9 @@ ENOUGH_SEEN = 100
 
 
 UNJUDGED = (
-    "it chooses otherwise than the live version where the log does not show what follows: at items without feedback, "
-    "before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that may be "
-    "parts of visits; or it reads what the log does not hold"
+    "the candidate chooses otherwise than the live version where the log does not show what follows: at items without "
+    "feedback, before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that "
+    "may be parts of visits, or it reads what the log does not hold"
 )
 """Why the log cannot tell, whatever its numbers say."""
 
@@ -170,16 +170,19 @@ def compare_by_log(
     """
     difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level, last_served=last_served)
     least = -gate.tolerance * abs(difference.reward) * difference.decided
-    answer = interval_answer(difference.low, difference.high, least)
-    found = _found(difference.value, difference.low, difference.high, least)
-    detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
+    answer, doubt = interval_answer(difference.low, difference.high, least), ""
     if difference.is_contradicted:
-        answer, detail = "cannot tell", f"{detail}; but {_contradiction(difference)}"
+        doubt = _contradiction(difference)
     elif difference.hidden > gate.tolerance and answer != "cannot tell":
-        answer, detail = "cannot tell", f"{detail}; but {_exploration(difference)}"
-    if unjudged and answer != "cannot tell":
-        answer, detail = "cannot tell", f"{detail}; but {UNJUDGED}"
-    return Check("log", answer, detail), difference
+        doubt = _exploration(difference)
+    elif unjudged and answer != "cannot tell":
+        doubt = UNJUDGED
+    if doubt:
+        answer = "cannot tell"
+    value = None if answer == "cannot tell" else difference.value  # beside what is not shown it would mislead
+    found = _found(value, difference.low, difference.high, least)
+    detail = f"{found} on {difference.sessions:,} sessions of {difference.users:,} users; {difference.support}"
+    return Check("log", answer, f"{detail}; but {doubt}" if doubt else detail), difference
 
 
 def other_estimates(
@@ -261,7 +264,7 @@ def _contradiction(difference: Difference) -> str:
 def _exploration(difference: Difference) -> str:
     return (
         f"{difference.hidden:.1%} of its reward was earned in sessions that explored much more than the others, and so hide "
-        "what the candidate costs there; judge them apart"
+        "what the candidate costs there: judge them apart"
     )
 
 
@@ -270,8 +273,10 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(set(words)) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _found(value: float, low: float, high: float, least: float) -> str:
-    return f"{value:+.3g} per session [{low:+.3g}, {high:+.3g}], where a lower bound of {least:+.3g} is needed,"
+def _found(value: float | None, low: float, high: float, least: float) -> str:
+    """A difference with its bounds, or the bounds alone if it has no value, and what may be lost."""
+    found = f"between {low:+.3g} and {high:+.3g}" if value is None else f"{value:+.3g} [{low:+.3g}, {high:+.3g}]"
+    return f"{found} per session, where it may lose at most {-least:.3g},"
 
 
 def _count(sessions: float) -> str:

@@ -80,4 +80,6 @@ def why_unasked(joined: Joined, heavy: NDArray[np.int64], differs: NDArray[np.bo
     if most <= HEAVY * sessions:
         return ""
     share = f"{most / sessions:.1%} of all sessions"
-    return f"it chooses otherwise in {share} that are of one user, who teaches and does not judge; name users apart"
+    return (
+        f"the candidate chooses otherwise in {share} that are of one user, who teaches and does not judge: name users apart"
+    )

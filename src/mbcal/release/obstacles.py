@@ -67,13 +67,13 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     }
     found = []
     if n_going_on > tolerance * size:
-        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on; update later")
+        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on: update later")
     if n_preceding > tolerance * size or is_followed:
         follow = f"their users began another session within {IDLE / 60:.0f} minutes"
-        found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}; {SEND_ONE_SESSION}")
+        found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}: {SEND_ONE_SESSION}")
     if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
         named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
-        found.append(f"{named}, beside {size:,} judging sessions; {SEND_ONE_SESSION}")
+        found.append(f"{named}, beside {size:,} judging sessions: {SEND_ONE_SESSION}")
     return "; ".join(found)
 
 
@@ -105,13 +105,17 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
         return ""
     if served.unseen:
         return (
-            f"it chooses otherwise at {sum(served.unseen.values()):,} choices or more that have no feedback, or neither "
-            f"session nor user, which may change more than {tolerance:.1%} of the reward; send feedback on all items"
+            f"the candidate chooses otherwise at {sum(served.unseen.values()):,} choices or more that have no feedback, or "
+            f"neither session nor user, which may change more than {tolerance:.1%} of the reward: send feedback on all items"
         )
+    n_missing, n_late = sum(served.unanswered.values()), int(served.late.sum())
+    what = " and ".join(
+        (f"no feedback on {n_missing:,} choices",) * (n_missing > 0)
+        + (f"feedback on {n_late:,} choices only after another session had begun",) * (n_late > 0)
+    )
     return (
-        f"{sum(served.unanswered.values()):,} choices served to users for whom it chooses otherwise have no feedback, on "
-        f"{served.late.sum():,} it came after they began another session, and so more than {tolerance:.1%} of the reward "
-        "may be hidden; send feedback on all items, also on skipped ones, and update when it has come"
+        f"users for whom the candidate chooses otherwise gave {what}, and so more than {tolerance:.1%} of the reward may be "
+        "hidden: send feedback on all items, also on skipped ones, and update when it has come"
     )
 
 
@@ -129,7 +133,7 @@ def _net_reward(sessions: Sessions) -> float:
 
 def why_lost(counts: JoinCounts) -> str:
     """Say that the log has lost records, which may have shown what choices led to; empty if it has not."""
-    return f"the log has lost records ({'; '.join(counts.lost)})" if counts.lost else ""
+    return f"the log has lost records ({', '.join(counts.lost)})" if counts.lost else ""
 
 
 def why_unread(candidate: Domain, live: Domain) -> str:
@@ -139,11 +143,13 @@ def why_unread(candidate: Domain, live: Domain) -> str:
     """
     found = []
     if candidate.history > live.history:
-        found.append(f"it reads {candidate.history} steps before a session, of which the live version logs {live.history}")
+        found.append(
+            f"the candidate reads {candidate.history} steps before a session, of which the live version logs {live.history}"
+        )
     for kind, own, logged in (
         ("user features", candidate.fields.user, live.fields.user),
         ("context", candidate.fields.context, live.fields.context),
     ):
         if names := sorted(set(own.names) - set(logged.names)):
-            found.append(f"it reads {kind} that the live version does not log ({', '.join(names)})")
+            found.append(f"the candidate reads {kind} that the live version does not log ({', '.join(names)})")
     return "; ".join(found)

@@ -63,5 +63,5 @@ def why_elsewhere(
         return ""
     return (
         f"in or within {IDLE / 60:.0f} minutes of {len(parts):,} of {len(judging):,} judging sessions decided a version "
-        "that is not among those compared; serve all of a visit by one version"
+        "that is not among those compared: serve all of a visit by one version"
     )

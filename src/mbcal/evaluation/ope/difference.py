@@ -92,10 +92,10 @@ class Difference:
     def support(self) -> str:
         """What the log shows of the policy, in words."""
         if not self.differing:
-            return f"it chooses as the live version does at all {self.steps:,} logged steps"
+            return f"the candidate chooses as the live version does at all {self.steps:,} logged steps"
         return (
-            f"it chooses another item than the live version at {self.differing / self.steps:.1%} of the logged steps, and "
-            f"the log shows that item at {self.seen:,} of these {self.differing:,}"
+            f"the candidate chooses another item than the live version at {self.differing / self.steps:.1%} of the logged "
+            f"steps, and the log shows that item at {self.seen:,} of these {self.differing:,}"
         )
 
     def log_sessions_needed(self, share: float) -> float:
