@@ -54,6 +54,7 @@ def test_requests_made_from_the_document_get_documented_answers(registry: Regist
 
 EXAMPLES: dict[str, Any] = {
     "/v1/rank": {"candidates": ITEMS},
+    "/v1/try": {"candidates": ITEMS},
     "/v1/feedback": {"decision": "old", "behaviour": "click", "item": "item 1"},
     "/admin/epsilon": {"epsilon": 0.5},
     "/admin/reload": {},

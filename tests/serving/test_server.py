@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from mbcal.agents import load
 from mbcal.decision_log.reader import read_log
+from mbcal.decision_log.records import Decision
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
+from mbcal.serving.endpoints import ROUTES
 from mbcal.serving.limits import Limits
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.server import App
@@ -71,6 +73,30 @@ def test_requests_with_one_id_are_one_decision(registry: Registry, tmp_path: Pat
 
     run_app(registry, story, tmp_path / "log", epsilon=0.5)
     assert len(list(read_log(tmp_path / "log"))) == 1
+
+
+def test_a_trial_ranks_and_leaves_no_trace(registry: Registry, tmp_path: Path) -> None:
+    """As the live version ranks without exploration; it has the token, the limits and the checks of a request to rank."""
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        http.headers["authorization"] = f"Bearer {'t' * 32}"
+        request = {"candidates": ITEMS, "history": HISTORY, "shown": SHOWN, "k": 3}
+        tried = (await http.post("/v1/try", json=request)).json()
+        before = (await http.get("/v1/stats")).json()
+        assert before["versions"]["v000001"]["decisions"] == before["recent"]["requests"] == before["sessions"] == 0
+        service.epsilon = 0.0
+        ranked = (await http.post("/v1/rank", json=request)).json()
+        assert tried == {"version": "v000001", "items": ranked["items"]}
+        for name in ("session", "user", "id"):
+            refused = await http.post("/v1/try", json={**request, name: "a"})
+            assert (refused.status_code, refused.json()["error"].split(":")[0]) == (422, name)
+        batch = await http.post("/v1/try", json={"batch": [request, request]})
+        assert batch.status_code == 422
+        assert (await http.post("/v1/try", json=request, headers={"authorization": ""})).status_code == 401
+
+    run_app(registry, story, tmp_path / "log", access=Access("t" * 32), epsilon=1.0)
+    assert [type(record) for record in read_log(tmp_path / "log")] == [Decision]  # that of /v1/rank
+    assert next(route for route in ROUTES if route.path == "/v1/try").limited
 
 
 def test_several_users_in_one_call(registry: Registry) -> None:

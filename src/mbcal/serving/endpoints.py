@@ -28,6 +28,7 @@ from mbcal.serving.messages import (
     RankBatch,
     RankRequest,
     ReadyAnswer,
+    TryAnswer,
     UndecodedRankRequest,
 )
 from mbcal.serving.metrics import RequestMetrics, merge_metrics
@@ -65,6 +66,9 @@ class Endpoints:
             requests, at_a_time = _decode_rank_batch(body).batch, self._service.limits.batch_slots
             return _ok(RankAnswers(await handle_members(self._service.rank, requests, at_a_time, turn)))
         return _ok(await self._service.rank(_decode_rank(body)))
+
+    async def try_rank(self, body: bytes, _: Turn = no_turn) -> Response:
+        return _ok(self._service.try_rank(_decode_rank(body)))
 
     async def feedback(self, body: bytes, turn: Turn = no_turn) -> Response:
         if is_batch(body):
@@ -150,6 +154,15 @@ ROUTES = (
         "Rank candidates for one user, or for several.",
         request=(RankRequest, RankBatch),
         response=(RankAnswer, RankAnswers),
+        needs_version=True,
+    ),
+    Route(
+        "POST",
+        "/v1/try",
+        Endpoints.try_rank,
+        "Rank candidates by the live version, without exploration. Nothing is logged, counted or remembered.",
+        request=(RankRequest,),
+        response=(TryAnswer,),
         needs_version=True,
     ),
     Route(

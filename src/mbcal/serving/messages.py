@@ -112,6 +112,14 @@ class RankAnswer(msgspec.Struct):
     feedback."""
 
 
+class TryAnswer(msgspec.Struct):
+    """The items of a request that was only tried."""
+
+    version: str
+    items: list[RankedItem]
+    """At most k items, best first."""
+
+
 class RankAnswers(msgspec.Struct):
     """Answers to a `RankBatch`, in its order."""
 

@@ -36,6 +36,7 @@ from mbcal.serving.messages import (
     ModelAnswer,
     RankAnswer,
     RankRequest,
+    TryAnswer,
     steps_as_text,
 )
 from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
@@ -174,13 +175,7 @@ class Service:
 
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
-        version, given = self.canary.version_for(user or session_name or ""), given_fields(request)
-        self.live.fields.require_declared(given)
-        longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
-        history, shown = steps_as_text(request.history, "history"), steps_as_text(request.shown or (), "shown")
-        self.live.require_known((*history, *shown))  # of all steps, however many a version reads
-        history = latest_steps(history, longest)  # it is logged with every decision
-        proposed = Session(user, history, (), version, given.user_features)
+        proposed, given = self._proposed_session(request, user, self.canary.version_for(user or session_name or ""))
         ranked, remembered = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
         if self.log is not None:
@@ -195,6 +190,38 @@ class Service:
         counts.sessions += not ranked.shown
         self.traffic.decision(version, session_name, not ranked.shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
         return answer
+
+    def try_rank(self, request: RankRequest) -> TryAnswer:
+        """Rank the candidates of one user by the live version, without exploration; nothing is logged, counted or kept.
+
+        Args:
+            request: The request, with all that was shown; session, user and id must be left out.
+
+        Raises:
+            InputError: As `rank`, and if the request has a session, a user or an id.
+            NotReadyError: If no version is live.
+        """
+        for name in ("session", "user", "id"):
+            if getattr(request, name) is not None:
+                raise InputError(f"{name}: nothing is remembered of a request that is only tried; send history and shown")
+        session, given = self._proposed_session(request, "", "")
+        arguments: dict[str, Any] = {"name": None, "epsilon": 0.0, "most": self.limits.max_candidates}
+        ranked = rank_request(self.live, request, session, given, generator=self.generator, **arguments)
+        return TryAnswer(ranked.version, ranked.items)
+
+    def _proposed_session(self, request: RankRequest, user: str, version: str) -> tuple[Session, GivenFields]:
+        """The session that a request begins if there is none yet, and the fields that it gives.
+
+        Raises:
+            InputError: If the live version does not know a behaviour or a field.
+        """
+        given = given_fields(request)
+        self.live.fields.require_declared(given)
+        longest = max(ranker.version.history for ranker in (self.live, self.canary.ranker) if ranker is not None)
+        history, shown = steps_as_text(request.history, "history"), steps_as_text(request.shown or (), "shown")
+        self.live.require_known((*history, *shown))  # of all steps, however many a version reads
+        history = latest_steps(history, longest)  # it is logged with every decision
+        return Session(user, history, (), version, given.user_features), given
 
     async def _rank_in_session(
         self, request: RankRequest, proposed: Session, name: str | None, given: GivenFields
