@@ -82,7 +82,7 @@ def test_before_the_first_request_nothing_is_claimed(address: str, browser: Brow
     assert shown["time to answer, p50"] == ["–", "p99 –"]
     assert shown["registry read"][0] == "just now"
     assert shown["decision log"][0].endswith(" B")
-    assert browser.texts("#reward") == ["No sessions with a name in the last hour."]
+    assert browser.texts("#reward") == ["No sessions in the last hour, of those that requests name."]
     assert browser.texts("#versions-served tbody tr") == ["v000002 live\t0\t0\t0\t–\t–"]
     assert "v000002 (mbcal) · 12 items · explores 0% of ranks" in browser.texts("#live")[0]
 
@@ -108,7 +108,7 @@ def test_the_figures_are_those_of_the_traffic(address: str, browser: Browser) ->
     assert browser.texts("#refusals tbody tr") == ["422\ta field is wrong\t2\t18.2%"]
     # rewards of the four sessions are 6, 0, 5 and 0: mean 2.75, standard error 1.601, t(3) 3.18
     assert browser.texts("#versions-served tbody tr") == ["v000002 live\t5\t4\t4\t2.75\t[−2.34, 7.84]"]
-    assert browser.run("document.querySelectorAll('#reward circle').length") == 1
+    assert browser.texts("#reward") == ["No point yet: it takes 5 sessions that began within some minutes."]
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")  # nothing sticks out on a phone
 
 
@@ -154,12 +154,35 @@ def test_the_canary_and_its_share(models: list[Path], tmp_path: Path, browser: B
 
 
 @needs_browser
+def test_no_interval_is_cut_silently_and_no_line_crosses_a_gap(address: str, browser: Browser) -> None:
+    """Five points of 2 [1, 3]; the first is of few sessions and has the interval [-50, 3], the third is missing."""
+    browser.open(address)
+    browser.wait("document.body.dataset.drawn")
+    browser.run(
+        "import('/page/charts.js').then(({ lineChart }) => { const box = document.createElement('div'); box.id = 'own';"
+        " document.body.append(box); const at = (x, more) => ({ x, y: 2, low: 1, high: 3, ...more });"
+        " const points = [at(0, { low: -50, loose: true }), at(1), at(2, { y: null }), at(3), at(4)];"
+        " lineChart(box, [{ name: 'a', colour: 'red', points, dots: true }], { formatX: String, zero: false }); })"
+    )
+    browser.wait("document.querySelectorAll('#own circle').length === 4")
+    assert browser.run("document.querySelectorAll('#own .cut').length") == 1
+    assert browser.run("document.querySelectorAll('#own .line').length") == 2
+    bars = "[...document.querySelectorAll('#own line[stroke-width]')]"
+    cut, *whole = browser.run(f"{bars}.map(line => [+line.getAttribute('y1'), +line.getAttribute('y2')])")
+    ys = [(low - high) / 2 for low, high in whole]  # pixels of one unit
+    assert ys == pytest.approx([ys[0]] * 3)
+    assert cut[1] == pytest.approx(whole[0][1])  # the upper end is where it is in the others
+    assert cut[0] - whole[0][0] == pytest.approx(ys[0], rel=0.01)  # a half of the span 2 is shown of what is below
+
+
+@needs_browser
 def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.wait("document.body.dataset.drawn")
     browser.run("document.getElementById('fill').click()")
     candidates = json.dumps("\n".join(["item 1", "item 2", HOSTILE]))
     browser.run(f"document.getElementById('candidates').value = {candidates}")
+    before = httpx.get(f"{address}/v1/stats").json()
     browser.run("document.querySelector('#ask button').click()")
     browser.wait("document.querySelectorAll('#ranked .step').length === 4")
     rows = browser.texts("#ranked .step")[1:]
@@ -167,18 +190,26 @@ def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, brows
     for row in rows:
         instant, future, score = (float(part.replace("−", "-")) for part in row.split("\n") if part[-4:-3] == ".")
         assert instant + future == pytest.approx(score, abs=2e-3)
-    bars = browser.run(
-        "[...document.querySelectorAll('#ranked .parts .instant')].map(e => [e.getBoundingClientRect().width, e.title])"
+    pieces = browser.run(
+        "[...document.querySelectorAll('#ranked .parts')].flatMap(bar => { const zero = bar.querySelector('.zero')"
+        ".getBoundingClientRect().left; return [...bar.querySelectorAll('.instant, .future')].map(piece => { const box ="
+        " piece.getBoundingClientRect(); return [box.left - zero, box.right - zero, piece.title]; }); })"
     )
-    against = [float(title.split()[1]) for _, title in bars]  # "instant 0.0123 against the mean"
-    assert sum(against) == pytest.approx(0, abs=2e-2 * max(against))
-    scale = max(width for width, _ in bars) / max(map(abs, against))
-    assert [width for width, _ in bars] == pytest.approx([abs(value) * scale for value in against], rel=0.02, abs=1.5)
+    values = [float(title.split()[1].replace("−", "-")) for *_, title in pieces]  # such as "future +0.0123"
+    pixels = max(right for _, right, _ in pieces) / max(values)
+    assert [right for _, right, _ in pieces] == pytest.approx([max(value, 0) * pixels for value in values], abs=1.5)
+    assert [left for left, *_ in pieces] == pytest.approx([min(value, 0) * pixels for value in values], abs=1.5)
+    low, *_, high = browser.texts("#ranked .parts-scale span")
+    assert float(high) == pytest.approx(max(values), rel=5e-3)
+    assert float(low.replace("−", "-")) == pytest.approx(min(0, *values), rel=5e-3)
     choose = "document.querySelector('#ranked select')"
     browser.run(f"{choose}.value = 'like'; {choose}.dispatchEvent(new Event('change'))")
     browser.wait("document.querySelectorAll('#shown .step').length === 2")
     assert browser.texts("#shown .act")[0] == "like"
     browser.wait("document.querySelectorAll('#ranked .step').length === 3")  # what was shown is not ranked again
+    after = httpx.get(f"{address}/v1/stats").json()
+    assert [after[name] for name in ("versions", "rewards")] == [before[name] for name in ("versions", "rewards")]
+    assert after["recent"]["requests"] <= before["recent"]["requests"]
     browser.run("document.getElementById('history').value = 'item 1:adored'; document.querySelector('#ask button').click()")
     browser.wait("document.querySelector('#ask-problem').innerText.includes('adored')")
     refused = [error for error in browser.errors if "422" not in error]

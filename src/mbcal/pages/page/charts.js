@@ -1,5 +1,5 @@
 // Charts in SVG, drawn in pixels of their container, so that texts keep their size on a phone.
-import { el, number, plain } from "./base.js";
+import { el, number, plain, signed } from "./base.js";
 
 const svgNode = (tag, attributes = {}, text) => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -48,8 +48,7 @@ function drawLines(container, width, series, options) {
   const xs = series.flatMap((one) => one.points.map((point) => point.x));
   let [left, right] = [Math.min(...xs, options.from ?? Infinity), Math.max(...xs, options.to ?? -Infinity)];
   if (left === right) { left -= 30; right += 30; }
-  // intervals of open and loose points may be very wide: they do not set the scale
-  let low = Math.min(...points.map((point) => (point.open || point.loose ? point.y : point.low ?? point.y))), high = Math.max(...points.map((point) => (point.open || point.loose ? point.y : point.high ?? point.y)));
+  let [low, high] = scaleOf(points);
   if (options.zero) low = Math.min(0, low);
   if (low === high) { low -= low ? Math.abs(low) * 0.1 : 0; high += high ? Math.abs(high) * 0.1 : 1; }
   const marks = ticks(low, high, 4), labels = marks.map(options.formatTick);
@@ -59,6 +58,7 @@ function drawLines(container, width, series, options) {
   const height = options.height;
   const x = (value) => margin.left + (width - margin.left - margin.right) * (value - left) / (right - left);
   const y = (value) => margin.top + (height - margin.top - margin.bottom) * (high - Math.min(Math.max(value, low), high)) / (high - low);
+  const isCut = (value) => typeof value === "number" && (value < low || value > high);
   const svg = svgNode("svg", { height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": options.title || "" });
   marks.forEach((value, k) => {
     svg.append(svgNode("line", { x1: margin.left, x2: width - margin.right, y1: y(value), y2: y(value), class: value === 0 ? "axis" : "grid" }));
@@ -67,10 +67,20 @@ function drawLines(container, width, series, options) {
   for (const value of (options.ticksX || ticks)(left, right, Math.max(2, Math.floor((width - margin.left) / 90)))) {
     svg.append(svgNode("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, options.formatX(value)));
   }
-  for (const one of drawn) drawSeries(svg, one, x, y);
+  for (const one of drawn) drawSeries(svg, one, x, y, isCut);
   placeLabels(svg, drawn, x, y, height - margin.bottom);
   container.replaceChildren(svg);
   addCursor(container, svg, drawn, x, margin, width, height, options);
+}
+
+// The scale holds all values and their intervals. Those of open and loose points may be very wide: what of them is beyond
+// twice the span of the rest is cut, and an arrow says so.
+function scaleOf(points) {
+  const solid = points.filter((point) => !point.open && !point.loose);
+  const ends = (from) => from.flatMap((point) => [point.low ?? point.y, point.high ?? point.y]);
+  const all = ends(points), kept = [...ends(solid.length ? solid : points), ...points.map((point) => point.y)];
+  const low = Math.min(...kept), high = Math.max(...kept), span = high - low;
+  return span ? [Math.max(Math.min(...all), low - span / 2), Math.min(Math.max(...all), high + span / 2)] : [Math.min(...all), Math.max(...all)];
 }
 
 // runs of points without gaps
@@ -82,7 +92,7 @@ function runs(points) {
   return all.filter((run) => run.length);
 }
 
-function drawSeries(svg, one, x, y) {
+function drawSeries(svg, one, x, y, isCut) {
   const path = (points, value) => points.map((point) => `${x(point.x).toFixed(1)},${y(value(point)).toFixed(1)}`);
   for (const run of runs(one.points)) {
     const banded = run.filter((point) => typeof point.low === "number" && typeof point.high === "number");
@@ -93,6 +103,11 @@ function drawSeries(svg, one, x, y) {
     for (const point of one.dots || run.length === 1 ? run : []) {
       if (typeof point.low === "number") svg.append(coloured(svgNode("line", { x1: x(point.x), x2: x(point.x), y1: y(point.low), y2: y(point.high), "stroke-width": 2, opacity: 0.35 }), "stroke", one.colour));
       svg.append(coloured(svgNode("circle", { cx: x(point.x), cy: y(point.y), r: 3, opacity: point.open ? 0.45 : 1 }), "fill", one.colour));
+    }
+    for (const point of run) {
+      for (const [end, up] of [[point.low, 1], [point.high, -1]]) {
+        if (isCut(end)) svg.append(coloured(svgNode("path", { d: `M${x(point.x) - 4},${y(end) - 6 * up}h8l-4,${6 * up}Z`, class: "cut" }), "fill", one.colour));
+      }
     }
     const closed = run.filter((point) => !point.open), open = run.filter((point, k) => point.open || run[k + 1]?.open);
     for (const [points, dashes] of [[closed, one.dashed ? "5 4" : null], [open, "2 4"]]) {
@@ -184,33 +199,40 @@ export function barList(rows) {
   }));
 }
 
-// The parts of scores as bars. What all candidates have in common does not rank them, so bars show each part minus its mean over
-// the candidates, from a common zero line: to the right what speaks for an item, to the left what speaks against it.
+// The parts of scores as bars, one below the other from a common zero line, with their sign; and the scale that all of them share.
 export function partsBars(items) {
-  const names = Object.keys(items[0] || {});
-  const means = Object.fromEntries(names.map((name) => [name, items.reduce((sum, parts) => sum + parts[name], 0) / items.length]));
-  const against = items.map((parts) => Object.fromEntries(names.map((name) => [name, parts[name] - means[name]])));
-  const sums = against.map((parts) => Object.values(parts).reduce(([low, high], value) => (value < 0 ? [low + value, high] : [low, high + value]), [0, 0]));
-  const low = Math.min(0, ...sums.map((sum) => sum[0])), width = Math.max(1e-9, ...sums.map((sum) => sum[1])) - low;
-  return against.map((parts) => partsBar(parts, low, width));
+  const values = items.flatMap((parts) => Object.values(parts));
+  const low = Math.min(0, ...values), high = Math.max(low + 1e-9, 0, ...values);
+  return { bars: items.map((parts) => partsBar(parts, low, high)), scale: partsScale(low, high) };
 }
 
-function partsBar(parts, low, width) {
-  const bar = el("div", { class: "parts" });
-  let right = 0, left = 0;
-  for (const [name, value] of Object.entries(parts)) {
-    const from = value < 0 ? left + value : right;
-    if (value < 0) left += value; else right += value;
-    const piece = el("i", { class: name === "instant" ? "instant" : name === "future" ? "future" : "other", title: `${name} ${number(value)} against the mean` });
-    piece.style.left = `${100 * (from - low) / width}%`;
-    piece.style.width = `${100 * Math.abs(value) / width}%`;
+function partsBar(parts, low, high) {
+  const bar = el("div", { class: "parts" }), all = Object.entries(parts), percent = (value) => `${100 * value / (high - low)}%`;
+  all.forEach(([name, value], k) => {
+    const piece = el("i", { class: name === "instant" ? "instant" : name === "future" ? "future" : "other", title: `${name} ${signed(value)}` });
+    piece.style.left = percent(Math.min(value, 0) - low);
+    piece.style.width = percent(Math.abs(value));
+    piece.style.top = `${100 * k / all.length}%`;
+    piece.style.bottom = `${100 * (all.length - 1 - k) / all.length}%`;
     bar.append(piece);
-  }
+  });
   const zero = el("i", { class: "zero" });
-  zero.style.left = `${100 * -low / width}%`;
+  zero.style.left = percent(-low);
   bar.append(zero);
   return bar;
 }
 
+// the numbers at the ends of the scale, and 0 where it is apart from them
+function partsScale(low, high) {
+  const scale = el("span", { class: "parts-scale" });
+  for (const value of [low, 0, high].filter((value, k) => k !== 1 || (-low > 0.15 * (high - low) && high > 0.15 * (high - low)))) {
+    const mark = el("span", {}, value === 0 ? "0" : signed(value));
+    mark.style.left = `${100 * (value - low) / (high - low)}%`;
+    if (value === low || value === high) mark.className = value === low ? "first" : "last";
+    scale.append(mark);
+  }
+  return scale;
+}
+
 export const partsLegend = (future = true) => el("span", { class: "legend" }, el("span", {}, el("i", { class: "key instant" }), "instant: expected reward now"),
-  future ? el("span", {}, el("i", { class: "key future" }), "future: change of later rewards") : "", el("span", {}, "bars: against the mean of those listed"));
+  future ? el("span", {}, el("i", { class: "key future" }), "future: change of later rewards") : "");

@@ -4,6 +4,7 @@ import { dotChart, lineChart } from "./charts.js";
 import { startRanking } from "./rank.js";
 
 const REFRESH = 3000, REGISTRY_EVERY = 5;
+const FEWEST = 5; // sessions of a point of the reward
 const STATUSES = {
   400: "not a valid request", 401: "wrong or missing token", 403: "not allowed", 404: "no such path", 405: "wrong method", 408: "body too slow",
   409: "an id used for two requests", 411: "length missing", 413: "body too large", 415: "not JSON", 421: "wrong host", 422: "a field is wrong",
@@ -41,7 +42,7 @@ function drawTiles(stats) {
 function drawTraffic(stats) {
   const series = stats.series, at = (k) => series.begin + (k + 0.5) * series.step;
   const points = (values, scale = 1) => values.map((value, k) => ({ x: at(k), y: value === null ? null : value / scale }));
-  const rate = [{ name: "answered and refused", colour: "var(--strong)", points: points(series.requests, series.step) }];
+  const rate = [{ name: "answered and refused", label: "all", colour: "var(--strong)", points: points(series.requests, series.step) }];
   if (series.refused.some(Boolean)) rate.push({ name: "refused", colour: "var(--bad)", label: "refused", points: points(series.refused, series.step) });
   lineChart(byId("rate"), series.requests.some(Boolean) ? rate : [], { ...axis, title: "requests per second", empty: "No requests in the last hour." });
   lineChart(byId("latency"), [
@@ -58,10 +59,14 @@ function drawRewards(stats) {
   const now = Date.now() / 1000;
   const series = Object.entries(stats.rewards).map(([name, points]) => ({
     name, label: name, colour: versionColour(name, stats), dots: points.length < 20,
-    points: points.map((point) => ({ x: point.begin + point.seconds / 2, y: point.mean, low: point.low, high: point.high, loose: point.sessions < 10,
-      open: now - point.begin - point.seconds < 120, note: `${count(point.sessions)} sessions` })),
+    points: points.flatMap((point, k) => {
+      const after = k > 0 && point.begin - points[k - 1].begin > point.seconds * 1.5 ? [{ x: point.begin, y: null }] : []; // a gap
+      return [...after, { x: point.begin + point.seconds / 2, y: point.sessions < FEWEST ? null : point.mean, low: point.low, high: point.high, loose: point.sessions < 10,
+        open: now - point.begin - point.seconds < 120, note: `${count(point.sessions)} sessions` }];
+    }),
   }));
-  lineChart(byId("reward"), series, { ...axis, zero: false, height: 220, title: "reward per session by version", empty: "No sessions with a name in the last hour." });
+  lineChart(byId("reward"), series, { ...axis, zero: false, height: 220, title: "reward per session by version",
+    empty: series.length ? `No point yet: it takes ${FEWEST} sessions that began within some minutes.` : "No sessions in the last hour, of those that requests name." });
   const rows = Object.entries(stats.versions).sort().reverse().map(([name, one]) => [
     el("span", {}, name, " ", name === stats.live ? badge("live", "strong") : registry && name === registry.canary ? badge("canary", "second") : ""),
     count(one.decisions), count(one.sessions), count(one.feedback), one.feedback ? number(one.reward_per_session) : dash, one.feedback ? interval(one.low, one.high) || dash : dash,

@@ -14,9 +14,9 @@ export async function whyPage(list, parameters) {
   const part = parameters.get("part") || "test", session = parameters.get("session") || "0";
   const pickModel = el("select", { id: "model" }, models.map((found) => option(found.path, `${found.path} (${found.summary})`, model)));
   const pickStore = el("select", { id: "store" }, stores.map((found) => option(found.path, found.path, store)));
-  const pickPart = el("select", { id: "part" }, ["test", "train", "simulator"].map((name) => option(name, name, part)));
+  const pickPart = el("select", { id: "part" }, ["test", "train", "simulator"].map((name) => option(name, `${name} users`, part)));
   const pickSession = el("input", { id: "session", type: "number", min: "0", step: "1", value: session });
-  const form = el("form", { class: "pick" }, el("label", {}, "model", pickModel), el("label", {}, "store", pickStore), el("label", {}, "part", pickPart), el("label", {}, "session, from 0", pickSession), el("button", { class: "primary" }, "Explain"));
+  const form = el("form", { class: "pick" }, el("label", {}, "model", pickModel), el("label", {}, "store", pickStore), el("label", {}, "part", pickPart), el("label", {}, "session, counted from 0", pickSession), el("button", { class: "primary" }, "Explain"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     location.hash = `#/why?${new URLSearchParams({ model: pickModel.value, store: pickStore.value, part: pickPart.value, session: pickSession.value, asked: "1" })}`;
@@ -45,7 +45,7 @@ function explain(view) {
   const history = view.history.map((one) => `${one.item}: ${one.behaviour}`);
   const content = [
     el("p", { class: "note" }, `User ${view.user}; one of ${count(view.sessions)} sessions. ${view.sampled ? "The log has no candidates: the session's own items and as many popular ones of other sessions stand in." : "Candidates are those of the log."} The log, not this model, chose what was shown.`),
-    el("details", {}, el("summary", {}, `History of ${history.length} steps`), el("p", { class: "note break" }, history.join(" · ") || "None.")),
+    history.length ? el("details", {}, el("summary", {}, `What the user did before: ${count(history.length)} steps`), el("p", { class: "note break" }, history.join(" · "))) : el("p", { class: "note" }, "The log has nothing of this user before the session."),
     el("h2", {}, "What was shown"), el("div", { class: "steps", tabindex: "0" }, buttons), place,
   ];
   if (buttons.length) buttons[0].click();
@@ -56,9 +56,9 @@ function drawStep(view, k) {
   const step = view.steps[k], future = step.candidates.some((one) => "future" in one.parts), chosen = step.candidates.find((one) => one.shown), best = step.candidates[0];
   const value = (label, text) => el("span", { class: "number" }, el("span", { class: "label" }, label), text);
   const content = [el("h2", {}, `Step ${k + 1}: how ${view.agent} ranks the candidates`), el("p", {}, sentence(step, chosen, best))];
-  const bars = partsBars(step.candidates.map((one) => one.parts));
+  const { bars, scale } = partsBars(step.candidates.map((one) => one.parts));
   content.push(el("p", {}, partsLegend(future)));
-  content.push(el("div", { class: "candidate head" }, ["", "item", "", "instant", "future", "score"].map((text, i) => el("span", { class: i > 2 ? "number" : null }, text))));
+  content.push(el("div", { class: "candidate head" }, ["", "item", scale, "instant", "future", "score"].map((text, i) => el("span", { class: i === 2 ? "parts-head" : i > 2 ? "number" : null }, text))));
   step.candidates.forEach((one, place) => {
     const others = Object.entries(one.parts).filter(([name]) => name !== "instant").map(([, part]) => fixedSigned(part)).join(" ");
     content.push(el("div", { class: `candidate ${one.shown ? "shown" : ""}` }, el("span", { class: "rank number" }, String(one.rank)), el("span", { class: "item break" }, one.item, one.shown ? " (shown)" : "", one.seen ? "" : el("span", {}, " ", badge("unseen", "warn"))),
