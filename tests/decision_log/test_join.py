@@ -75,6 +75,7 @@ def test_a_session_by_hand() -> None:
         "repeated_decisions": 0,
         "repeated_feedback": 0,
         "orphans": 0,
+        "other_versions": 0,
         "unknown_behaviours": {},
         "unknown_history": 0,
         "headless": 0,
@@ -127,6 +128,24 @@ def test_unused_records_are_counted() -> None:
     assert (counts.decisions, counts.feedback, counts.sessions, counts.steps) == (3, 7, 1, 1)
     assert (counts.unanswered, counts.orphans, counts.repeated_feedback, counts.unknown_history) == (2, 3, 0, 1)
     assert counts.unknown_behaviours == {"bitten": 1, "licked": 2}
+
+
+def test_feedback_of_other_versions_is_no_orphan() -> None:
+    """The versions of a log that are not joined, such as a canary's, are known: only what has no decision is an orphan."""
+    records = [
+        answered("d2"),  # before its decision
+        decided("d1"),
+        decided("d2", session="t", version="canary"),
+        answered("d1"),
+        answered("d2", "c"),
+        answered("d9"),
+    ]
+    found = join_sessions(records, CATALOG, BEHAVIOURS, horizon=4, history=3, versions={"v"})
+    assert found.session_names == ("s",)
+    counts = found.counts
+    assert (counts.decisions, counts.feedback, counts.steps) == (1, 4, 1)
+    assert (counts.orphans, counts.other_versions) == (1, 2)
+    assert join_sessions(records, CATALOG, BEHAVIOURS, horizon=4, history=3).counts.orphans == 2  # d2 did not return c
 
 
 def test_an_unknown_behaviour_does_not_hide_a_known_one() -> None:

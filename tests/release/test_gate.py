@@ -241,6 +241,10 @@ def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Pat
     assert (unjudged.action, unjudged.checks) == ("refused", [])
     assert unjudged.reason.startswith("120 sessions are logged, 0 of users who judge are of the live version alone")
     served(weak, tmp_path / "log", 60, seed=1)
+    arguments: dict[str, Any] = {"device": "cpu", "candidate": load(weak_model, "cpu"), "replay": 1}
+    alone = update(weak, tmp_path / "log", gate=GateConfig(sessions=100), **arguments).counts
+    assert alone is not None
+    assert (alone.sessions, alone.orphans, alone.other_versions) == (60, 0, 2 * alone.feedback // 3)
     verdict = update(weak, tmp_path / "log", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert verdict.difference is not None
     assert 5 <= verdict.difference.sessions <= 35

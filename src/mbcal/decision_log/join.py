@@ -73,6 +73,7 @@ def join_sessions(
     horizon: int = 20,
     history: int = 20,
     fields: SessionFields = NO_FIELDS,
+    versions: Collection[str] | None = None,
 ) -> Joined:
     """Join decisions and feedback to sessions.
 
@@ -90,6 +91,7 @@ def join_sessions(
         horizon: Steps of a row, T.
         history: Steps before it, H.
         fields: The model's fields of users and steps. Others that requests gave, and values that do not fit, are missing.
+        versions: Versions whose decisions are joined; None for all. Of the others only ids are kept.
 
     Returns:
         The sessions, ordered by a hash of the user's name, then by time; with names and counts.
@@ -100,7 +102,7 @@ def join_sessions(
     SessionConfig(horizon=horizon, history=history)  # checks the ranges
     counts = JoinCounts()
     builder = _SessionBuilder(catalog, behaviours, history, counts, fields)
-    decisions, responses = _gather(records, builder, counts)
+    decisions, responses = _gather(records, builder, counts, versions)
     visits = join_visits(
         SessionlessDecision(decision.user, decision.time, decision.step, decision_id)
         for decision_id, decision in decisions.items()
@@ -138,15 +140,19 @@ def join_sessions(
 
 
 def _gather(
-    records: Iterable[Record], builder: _SessionBuilder, counts: JoinCounts
+    records: Iterable[Record], builder: _SessionBuilder, counts: JoinCounts, versions: Collection[str] | None
 ) -> tuple[dict[str, _CompactDecision], dict[str, dict[str, _Response]]]:
     """Return decisions by id, and by decision the response to each of its items."""
     decisions: dict[str, _CompactDecision] = {}
+    others: set[str] = set()
     earliest: dict[tuple[str, str], _Response] = {}
     unknown: Counter[str] = Counter()
     repeats: Counter[tuple[str, str]] = Counter()
     for record in records:
         if isinstance(record, Decision):
+            if versions is not None and record.version not in versions:
+                others.add(record.id)
+                continue
             counts.decisions += 1
             compact = builder.compact(record)
             if record.id in decisions:
@@ -168,6 +174,8 @@ def _gather(
         if decision_id in decisions and item in decisions[decision_id].items:
             responses[decision_id][item] = response
             counts.repeated_feedback += count - 1
+        elif decision_id in others:
+            counts.other_versions += count
         else:
             counts.orphans += count
     counts.unknown_behaviours = dict(sorted(unknown.items()))

@@ -29,6 +29,8 @@ class JoinCounts:
     """Further feedback on the same item of the same decision; the earliest counts."""
     orphans: int = 0
     """Feedback on a decision that is not in the log, or on an item the decision did not return."""
+    other_versions: int = 0
+    """Feedback on decisions of versions that are not joined: of a canary, or too old to teach."""
     unknown_behaviours: dict[str, int] = field(default_factory=dict)
     """Feedback left out because the model does not have its behaviour, by behaviour."""
     unknown_history: int = 0

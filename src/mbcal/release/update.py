@@ -254,10 +254,10 @@ def _join_versions(versions: Collection[str], domain: Domain, catalog: Catalog, 
     """
     lost: list[Loss] = []
     grown = extend_by_log(catalog, _records(log, versions))
-    records = _records(log, versions, lost)
+    records = _records(log, None, lost)
     sizes = {"horizon": domain.horizon, "history": domain.history}
     fields = extend_by_values(domain.fields, _records(log, versions)) if domain.fields else domain.fields
-    joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields)
+    joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields, versions=versions)
     joined.counts.new_items = len(grown) - len(catalog)
     joined.counts.lost = [str(loss) for loss in lost]
     return joined
