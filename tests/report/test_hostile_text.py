@@ -42,7 +42,8 @@ def test_the_page_of_an_update_shows_names_as_text() -> None:
     def page(name: str) -> str:
         check = {"name": name, "answer": name, "detail": name}
         verdict = {"live": name, "answer": "no worse", "action": "published", "version": name, "reason": name}
-        return verdict_page({**verdict, "checks": [check], "estimates": [], "void": None, "counts": {name: [name]}})
+        more = {"time": 0.0, "method": name, "difference": None, "estimates": [], "void": None, "counts": {name: [name]}}
+        return verdict_page({**verdict, **more, "checks": [check]})
 
     plain = Elements(page("v000001")).tags
     for name in HOSTILE:

@@ -7,6 +7,7 @@ the worst it could be (`mbcal.evaluation.ope.difference`), so a log without expl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,10 @@ class Verdict:
 
     live: str
     """The version the candidate would replace."""
+    time: float = field(default_factory=time.time)
+    """When the update began, in seconds since 1970."""
+    method: str = ""
+    """The candidate's method, such as `mbcal`; empty if none was learned."""
     answer: Answer = "cannot tell"
     action: Action = "refused"
     version: str | None = None

@@ -145,6 +145,7 @@ def update(
     else:
         candidate.extend_catalog(sessions.catalog)
         candidate.domain.require_compatible(sessions, "the candidate")
+    verdict.method = candidate.name
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))

@@ -1,12 +1,56 @@
-"""The verdict of an update as one self-contained HTML page."""
+"""The verdict of an update as one self-contained HTML page, without a script."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from mbcal.report.html import page_part, scroll_table, state
+
+_OF = {"policy": "candidate", "baseline": "live version", "log": "log", "difference": "difference"}
+_ESTIMATORS = {
+    "mean": ("mean", "What the sessions of the log earned, as they are."),
+    "ips": (
+        "weighted sessions",
+        "Each session counts as often as the candidate would make its choices (importance sampling).",
+    ),
+    "snips": (
+        "weighted sessions, normalised",
+        "The same, divided by the sum of the weights instead of the number of sessions.",
+    ),
+    "pdis": ("weighted steps", "Each reward counts as often as the candidate would make the choices up to it."),
+    "wpdis": ("weighted steps, normalised", "The same, divided by the sum of the weights at each step."),
+    "dr": ("doubly robust", "A model of the rewards, corrected by weighted steps where it is wrong."),
+    "direct": ("model alone", "What a model of the rewards predicts, without a correction."),
+}
+_INTERVALS = {"bca": "bootstrap", "percentile": "bootstrap"}
+_COUNTS = {
+    "decisions": ("decisions", "Requests to rank that the compared versions answered."),
+    "feedback": ("feedback", "All feedback in the log."),
+    "sessions": ("sessions", "Rows of steps with feedback; a session longer than the horizon makes several."),
+    "steps": ("steps", "Items with feedback, in these sessions."),
+    "unanswered": ("decisions without feedback", "They are left out, and may have led to anything."),
+    "repeated_decisions": ("repeated decisions", "Decisions with the id of another; the latest counts."),
+    "repeated_feedback": ("repeated feedback", "Further feedback on the same item of a decision; the first counts."),
+    "orphans": ("feedback without a decision", "The log has no such decision, or the decision did not return the item."),
+    "other_versions": (
+        "feedback on other versions",
+        "Its decisions were those of a canary, or of versions too old to teach.",
+    ),
+    "unknown_behaviours": ("feedback with unknown behaviours", "The model does not know these behaviours; it is left out."),
+    "unknown_history": ("steps of histories with unknown behaviours", "They are left out likewise."),
+    "headless": ("sessions without a beginning", "Something was shown before their first decision in the log."),
+    "nameless": ("decisions with neither session nor user", "Any of them may belong to any session."),
+    "unlinked": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
+    "narrowed": ("steps with a sample of candidates", "They had so many more candidates than others that a sample is kept."),
+    "lost": ("lost records", "What the log has lost: damaged bytes, missing segments."),
+    "new_items": ("new items", "Items that the log added to the catalogue."),
+}
+_ALWAYS = ("decisions", "feedback", "sessions", "steps")
+"""Counts that are shown if they are zero."""
 
 
 def verdict_page(verdict: Mapping[str, Any]) -> str:
@@ -18,16 +62,23 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
     Returns:
         HTML.
     """
-    outcome, style = _outcome(verdict), page_part("page.css")
-    checks = [f"<p><b>{escape(c['name'])}</b> {state(c['answer'])} {escape(c['detail'])}</p>" for c in verdict["checks"]]
+    outcome, style = _outcome(verdict), page_part("page.css") + page_part("update.css")
+    checks = [
+        f"<p><b>By the {escape(c['name'])}</b> {state(c['answer'])} {escape(c['detail'])}</p>" for c in verdict["checks"]
+    ]
+    made = datetime.fromtimestamp(verdict["time"], UTC)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
-        f'<header><p class="kind">mbcal update of {escape(verdict["live"])}</p>'
-        f"<h1>{escape(outcome)}</h1></header><main><p>{escape(_sentence(verdict['reason']))}</p>"
-        f"<h2>Checks</h2>{''.join(checks)}"
-        f"{_estimates_html(verdict['estimates'], verdict['void'])}"
-        f"<h2>Records</h2>{scroll_table(('', ''), _counts(verdict['counts'] or {}), label='records')}</main></html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{style}</style>"
+        f'<header><p class="kind"><a href="../">Back</a> · mbcal update of {escape(verdict["live"])}, '
+        f"{made:%Y-%m-%d %H:%M} UTC</p>"
+        f"<h1>{escape(outcome)}</h1></header><main>{_reason_html(verdict['reason'])}{_next_html(verdict)}"
+        f"<h2>What was compared</h2>{scroll_table(('', ''), _facts(verdict), label='what was compared')}"
+        f"<h2>Checks</h2>{''.join(checks) or '<p>None was made.</p>'}"
+        f"{_estimates_html(verdict)}"
+        f"<h2>Records</h2>{scroll_table(('', ''), _counts(verdict['counts'] or {}), (False, True), 'records')}"
+        "</main></html>\n"
     )
 
 
@@ -46,36 +97,106 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _estimates_html(estimates: Sequence[Mapping[str, Any]], void: str | None) -> str:
-    """The estimates that decide nothing; greyed, with the reason, where they are void."""
-    rows = [
-        [
-            escape(estimate["of"]),
-            escape(estimate["name"]),
+def _reason_html(reason: str) -> str:
+    """The reason: a list if it names several after a colon, else its clauses as sentences."""
+    first, *rest = reason.split("; ")
+    lead, colon, head = first.partition(": ")
+    if colon and rest:
+        items = "".join(f"<li>{escape(_sentence(part))}</li>" for part in (head, *rest))
+        return f"<p>{escape(lead[:1].upper() + lead[1:])}:</p><ul>{items}</ul>"
+    return f"<p>{escape(' '.join(map(_sentence, (first, *rest))))}</p>"
+
+
+def _next_html(verdict: Mapping[str, Any]) -> str:
+    """What an operator can do next, with commands for the registry's folder, whose path no page tells."""
+    version = escape(str(verdict["version"]))
+    if verdict["action"] == "canary":
+        todo = (
+            "Servers started with <code>--canary</code> try it on users, and what these earn decides. To decide by hand, in "
+            f"the registry's folder: <code>mbcal registry activate {version} --registry .</code> or "
+            "<code>mbcal registry withdraw --registry .</code>"
+        )
+    elif verdict["action"] == "published":
+        todo = "To go back, in the registry's folder: <code>mbcal registry rollback --registry .</code>"
+    else:
+        todo = "Nothing changed. The next update learns from what is logged by then."
+    return f"<p><b>Next.</b> {todo}</p>"
+
+
+def _facts(verdict: Mapping[str, Any]) -> list[list[str]]:
+    """What was compared and by how much of the log, as rows of a table."""
+    difference, method = verdict["difference"], verdict["method"]
+    candidate = " · ".join(filter(None, (verdict["version"], method))) or "none was learned"
+    rows = [["candidate", candidate], ["live version", verdict["live"]]]
+    if difference is not None:
+        rows += [
+            ["judged by", f"{difference['sessions']:,} sessions of {difference['users']:,} users who did not teach it"],
+            ["reward in the log", f"{_number(difference['reward'])} per session"],
+            ["choices that differ", f"{difference['differing']:,} of {difference['steps']:,}"],
+            ["of these, shown by the log", f"{difference['seen']:,}"],
+        ]
+    return [[escape(cell) for cell in row] for row in rows]
+
+
+def _estimates_html(verdict: Mapping[str, Any]) -> str:
+    """The estimates that decide nothing. Those of the candidate are greyed, with the reason, where they are void."""
+    void: str | None = verdict["void"]
+
+    def row(estimate: Mapping[str, Any], grey: bool) -> list[str]:
+        cells = [
+            escape(_OF.get(estimate["of"], estimate["of"])),
+            _term(*_ESTIMATORS.get(estimate["name"], (estimate["name"], ""))),
             _number(estimate["value"]),
             f"[{_number(estimate['low'])}, {_number(estimate['high'])}]",
-            escape(estimate["method"]),
-            _number(estimate["ess"], 0),
+            escape(_INTERVALS.get(estimate["method"], estimate["method"])),
+            _number(estimate["ess"], 2),
         ]
-        for estimate in estimates
-    ]
-    if not rows:
+        if void is None:
+            return cells
+        return [f'<span class="unshown">{cell}</span>' for cell in (*cells, "says nothing")] if grey else [*cells, ""]
+
+    estimates: Sequence[Mapping[str, Any]] = verdict["estimates"]
+    if not estimates:
         return ""
+    is_grey = [void is not None and estimate["of"] in ("policy", "difference") for estimate in estimates]
+    rows = [row(estimate, grey) for grey, estimate in sorted(zip(is_grey, estimates, strict=True), key=lambda pair: pair[0])]
     note = (
-        f"Void: {void}." if void else "Reward per session, of users the candidate did not learn from. They decide nothing."
+        f"What is grey says nothing: {void}." if void else "Of users the candidate did not learn from. They decide nothing."
     )
-    columns = ("of", "estimator", "value", "95% interval", "interval by", "effective sessions")
-    table = scroll_table(columns, rows, (False, False, True, True, False, True), "off-policy estimates")
-    return (
-        f"<h2>Further off-policy estimates</h2><p class='note'>{escape(note)}</p>"
-        f"<div class='{'void' if void else ''}'>{table}</div>"
-    )
+    columns = ("of", "estimate", "per session", "95% interval", "interval by", "sessions that count")
+    numbers = (False, False, True, True, False, True)
+    if void is not None:
+        columns, numbers = (*columns, ""), (*numbers, False)
+    table = scroll_table(columns, rows, numbers, "further estimates")
+    return f"<h2>Further estimates by the log</h2><p class='note'>{escape(note)}</p>{table}"
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    """A number in words of the page; a dash if it is not finite."""
-    return "–" if value is None else f"{value:.{digits}f}"
+def _term(title: str, meaning: str) -> str:
+    """A word whose meaning opens by a tap, a click or the keyboard."""
+    if not meaning:
+        return escape(title)
+    return f'<details class="term"><summary>{escape(title)}</summary><p>{escape(meaning)}</p></details>'
+
+
+def _number(value: float | None, significant: int = 3) -> str:
+    """A number with some significant digits and separators of thousands; a dash if it is not finite."""
+    if value is None:
+        return "–"
+    digits = significant - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{min(max(digits, 0), 6)}f}".replace("-", "−")
 
 
 def _counts(counts: Mapping[str, Any]) -> list[list[str]]:
-    return [[escape(name.replace("_", " ")), escape(str(value))] for name, value in counts.items()]
+    """Counts in words, without those that are zero."""
+    return [
+        [_term(*_COUNTS.get(name, (name, ""))), escape(_plain(value))]
+        for name, value in counts.items()
+        if value or name in _ALWAYS
+    ]
+
+
+def _plain(value: Any) -> str:
+    """A count, the counts of several names, or several sentences, as text."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {count:,}" for name, count in value.items())
+    return f"{value:,}" if isinstance(value, int) else ", ".join(map(str, value))
