@@ -76,6 +76,8 @@ def test_what_is_found_and_what_is_damaged(folder: Path) -> None:
     files = Store.open(folder / "feed").manifest["files"]
     assert own["feed"].bytes == sum(entry["bytes"] for entry in files.values())
     assert own["live"].summary == "1 version, v000001 live"
+    segment = folder / "decisions" / "segment-000001.log"
+    assert own["decisions"].changed == segment.stat().st_mtime  # not when the folder was
 
 
 def test_nothing_else_can_be_named(folder: Path) -> None:
@@ -210,13 +212,20 @@ def test_runs_side_by_side(http: httpx.Client) -> None:
     assert view["clustered"]
     first, second = (run["results"] for run in view["runs"])
     assert first == second
-    assert {result["agent"] for result in first} == {"oracle", "popular", "random"}
+    assert {result["agent"] for result in first} == {"oracle", "popular", "random", "the log"}
     assert all(result["low"] < result["mean"] < result["high"] for result in first)
     assert [row["difference"]["mean"] for row in view["differences"][0]["rows"]] == [0.0] * 3
+    assert view["differences"][0]["problem"] is None
+    assert [run["comparable"] for run in view["runs"]] == [["truth"], ["truth"]]
+    apart = http.get("/api/compare?path=runs/one&path=runs/elsewhere").json()
+    assert apart["differences"][0]["rows"] == []
+    assert "outside of this folder" in apart["differences"][0]["problem"]
+    assert apart["runs"][1]["comparable"] == []
     outside = http.get("/api/run?path=runs/elsewhere").json()
     assert not outside["clustered"]
     assert outside["headline"] is None  # it might need the data
-    assert [result["mean"] for result in outside["results"]] == pytest.approx([result["mean"] for result in first])
+    means = [result["mean"] for result in first if result["agent"] != "the log"]  # it is in the data
+    assert [result["mean"] for result in outside["results"]] == pytest.approx(means)
 
 
 def opened(browser: Browser, address: str, page: str, width: int = 1280) -> None:
@@ -232,7 +241,7 @@ def test_every_page_in_a_browser(running: tuple[subprocess.Popen[str], str], bro
         "/": "Decision logs",
         f"/store/{quote('feed', '')}": "Mean reward by step",
         f"/model/{quote('models/mbcal', '')}": "Every file was read and has the hash it should have.",
-        f"/run/{quote('runs/one', '')}": "Reward per session: Batch-RL, judged by truth",
+        f"/run/{quote('runs/one', '')}": "Reward per session: Batch-RL, judged by the truth",
         "/registry/live": HOSTILE,
         f"/{quote('decision log')}/decisions": "segment-000001.log",
         f"/compare?run={quote('runs/one', '')}&run={quote('runs/two', '')}": "two minus one, session by session",

@@ -207,7 +207,11 @@ def _describe(folder: Path, kind: str, files: set[str]) -> tuple[str, int, str |
 
 
 def _changed(folder: Path, kind: str) -> float | None:
-    names = {"run": ("run.json", "metrics.jsonl"), "registry": (POINTER_NAME,), "decision log": (".",)}
+    names = {
+        "run": ("run.json", "metrics.jsonl"),
+        "registry": (POINTER_NAME,),
+        "decision log": tuple(filter(_SEGMENT.fullmatch, _names(folder)[0])),
+    }
     times = [os.stat(folder / name).st_mtime for name in names.get(kind, ("manifest.json",)) if (folder / name).exists()]
     return max(times, default=None)
 

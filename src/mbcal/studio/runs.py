@@ -14,6 +14,7 @@ from mbcal.evaluation.experiment.run import Run
 from mbcal.metrics import Mean
 from mbcal.report.runs import compare_runs
 from mbcal.report.summary import PROTOCOLS, RunSummary
+from mbcal.storage.artifacts import SIMULATOR_KIND, Artifact
 
 
 def run_view(root: Path, folder: Path) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def run_view(root: Path, folder: Path) -> dict[str, Any]:
         "cells": len(run.cells),
         "missing": [str(cell) for cell in run.missing],
         "judges": list(summary.judges),
-        "results": _results(summary),
+        "results": _results(summary, is_inside),
         "curves": summary.curves(),
         "settings": to_dict(run.settings),
         "report": (folder / "report.html").is_file(),
@@ -45,6 +46,9 @@ def run_view(root: Path, folder: Path) -> dict[str, Any]:
 def compare_view(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
     """Return the results of several runs side by side, and paired differences to the first.
 
+    Of each run, `comparable` are the judges under which its rewards can be compared with the first run's: the same test
+    sessions, and the truth or the same simulator. `problem` of a difference says why others cannot.
+
     Args:
         root: The folder that is searched; data outside of it is not read.
         folders: The runs.
@@ -52,26 +56,39 @@ def compare_view(root: Path, folders: Sequence[Path]) -> dict[str, Any]:
     Raises:
         MbcalError: If a run or one of its results is damaged.
     """
-    runs, differences = [], []
-    readable = True
+    runs: list[dict[str, Any]] = []
+    differences = []
+    readable, first = True, None
     for folder in folders:
         summary, is_inside = _summary(root, folder)
-        readable &= is_inside
+        readable, first = readable and is_inside, first or summary
         path = folder.relative_to(root).as_posix()
-        report = (folder / "report.html").is_file()
-        runs.append({"path": path, "results": _results(summary), "report": report, "data": summary.run.settings.data})
-        if len(runs) > 1:
-            differences.append({"path": path, **_difference(folders[0], folder, readable)})
+        report, comparable = (folder / "report.html").is_file(), list(summary.judges)
+        if runs:
+            difference = _difference(first, summary, readable)
+            comparable = difference.pop("comparable")
+            differences.append({"path": path, **difference})
+        results = _results(summary, is_inside)
+        run = {"path": path, "results": results, "report": report, "data": summary.run.settings.data}
+        runs.append({**run, "comparable": comparable})
     return {"runs": runs, "differences": differences, "clustered": readable}
 
 
-def _difference(first: Path, second: Path, readable: bool) -> dict[str, Any]:
+def _difference(first: RunSummary, second: RunSummary, readable: bool) -> dict[str, Any]:
+    """The paired differences of two runs under the judges that both have, and why there are no others."""
     if not readable:
-        return {"rows": [], "problem": "not compared session by session: the data of a run is outside of this folder"}
+        problem = "cannot be compared with the first: the data of one of them is outside of this folder"
+        return {"rows": [], "problem": problem, "comparable": []}
     try:
-        comparison = compare_runs(first, second)
+        comparison = compare_runs(first.run, second.run)
     except MbcalError as error:
-        return {"rows": [], "problem": str(error)}
+        return {"rows": [], "problem": str(error), "comparable": []}
+    if not comparison.paired:
+        problem = "has other test sessions than the first: neither rewards nor differences can be compared"
+        return {"rows": [], "problem": problem, "comparable": []}
+    contents = [_simulators(summary) for summary in (first, second)]
+    comparable = [name for name in second.judges if name in first.judges and len({one.get(name) for one in contents}) == 1]
+    others = [name for name in second.judges if name not in comparable]
     rows = [
         {
             "protocol": PROTOCOLS[row.protocol],
@@ -79,11 +96,19 @@ def _difference(first: Path, second: Path, readable: bool) -> dict[str, Any]:
             "agent": row.agent,
             "first": row.first,
             "second": row.second,
-            "difference": None if row.difference is None else _mean(row.difference),
+            "difference": _mean(row.difference),
         }
         for row in comparison.rows
+        if row.judge in comparable and row.difference is not None
     ]
-    return {"rows": rows, "problem": None if comparison.paired else "not paired: the test sessions differ"}
+    problem = f"has other judges than the first ({', '.join(others)}), whose rewards cannot be compared" if others else None
+    return {"rows": rows, "problem": problem, "comparable": comparable}
+
+
+def _simulators(summary: RunSummary) -> dict[str, str]:
+    """Content hashes of the simulators among the judges of a run."""
+    folder = summary.run.folder / "simulators"
+    return {name: Artifact.open(folder / name, SIMULATOR_KIND).manifest["content_hash"] for name in summary.report_cards}
 
 
 def _summary(root: Path, folder: Path) -> tuple[RunSummary, bool]:
@@ -98,13 +123,13 @@ def _summary(root: Path, folder: Path) -> tuple[RunSummary, bool]:
     return summary, is_inside
 
 
-def _results(summary: RunSummary) -> list[dict[str, Any]]:
-    """Reward of every agent with its interval, by protocol and judge, best first."""
+def _results(summary: RunSummary, is_inside: bool) -> list[dict[str, Any]]:
+    """Reward of every agent, and of the log if it may be read, with its interval, by protocol and judge, best first."""
     return [
         {"protocol": title, "judge": judge, "agent": agent, "over_seeds": deviation, **_mean(mean)}
         for protocol, title in PROTOCOLS.items()
         for judge in summary.judges
-        for agent, mean, deviation in summary.ranked(protocol, judge)
+        for agent, mean, deviation in (summary.ranked_with_log if is_inside else summary.ranked)(protocol, judge)
     ]
 
 

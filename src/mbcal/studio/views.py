@@ -8,6 +8,8 @@ from typing import Any
 from mbcal.data import Store
 from mbcal.data.describe import describe
 from mbcal.decision_log.segments import segment_numbers
+from mbcal.environments.report_card import ReportCard
+from mbcal.environments.trust import simulator_trust
 from mbcal.errors import MbcalError
 from mbcal.registry.pointer import read_pointer
 from mbcal.registry.registry import Registry
@@ -48,14 +50,17 @@ def model_view(folder: Path) -> dict[str, Any]:
 
 
 def simulator_view(folder: Path) -> dict[str, Any]:
-    """Return what a simulator's manifest says: settings, training record and report card.
+    """Return what a simulator's manifest says: settings, training record, report card, and what it can be trusted for.
 
     Raises:
         ModelError: If the manifest is damaged.
     """
     manifest = SIMULATOR_KIND.open(folder)
+    card = manifest.get("report_card") and ReportCard(**manifest["report_card"])
+    trust = simulator_trust(card, manifest["behaviours"]["rewards"])
     return {
         **_checked(folder, manifest, SIMULATOR_KIND),
+        "trust": {"sentence": trust.warning or trust.sentence, "is_low": trust.is_low, "drift": card and card.drift},
         "config": manifest["config"],
         "training": {"simulator": manifest["training"]},
         "provenance": manifest.get("provenance") or {},

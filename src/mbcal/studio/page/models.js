@@ -51,19 +51,30 @@ export async function modelPage(path, list) {
 
 const CARD = [
   ["nll", "negative log likelihood of the logged behaviour", number], ["baseline_nll", "the same for the frequencies of behaviours, which a simulator must beat", number],
-  ["accuracy", "most likely behaviour is the logged one", percent], ["rmse", "error of the expected reward (RMSE)", number], ["ece", "calibration error", percent], ["sessions", "held-out sessions it was measured on", count],
+  ["accuracy", "most likely behaviour is the logged one", percent], ["rmse", "error of the expected reward (RMSE)", number], ["ece", "calibration error", percent], ["drift", "drift: largest gap at a step between simulated and logged reward, as a share of the reward of a step", percent], ["sessions", "held-out sessions it was measured on", count],
 ];
 
+// bins of probability with the share of steps that were as predicted; on the dashed line both are equal
+function calibration(bins) {
+  const chart = el("div", { class: "chart" });
+  const points = bins.count.flatMap((n, k) => (n ? [{ x: bins.confidence[k], y: bins.accuracy[k], note: `${count(n)} steps` }] : []));
+  const [low, high] = [Math.min(...points.map((point) => point.x)), Math.max(...points.map((point) => point.x))];
+  const series = [{ name: "logged", label: "logged", colour: "var(--strong)", points, dots: true }, { name: "equal", label: "equal", colour: "var(--grey)", dashed: true, points: [low, high].map((x) => ({ x, y: x })) }];
+  lineChart(chart, series, { formatX: percent, formatY: percent, zero: false, title: "calibration", empty: "No step was predicted." });
+  return chart;
+}
+
 export async function simulatorPage(path) {
-  const simulator = await ask(`api/simulator?path=${encodeURIComponent(path)}`), card = simulator.report_card, content = [];
-  content.push(el("p", {}, `${simulator.config.family} simulator, temperature ${number(simulator.temperature)}; written by mbcal ${simulator.mbcal}.`), el("h2", {}, "Report card"));
+  const simulator = await ask(`api/simulator?path=${encodeURIComponent(path)}`), { report_card: card, trust } = simulator, content = [];
+  content.push(el("p", {}, `${simulator.config.family} simulator, temperature ${number(simulator.temperature)}; written by mbcal ${simulator.mbcal}.`), el("h2", {}, "Report card"),
+    el("p", { class: `message ${trust.is_low ? "warn" : ""}` }, trust.sentence));
   if (card) {
-    if (card.nll >= card.baseline_nll) content.push(el("p", { class: "message bad" }, "It predicts no better than the frequencies of behaviours: do not trust its judgement."));
     const chart = el("div", { class: "chart" });
     const line = (key, label, colour) => ({ name: label, label, colour, points: card[key].map((y, k) => ({ x: k + 1, y, low: key === "simulated" ? y - 1.96 * card.error[k] : undefined, high: key === "simulated" ? y + 1.96 * card.error[k] : undefined })) });
     lineChart(chart, [line("real", "logged", "var(--grey)"), line("simulated", "simulated", "var(--strong)")], { formatX: (x) => `step ${plain(x)}`, ticksX: wholeTicks, zero: false, title: "reward by step" });
-    content.push(table(["", ["value", "number"]], CARD.map(([key, text, format]) => [text, format(card[key])])), el("h3", {}, "Mean reward by step, logged items"), chart);
-  } else content.push(el("p", { class: "empty" }, "None was kept with it."));
+    content.push(table(["", ["value", "number"]], CARD.map(([key, text, format]) => [text, format(key in card ? card[key] : trust[key])])), el("h3", {}, "Mean reward by step, logged items"), chart,
+      el("h3", {}, "Calibration: how often the most likely behaviour was the logged one, by its probability"), calibration(card.reliability));
+  }
   return [...content, el("h2", {}, "Training"), ...training(simulator.training), el("h2", {}, "Settings"), json("Settings of the fit", simulator.config), ...files(simulator)];
 }
 

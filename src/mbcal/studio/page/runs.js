@@ -6,8 +6,10 @@ import { wholeTicks } from "./stores.js";
 // MBCAL has the strong colour, its variants and methods from files the second one, baselines are grey
 export const agentColour = (agent) => (agent === "mbcal" ? "var(--strong)" : agent.startsWith("mbcal") || agent.includes(":") ? "var(--second)" : "var(--grey)");
 const reportLink = (path) => el("a", { href: `report?path=${encodeURIComponent(path)}` }, "report");
-const groups = (results) => [...new Set(results.map((one) => `${one.protocol}, judged by ${one.judge}`))];
-const group = (one) => `${one.protocol}, judged by ${one.judge}`;
+const JUDGES = { truth: "the truth", world: "the world", lstm: "a simulator (LSTM)", transformer: "a simulator (transformer)" };
+const judgeOf = (one) => JUDGES[one.judge] || one.judge;
+const group = (one) => `${one.protocol}, judged by ${judgeOf(one)}`;
+const groups = (results) => [...new Set(results.map(group))];
 const unclustered = () => el("p", { class: "message warn" }, "The data is outside of this folder and was not read: intervals take sessions as independent, which makes them too narrow where users have several.");
 
 export async function runPage(path) {
@@ -41,27 +43,36 @@ export async function comparePage(list, parameters) {
   if (!chosen.length) return content;
   const view = await ask(`api/compare?${chosen.map((path) => `path=${encodeURIComponent(path)}`).join("&")}`);
   if (!view.clustered) content.push(unclustered());
+  const name = (path) => short(view.runs, view.runs.findIndex((run) => run.path === path));
+  content.push(...view.differences.filter((difference) => difference.problem).map((difference) => el("p", { class: "message warn" }, `${name(difference.path)} ${difference.problem}. It is shown apart.`)));
   content.push(table(["run", "data", ""], view.runs.map((run) => [el("a", { href: `#/run/${encodeURIComponent(run.path)}` }, run.path), run.data, run.report ? reportLink(run.path) : ""])));
   for (const title of groups(view.runs.flatMap((run) => run.results))) {
-    const chart = el("div", { class: "chart" }), results = view.runs.map((run) => run.results.filter((one) => group(one) === title));
-    const agents = [...new Set(results.flat().map((one) => one.agent))];
-    const rows = agents.flatMap((agent) => results.flatMap((all, k) => all.filter((one) => one.agent === agent).map((one) => ({ ...one, name: `${agent} · ${short(view.runs, k)}`, colour: agentColour(agent) }))));
-    dotChart(chart, rows, { title });
-    content.push(el("h2", {}, `Reward per session: ${title}`), chart,
-      table(["method", ...view.runs.map((_, k) => [short(view.runs, k), "number"])], agents.map((agent) => [el("span", {}, agent === "mbcal" ? badge(agent, "strong") : agent), ...results.map((all) => {
-        const one = all.find((result) => result.agent === agent);
-        return one ? el("span", {}, number(one.mean, 4), " ", el("span", { class: "interval" }, interval(one.low, one.high))) : dash;
-      })])));
+    const inTitle = view.runs.map((run) => ({ ...run, name: name(run.path), results: run.results.filter((one) => group(one) === title) })).filter((run) => run.results.length);
+    const together = inTitle.filter((run) => run.comparable.includes(run.results[0].judge)), apart = inTitle.filter((run) => !together.includes(run));
+    for (const runs of [together, ...apart.map((run) => [run])].filter((some) => some.length)) content.push(...resultsOf(title, runs));
   }
-  for (const [k, difference] of view.differences.entries()) {
-    content.push(el("h2", {}, `${short(view.runs, k + 1)} minus ${short(view.runs, 0)}, session by session`));
-    if (difference.problem) content.push(el("p", { class: "message warn" }, difference.problem));
-    if (difference.rows.length) content.push(table(["protocol", "judge", "method", ["difference", "number"], ["95% interval", "number"], ""], difference.rows.map((row) => {
-      const gap = row.difference, clear = gap && gap.low !== null && (gap.low > 0 || gap.high < 0);
-      return [row.protocol, row.judge, row.agent, signed(gap ? gap.mean : row.second - row.first), gap ? interval(gap.low, gap.high) || dash : dash, !gap ? "" : clear ? badge(gap.mean > 0 ? "higher" : "lower", gap.mean > 0 ? "good" : "bad") : badge("level")];
+  for (const difference of view.differences.filter((one) => one.rows.length)) {
+    content.push(el("h2", {}, `${name(difference.path)} minus ${name(view.runs[0].path)}, session by session`));
+    content.push(table(["protocol", "judge", "method", ["difference", "number"], ["95% interval", "number"], ""], difference.rows.filter((row) => row.difference.low !== null).map((row) => {
+      const gap = row.difference, clear = gap.low > 0 || gap.high < 0;
+      return [row.protocol, judgeOf(row), row.agent, signed(gap.mean), interval(gap.low, gap.high), clear ? badge(gap.mean > 0 ? "higher" : "lower", gap.mean > 0 ? "good" : "bad") : badge("level")];
     })));
   }
   return content;
+}
+
+// the results of runs that can be compared under one judge, as a chart and a table
+function resultsOf(title, runs) {
+  const chart = el("div", { class: "chart" }), agents = [...new Set(runs.flatMap((run) => run.results.map((one) => one.agent)))];
+  const rows = agents.flatMap((agent) => runs.flatMap((run) => run.results.filter((one) => one.agent === agent).map((one) => ({ ...one, name: `${agent} · ${run.name}`, colour: agentColour(agent) }))));
+  dotChart(chart, rows, { title });
+  return [
+    el("h2", {}, `Reward per session: ${title}`), el("p", { class: "note" }, runs.map((run) => run.name).join(", ")), chart,
+    table(["method", ...runs.map((run) => [run.name, "number"])], agents.map((agent) => [el("span", {}, agent === "mbcal" ? badge(agent, "strong") : agent), ...runs.map((run) => {
+      const one = run.results.find((result) => result.agent === agent);
+      return one ? el("span", {}, number(one.mean, 4), " ", el("span", { class: "interval" }, interval(one.low, one.high))) : dash;
+    })])),
+  ];
 }
 
 // the shortest end of its path that tells a run from the others
