@@ -21,7 +21,8 @@ from tests.support.versions import ITEMS
 
 HOSTILE = "<!--<script>document.title='broken'</script>"
 UPDATE = {
-    "live": "v000001", "version": "v000002", "answer": "cannot tell", "action": "canary", "reason": "the log cannot tell",
+    "live": "v000001", "version": "v000002", "answer": "cannot tell", "action": "canary",
+    "reason": "the log cannot tell: sessions go on: wait; feedback is late",
     "checks": [{"name": "log", "answer": "cannot tell", "detail": HOSTILE}],
     "estimates": [], "counts": None,
 }  # fmt: skip
@@ -41,12 +42,14 @@ def address(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
     side = {"sessions": 40, "users": 30, "reward": {"mean": 2.5, "low": 2.0, "high": 3.0}, "length": {"mean": 4.0}}
     gap = {"value": 0.5, "lower": -0.25, "upper": 1.25}
     sentence = f"cannot tell yet {HOSTILE}"
+    missing = {"sessions_missing": 1234.5, "for_difference": 0.05}
     sides = {"a": {**side, "version": canary}, "b": {**side, "version": "v000002"}}
     look = {
         "began": registry.pointer().canary_began,
         "time": 1_800_000_000_000_000,
-        "reason": "wait for more",
-        "comparison": {**sides, "reward": gap, "sentence": sentence},
+        "reason": f"wait: {sentence}",
+        "ends": 1_800_000_000_000_000,
+        "comparison": {**sides, "reward": gap, "sentence": sentence, **missing},
     }
     (registry.path / "canaries").mkdir()
     (registry.path / "canaries" / f"{canary}.json").write_text(json.dumps(look))
@@ -114,25 +117,33 @@ def test_the_figures_are_those_of_the_traffic(address: str, browser: Browser) ->
 
 @needs_browser
 def test_updates_and_versions(address: str, browser: Browser) -> None:
-    browser.open(address)
+    browser.open(address, 390, 844)
     browser.wait("document.querySelectorAll('#versions tbody tr').length")
     browser.run("document.querySelectorAll('#updates details').forEach(d => { d.open = true; })")
-    third, second, first = (text.split("\t") for text in browser.texts("#updates tbody tr"))
-    assert (third[0], third[2], third[3]) == ("3 page", "cannot tell", "canary v000002")
-    assert f"log: {HOSTILE}" in third[4]
-    assert "damaged" in second[2]
-    assert (first[0], first[2], first[3]) == ("1", "no worse", "published v000002")
+    third, second, first = browser.texts("#updates .update > p")
+    assert third.startswith("3 page ")
+    assert third.endswith("cannot tell canary v000002")
+    assert first.startswith("1 ")
+    assert first.endswith("no worse published v000002")
+    assert second.startswith("2 ")
+    assert "damaged" in browser.texts("#updates .update")[1]
+    assert f"cannot tellby the log: {HOSTILE}" in browser.texts("#updates .checks")[0]
+    boxes = "[...document.querySelectorAll('#updates .checks')].map(one => one.getBoundingClientRect().right)"
+    assert max(browser.run(boxes)) <= 390  # nothing of an opened update is off the screen of a phone
+    assert browser.texts("#updates .why > summary")[0] == "the log cannot tell:"
+    assert browser.texts("#updates .why > ul:not(.checks)")[0].split("\n") == ["sessions go on: wait", "feedback is late"]
     versions = [text.split("\t") for text in browser.texts("#versions tbody tr")]
     assert [row[0] for row in versions] == ["v000003 canary", "v000002 live", "v000001 live before"]
-    assert versions[2][4] == "mbcal registry rollback --registry DIR"
+    assert versions[2][4] == "mbcal registry rollback --registry ."
     canary = browser.texts("#canary")[0]
     assert canary.startswith(
         "v000003 is the canary beside v000002, but gets no sessions from this server, which was started"
     )
-    assert HOSTILE in canary
-    assert "wait for more" in canary
+    assert canary.count(f"cannot tell yet {HOSTILE}") == 1  # the reason is the comparison's sentence
+    assert "Still needed: about 1,235 sessions, to see a difference of 5%." in canary
+    assert "The trial ends 2027-01-15 " in canary
     assert "v000003\t40\t30\t2.50\t[2.00, 3.00]\t4.00" in canary
-    assert "Difference +0.500 per session; [−0.250, 1.25] holds at all looks together." in canary
+    assert "Difference +0.500 per session; [−0.250, 1.25] is valid however often one looks." in canary
     assert browser.run("document.title") == "mbcal service"
 
 

@@ -53,6 +53,8 @@ class Look:
     """None while one of the versions has no finished session."""
     ignored: Ignored
     """Records of the trial that did not count."""
+    ends: int
+    """When the trial ends at the latest, in microseconds since 1970."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -132,7 +134,8 @@ class CanaryWatcher:
             elapsed = min(elapsed, self._config.longest)
         unserved = 0.0 if comparison is None else (comparison.settled - pointer.canary_began) / 1e6
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
-        look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored)
+        ends = now + int(max(self._config.longest - elapsed, 0.0) * 1e6)
+        look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored, ends)
         look = self._act(look, pointer)
         if look.action == "wait" and self.registry.canary() != look.canary:
             return look  # another watcher or an operator ended the trial; what was written then stays

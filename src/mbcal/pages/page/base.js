@@ -40,6 +40,23 @@ export function command(text) {
   return el("div", { class: "command" }, el("code", {}, text), button);
 }
 
+// updates, newest first, with their reasons and checks below; link: update -> element or null
+const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
+export const updateList = (updates, link) => updates.map((update) => {
+  const head = el("p", {}, `${update.number} `, link(update), ` ${date(update.time)} `);
+  if (update.problem) return el("div", { class: "update" }, head, badge(update.problem, "bad"));
+  head.append(badge(update.answer, ANSWERS[update.answer]), " ", badge(update.action, ACTIONS[update.action]), update.version ? ` ${update.version}` : "");
+  const [lead, reasons] = reasonsOf(update.reason);
+  return el("div", { class: "update" }, head, el("details", { class: "why" },
+    el("summary", {}, el("span", { class: "short" }, update.reason), el("span", { class: "lead" }, lead)), el("ul", {}, reasons.map((reason) => el("li", {}, reason))),
+    el("ul", { class: "checks" }, update.checks.map((check) => el("li", {}, badge(check.answer, ANSWERS[check.answer]), `by the ${check.name}: ${check.detail}`)))));
+});
+// "the log cannot tell: one; another" -> ["the log cannot tell:", ["one", "another"]]
+function reasonsOf(text) {
+  const parts = text.split("; "), at = parts[0].indexOf(": ");
+  return parts.length > 1 && at > 0 ? [parts[0].slice(0, at + 1), [parts[0].slice(at + 2), ...parts.slice(1)]] : [text, []];
+}
+
 // ---- formats: null is unknown and becomes a dash
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);

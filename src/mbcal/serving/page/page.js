@@ -1,5 +1,5 @@
 // The operator's page: what /v1/stats, /v1/model and /v1/registry say, again every few seconds.
-import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, signed, table } from "./base.js";
+import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, signed, table, updateList } from "./base.js";
 import { dotChart, lineChart } from "./charts.js";
 import { startRanking } from "./rank.js";
 
@@ -85,33 +85,28 @@ function drawCanary(registry, stats) {
   const content = [el("p", {}, badge(registry.canary, "second"), here)], look = registry.trial, compared = look && look.comparison;
   if (!look) content.push(el("p", { class: "note" }, "It has not been looked at yet."));
   else content.push(el("p", {}, `${date(look.time / 1e6)}: ${look.reason || look.action}`));
+  const missing = compared && compared.sessions_missing;
+  if (missing >= 1) content.push(el("p", {}, `Still needed: about ${number(missing, 2)} sessions, to see a difference of ${percent(compared.for_difference)}.`));
+  if (look && look.ends) content.push(el("p", {}, `The trial ends ${date(look.ends / 1e6)} at the latest.`));
   if (compared) {
     const chart = el("div", { class: "chart" }), sides = [compared.a, compared.b];
     dotChart(chart, sides.map((side) => ({ name: side.version, ...side.reward, colour: side.version === registry.canary ? "var(--second)" : "var(--strong)" })), { title: "reward per session" });
-    content.push(el("p", { class: "note" }, compared.sentence), el("h3", {}, "Reward per session, finished sessions"), chart,
+    if (!look.reason || !look.reason.includes(compared.sentence)) content.push(el("p", { class: "note" }, compared.sentence));
+    content.push(el("h3", {}, "Reward per session, finished sessions"), chart,
       table(["version", ["sessions", "number"], ["users", "number"], ["reward per session", "number"], ["95% interval", "number"], ["steps per session", "number"]], sides.map((side) =>
         [side.version, count(side.sessions), count(side.users), number(side.reward.mean), interval(side.reward.low, side.reward.high) || dash, number(side.length.mean)])),
-      el("p", { class: "note" }, `Difference ${signed(compared.reward.value)} per session; ${interval(compared.reward.lower, compared.reward.upper) || "no interval yet"} holds at all looks together.`));
+      el("p", { class: "note" }, `Difference ${signed(compared.reward.value)} per session; ${interval(compared.reward.lower, compared.reward.upper) || "no interval yet"} is valid however often one looks.`));
   }
   byId("canary").replaceChildren(...content);
 }
-
-const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
 
 function drawUpdates(registry) {
   if (!registry.updates.length) {
     byId("updates").replaceChildren(el("p", { class: "empty" }, "None yet. ", el("code", {}, "mbcal update"), " learns a candidate from the decision log and judges it."));
     return;
   }
-  const rows = registry.updates.map((update) => {
-    if (update.problem) return [String(update.number), date(update.time), badge(update.problem, "bad"), "", ""];
-    const link = update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "page") : null;
-    const checks = el("details", { class: "why" }, el("summary", {}, update.reason),
-      el("ul", { class: "checks" }, update.checks.map((check) => el("li", {}, badge(check.answer, ANSWERS[check.answer]), `${check.name}: ${check.detail}`))));
-    return [el("span", {}, String(update.number), " ", link), date(update.time), badge(update.answer, ANSWERS[update.answer]),
-      el("span", {}, badge(update.action, ACTIONS[update.action]), update.version ? ` ${update.version}` : ""), checks];
-  });
-  byId("updates").replaceChildren(table([["update", "fixed"], ["when", "fixed"], ["candidate is", "fixed"], ["action", "fixed"], "why"], rows));
+  const link = (update) => (update.page && !hasToken() ? el("a", { href: `updates/${update.page}` }, "page") : null);
+  byId("updates").replaceChildren(...updateList(registry.updates, link));
 }
 
 function drawVersions(registry, model) {
@@ -120,14 +115,14 @@ function drawVersions(registry, model) {
     const name = version.version, live = name === registry.live;
     const state = live ? badge("live", "strong") : name === registry.canary ? badge("canary", "second") : version.state ? badge(version.state) : "";
     const problem = version.damaged || refused[name];
-    const undo = live ? "" : el("code", {}, name === before ? "mbcal registry rollback --registry DIR" : `mbcal registry activate ${name} --registry DIR`);
+    const undo = live ? "" : el("code", {}, name === before ? "mbcal registry rollback --registry ." : `mbcal registry activate ${name} --registry .`);
     return [el("span", {}, name, " ", state, problem ? badge("refused", "bad") : "", problem ? el("p", { class: "note break" }, problem) : null), version.agent || dash,
       version.published ? date(Date.parse(version.published) / 1000) : dash, version.parent || dash, undo];
   });
   const content = [];
   if (registry.problem) content.push(el("p", { class: "message bad" }, registry.problem));
-  if (before) content.push(el("p", { class: "note" }, `To go back from ${registry.live} to ${before}, on the server's machine, with the registry's folder as DIR:`), command("mbcal registry rollback --registry DIR"));
-  content.push(rows.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", ["to make it live", "fixed"]], rows) : el("p", { class: "empty" }, "None is published yet."));
+  if (before) content.push(el("p", { class: "note" }, `To go back from ${registry.live} to ${before}, on the server's machine, in the registry's folder:`), command("mbcal registry rollback --registry ."));
+  content.push(rows.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", ["to make it live, in that folder", "fixed"]], rows) : el("p", { class: "empty" }, "None is published yet."));
   byId("versions").replaceChildren(...content);
 }
 

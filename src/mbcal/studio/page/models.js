@@ -1,5 +1,5 @@
 // Models, simulators, registries and decision logs.
-import { ask, badge, bytes, command, count, dash, date, el, number, percent, plain, table } from "./base.js";
+import { ask, badge, bytes, command, count, dash, date, el, number, percent, plain, table, updateList } from "./base.js";
 import { lineChart } from "./charts.js";
 import { wholeTicks } from "./stores.js";
 
@@ -78,7 +78,6 @@ export async function simulatorPage(path) {
   return [...content, el("h2", {}, "Training"), ...training(simulator.training), el("h2", {}, "Settings"), json("Settings of the fit", simulator.config), ...files(simulator)];
 }
 
-const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
 const STATES = { live: "strong", canary: "second", withdrawn: "bad" };
 
 export async function registryPage(path) {
@@ -87,14 +86,12 @@ export async function registryPage(path) {
   const versions = registry.versions.slice().reverse().map((version) => [
     el("span", {}, version.version, " ", version.state ? badge(version.state, STATES[version.state]) : "", version.damaged ? badge("damaged", "bad") : ""),
     version.agent || dash, version.published ? date(Date.parse(version.published) / 1000) : dash, version.parent || dash, version.damaged || metrics(version) || dash]);
-  const updates = registry.updates.map((update) => update.problem ? [String(update.number), date(update.time), badge(update.problem, "bad"), "", ""] : [
-    el("span", {}, String(update.number), " ", update.page ? el("a", { href: `update?path=${encodeURIComponent(path)}&name=${update.page}` }, "page") : ""), date(update.time), badge(update.answer, ANSWERS[update.answer]),
-    el("span", {}, badge(update.action, ACTIONS[update.action]), update.version ? ` ${update.version}` : ""), update.reason]);
+  const link = (update) => (update.page ? el("a", { href: `update?path=${encodeURIComponent(path)}&name=${update.page}` }, "page") : null);
   return [
     el("p", {}, registry.live ? `${registry.live} is live.` : "No version is live.", registry.canary ? ` ${registry.canary} is the canary.` : ""),
     before ? command(`mbcal registry rollback --registry ${path}`) : null,
     el("h2", {}, "Versions"), versions.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", "metrics"], versions) : el("p", { class: "empty" }, "None."),
-    el("h2", {}, "Updates"), updates.length ? table([["update", "fixed"], ["when", "fixed"], ["candidate is", "fixed"], ["action", "fixed"], "why"], updates) : el("p", { class: "empty" }, "None yet."),
+    el("h2", {}, "Updates"), ...(registry.updates.length ? updateList(registry.updates, link) : [el("p", { class: "empty" }, "None yet.")]),
   ].filter(Boolean);
 }
 
