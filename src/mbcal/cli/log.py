@@ -136,8 +136,7 @@ def export_sessions(
     catalog = named_items(artifact.catalog, read_log(folder, lost if skip_damaged else None))
     records = read_log(folder, [] if skip_damaged else None)
     fields = SessionFields.from_record(artifact.manifest.get("fields"))
-    sizes = {"horizon": horizon, "history": history}
-    joined = join_sessions(records, catalog, artifact.behaviours, **sizes, fields=fields)
+    joined = join_sessions(records, catalog, artifact.behaviours, horizon=horizon, history=history, fields=fields)
     _report(lost)
     new = len(catalog) - len(artifact.catalog)
     if new:

@@ -163,10 +163,10 @@ def _estimates_html(verdict: Mapping[str, Any]) -> str:
     note = (
         f"What is grey says nothing: {void}." if void else "Of users the candidate did not learn from. They decide nothing."
     )
-    columns = ("of", "estimate", "per session", "95% interval", "interval by", "sessions that count")
-    numbers = (False, False, True, True, False, True)
+    columns = ["of", "estimate", "per session", "95% interval", "interval by", "sessions that count"]
+    numbers = [False, False, True, True, False, True]
     if void is not None:
-        columns, numbers = (*columns, ""), (*numbers, False)
+        columns, numbers = [*columns, ""], [*numbers, False]
     table = scroll_table(columns, rows, numbers, "further estimates")
     return f"<h2>Further estimates by the log</h2><p class='note'>{escape(note)}</p>{table}"
 

@@ -101,8 +101,8 @@ def _difference(first: RunSummary, second: RunSummary, readable: bool) -> dict[s
         for row in comparison.rows
         if row.judge in comparable and row.difference is not None
     ]
-    problem = f"has other judges than the first ({', '.join(others)}), whose rewards cannot be compared" if others else None
-    return {"rows": rows, "problem": problem, "comparable": comparable}
+    unlike = f"has other judges than the first ({', '.join(others)}), whose rewards cannot be compared"
+    return {"rows": rows, "problem": unlike if others else None, "comparable": comparable}
 
 
 def _simulators(summary: RunSummary) -> dict[str, str]:
