@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mbcal.decision_log.archive import compacted_numbers, parquet_paths, read_parquet
+from mbcal.decision_log.archive import compacted_numbers, read_parquet
 from mbcal.decision_log.reader import merge_by_time, read_bytes
 from mbcal.decision_log.records import Record, decode
-from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
+from mbcal.decision_log.segments import log_folders, parquet_paths, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 
 CLOCK_SLACK = 60.0
