@@ -91,19 +91,37 @@ class Joined:
     """(N,) rows of sessions that may be parts of others: those that `counts` has as headless, nameless or unlinked."""
     counts: JoinCounts
 
-    def may_go_on(self) -> NDArray[np.bool_]:
+    def pauses(self) -> NDArray[np.int64]:
+        """Return the longest pause between decisions of its session up to each step, in microseconds, (N, T); 0 in the padding."""
+        pauses = np.zeros((len(self.origins), self.sessions.horizon), np.int64)
+        found: dict[tuple[int, str], tuple[int, int]] = {}  # latest time and longest pause, by user and name
+        keys = zip(self.sessions.user.tolist(), self.session_names, strict=True)
+        for row, key, origins in zip(pauses, keys, self.origins, strict=True):
+            latest, longest = found.get(key, (origins[0].time, 0))
+            for column, origin in enumerate(origins):
+                longest = max(longest, origin.time - latest)
+                latest = max(latest, origin.time)
+                row[column] = longest
+            found[key] = latest, longest
+        return pauses
+
+    def may_go_on(self, pause: int = int(IDLE * 1e6)) -> NDArray[np.bool_]:
         """Return which rows may be continued after the end of the log, (N,).
 
-        Those without a terminal behaviour whose last step is at most `IDLE` seconds older than the newest of all
-        (`newest_time`). A full row may go on in another one.
-        """
-        times = np.asarray([row[-1].time for row in self.origins], np.int64)
-        is_recent = times > self.settled_until()
-        return np.asarray(is_recent & ~self.sessions.left)
+        Those without an observed terminal behaviour whose last step is newer than `settled_until`. A full row may go on in
+        another one.
 
-    def settled_until(self) -> int:
-        """Return the time, in microseconds, before which nothing can be going on any more: `IDLE` seconds before the end."""
-        return newest_time(np.asarray([row[-1].time for row in self.origins], np.int64)) - int(IDLE * 1e6)
+        Args:
+            pause: Microseconds without a decision after which a session is over.
+        """
+        last = self.sessions.behaviours[np.arange(len(self.origins)), self.sessions.length - 1]
+        has_left = self.sessions.left & (last < self.sessions.behaviour_set.n_observed)  # others left by `IDLE` alone
+        times = np.asarray([row[-1].time for row in self.origins], np.int64)
+        return np.asarray((times > self.settled_until(pause)) & ~has_left)
+
+    def settled_until(self, pause: int = int(IDLE * 1e6)) -> int:
+        """Return the time before which nothing can be going on any more: this pause before the end; all in microseconds."""
+        return newest_time(np.asarray([row[-1].time for row in self.origins], np.int64)) - pause
 
     def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it.

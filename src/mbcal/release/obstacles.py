@@ -24,7 +24,7 @@ def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     """Return the judging sessions up to the first that may still be going on, in the order in which they began.
 
     What a choice costs later is missing from sessions that go on, while what it gains at once is there. To leave out these
-    alone would keep the short ones.
+    alone would keep the short ones. How long a session may pause and yet go on is what others show (`longest_pause`).
 
     Args:
         joined: The sessions.
@@ -32,12 +32,37 @@ def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
         tolerance: Share of those returned that may go on: one that never ends does not hold up all others.
 
     Returns:
-        Their indices; all of them if none is left, which `why_in_parts` then says.
+        Their indices; if none would be left, more of them than that, which `why_in_parts` then says.
     """
     order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
-    n_going_on = np.cumsum(joined.may_go_on()[order])
-    is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
-    return np.sort(order[: is_settled[-1] + 1]) if len(is_settled) else judging
+    while True:  # the fewer are left, the better they show how long sessions pause
+        n_going_on = np.cumsum(joined.may_go_on(longest_pause(joined, order, tolerance))[order])
+        is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
+        if not len(is_settled) or is_settled[-1] + 1 == len(order):
+            return np.sort(order)
+        order = order[: is_settled[-1] + 1]
+
+
+def longest_pause(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> int:
+    """Return how long judging sessions pause and yet go on, in microseconds; at least `IDLE` seconds.
+
+    Args:
+        joined: The sessions.
+        judging: (N,) which of them judge.
+        tolerance: Share of them that may pause for longer, and share of their reward that may come after longer pauses.
+    """
+    sessions, pauses = joined.sessions[judging], joined.pauses()[judging]
+    by_count = _exceeded_by(pauses.max(1), np.ones(len(judging)), tolerance * len(judging))
+    rewards = np.abs(sessions.rewards, dtype=np.float64) * sessions.mask
+    by_reward = _exceeded_by(pauses.ravel(), rewards.ravel(), tolerance * _net_reward(sessions))
+    return max(int(IDLE * 1e6), by_count, by_reward)
+
+
+def _exceeded_by(values: NDArray[np.int64], weights: Floats, most: float) -> int:
+    """The least of some values for which all larger ones weigh at most so much; 0 if all together do."""
+    order = np.argsort(-values, kind="stable")
+    place = int(np.searchsorted(np.cumsum(weights[order]), most, side="right"))
+    return int(values[order[place]]) if place < len(order) else 0
 
 
 def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float = 1.0) -> str:
@@ -54,7 +79,8 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     """
     counts, size = joined.counts, len(judging)
     preceding, following = joined.in_succession()
-    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(), preceding))
+    pause = longest_pause(joined, judging, tolerance)
+    n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(pause), preceding))
     sessions = joined.sessions
     often = largest_weight if min(sessions.behaviour_set.rewards) < 0 else 1.0
     earned = often * (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
@@ -67,7 +93,8 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     }
     found = []
     if n_going_on > tolerance * size:
-        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on: update later")
+        why = f", as others do after {pause / 60e6:,.0f} minutes" if pause > IDLE * 1e6 else ""
+        found.append(f"{n_going_on:,} of {size:,} judging sessions may still be going on{why}: update later")
     if n_preceding > tolerance * size or is_followed:
         follow = f"their users began another session within {IDLE / 60:.0f} minutes"
         found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}: {SEND_ONE_SESSION}")
