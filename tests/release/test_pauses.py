@@ -20,12 +20,12 @@ from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, visits, who
 def paused(
     lengths: list[list[int]], *, horizon: int = 4, behaviour: str = "click", names: Behaviours = BEHAVIOURS
 ) -> Joined:
-    """A session for each list of minutes at which decisions were made, all with the same feedback."""
+    """A session for each list of minutes at which decisions were made, all of them clicked."""
     records: list[Record] = []
     for session, minutes in enumerate(lengths):
         for step, minute in enumerate(minutes):
             name, time = f"d{session}-{step}", minute * MINUTE
-            said = [("plain", behaviour)] * step
+            said = [("plain", "click")] * step
             records.append(
                 Decision(
                     name,
@@ -43,7 +43,7 @@ def paused(
                     repeats=True,
                 )
             )
-            records.append(Feedback(name, "plain", behaviour, time + 1, f"f{name}"))
+            records.append(Feedback(name, "plain", "click", time + 1, f"f{name}"))
     return join_sessions(records, CATALOG, names, horizon=horizon)
 
 

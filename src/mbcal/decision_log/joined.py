@@ -92,7 +92,7 @@ class Joined:
     counts: JoinCounts
 
     def pauses(self) -> NDArray[np.int64]:
-        """Return the longest pause between decisions of its session up to each step, in microseconds, (N, T); 0 in the padding."""
+        """Return the longest pause in the session of each step up to it, in microseconds, (N, T); 0 in the padding."""
         pauses = np.zeros((len(self.origins), self.sessions.horizon), np.int64)
         found: dict[tuple[int, str], tuple[int, int]] = {}  # latest time and longest pause, by user and name
         keys = zip(self.sessions.user.tolist(), self.session_names, strict=True)
