@@ -13,12 +13,12 @@ import pytest
 
 from mbcal import GateConfig, load
 from mbcal.cli import app
-from mbcal.errors import ConflictError
+from mbcal.errors import ConflictError, OutputError
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher
 from mbcal.release.gate import Verdict
 from mbcal.release.update import update
-from tests.support.releases import let_the_log_say, served
+from tests.support.releases import agent, let_the_log_say, served
 
 
 @pytest.fixture
@@ -99,15 +99,43 @@ def test_an_endless_loop_watches_the_canary_itself(
     assert automatic.endswith(f": {alone if times else watched}")
 
 
-def test_a_page_that_cannot_be_written_is_told_and_ends_nothing(
-    arguments: list[str], weak: Registry, capsys: pytest.CaptureFixture[str]
+def test_a_refusal_whose_page_cannot_be_written_is_told(
+    arguments: list[str], weak: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    let_the_log_say("worse", monkeypatch)
     (weak.path / "updates").write_text("not a folder")
-    assert run("update", *arguments) == 4
-    assert weak.canary() == "v000002"
+    assert run("update", *arguments) == 3
     printed = capsys.readouterr()
     assert "page not written: " in printed.err
-    assert "v000002 is the canary; v000001 stays live: the log shows that it is no worse (no page)" in printed.out
+    assert "refused; v000001 stays live: the candidate is worse: log detail (no page)" in printed.out
+
+
+@pytest.mark.parametrize("no_worse", ["canary", "publish"])
+@pytest.mark.parametrize("full", [".html", ".json"])
+def test_no_version_is_named_without_its_verdict(
+    no_worse: str,
+    full: str,
+    arguments: list[str],
+    weak: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As on a disk that fills up: the command fails, a loop tells it and goes on, and nothing of the update stays."""
+
+    def write(path: Path, content: bytes) -> None:
+        if path.suffix == full:
+            raise OutputError(f"{path}: the disk is full")
+        path.write_bytes(content)
+
+    monkeypatch.setattr("mbcal.release.verdict_files.write_atomic", write)
+    before = weak.pointer()
+    with pytest.raises(OutputError, match="the disk is full"):
+        app(["update", *arguments, "--no-worse", no_worse])
+    monkeypatch.setattr("mbcal.release.update._learn", lambda *_: agent(30, epochs=1))
+    where = [*arguments[:4], "--min-sessions", "100", "--device", "cpu"]
+    assert run("loop", *where, "--no-worse", no_worse, "--times", "2", "--every", "1") == 0
+    assert capsys.readouterr().err.count(f"000001{full}: the disk is full") == 2
+    assert (weak.pointer(), weak.versions(), list((weak.path / "updates").iterdir())) == (before, ["v000001"], [])
 
 
 @pytest.mark.parametrize("no_worse", ["canary", "publish"])

@@ -7,8 +7,7 @@
     REGISTRY/.lock                   held by the process that changes the registry
 
 `mbcal.load` reads a version as a model, for a warm start. A version is written atomically and never changed. Readers need
-no lock, since the pointer is replaced by a rename. Writers take turns by a lock that ends with its process. Only `publish`
-needs torch.
+no lock, since the pointer is replaced by a rename. Writers take turns by a lock (`lock`). Only `publish` needs torch.
 
 A caller whose decision is about the registry of some time ago (an update, a canary's watcher) gives its pointer as
 `expected`: if a version went live or a canary began or ended in the meantime, nothing changes and ConflictError is raised.
@@ -120,7 +119,7 @@ class Registry:
             activate: Whether to make it the live version. A canary ends with that.
             canary: Whether to make it the canary in the same step, if it is not activated.
             expected: Publish only if live version and canary are still those of this pointer; None publishes in any case.
-            on_written: Is given the version's name when it is written and not yet live nor the canary.
+            on_written: Is given the name of the written version, not live nor canary yet, which is removed if it raises.
 
         Returns:
             The version's name, such as `v000003`.
@@ -142,7 +141,11 @@ class Registry:
             name = f"v{self._highest_number() + 1:06d}"
             content.write(self._versions / name, pointer.current, metrics)
             self.open(name)
-            on_written(name)
+            try:
+                on_written(name)
+            except Exception:
+                shutil.rmtree(self._versions / name)
+                raise
             if activate or canary:
                 write_pointer(self.path, pointer.activated(name) if activate else self._with_canary(pointer, name))
         return name

@@ -36,7 +36,7 @@ from mbcal.decision_log.reader import Loss, read_log
 from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import ConflictError, InputError, OptionError
+from mbcal.errors import ConflictError, InputError, OptionError, printable
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
@@ -53,7 +53,7 @@ from mbcal.release.gate import (
 )
 from mbcal.release.log_evidence import LogEvidence, choose_judges, judge_by_log
 from mbcal.release.obstacles import why_unread
-from mbcal.release.verdict_files import record_verdict
+from mbcal.release.verdict_files import record_verdict, write_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
 from mbcal.types import Catalog, Sessions
@@ -115,6 +115,7 @@ def update(
         InputError: If no version is live.
         ConflictError: If there is a canary, or another version went live or became the canary in the meantime.
         LogError: If the log cannot be read. What it has lost is named in the verdict's `counts.lost`, and the rest is used.
+        OutputError: If the registry cannot be written, or the verdict of a candidate that is not refused.
     """
     config = with_settings(config or UpdateConfig(), settings, "update: ")
     pointer = registry.pointer()
@@ -189,11 +190,15 @@ def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdic
 
     Raises:
         ConflictError: If the registry is no longer as the pointer says; nothing is written.
+        OutputError: If the verdict cannot be written; no version is live or tried without it.
     """
 
     def record(version: str | None = None) -> None:
         verdict.version = version
-        record_verdict(registry.path / FOLDER, verdict)
+        if version is None:
+            record_verdict(registry.path / FOLDER, verdict)
+        else:
+            verdict.page = write_verdict(registry.path / FOLDER, verdict)
 
     if verdict.answer == "worse":
         record()
@@ -260,7 +265,7 @@ def _join_versions(versions: Collection[str], domain: Domain, catalog: Catalog, 
     fields = extend_by_values(domain.fields, _records(log, versions)) if domain.fields else domain.fields
     joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields, versions=versions)
     joined.counts.new_items = len(grown) - len(catalog)
-    joined.counts.lost = [str(loss) for loss in lost]
+    joined.counts.lost = [printable(str(loss)) for loss in lost]
     return joined
 
 

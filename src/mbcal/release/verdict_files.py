@@ -42,7 +42,7 @@ def write_verdict(folder: str | Path, verdict: Verdict, page: Path | None = None
         The path of the page.
 
     Raises:
-        OutputError: If the folder cannot be written.
+        OutputError: If the folder cannot be written. Of a new page nothing stays.
     """
     from mbcal.report.update_page import verdict_page
 
@@ -50,10 +50,15 @@ def write_verdict(folder: str | Path, verdict: Verdict, page: Path | None = None
     del record["page"], record["page_problem"]  # they are about the files
     content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
     html = verdict_page(record)
-    page = page or _new_page(Path(folder))
-    write_atomic(page, html.encode())
-    write_atomic(page.with_suffix(".json"), content.encode())
-    return page
+    path = page or _new_page(Path(folder))
+    try:
+        write_atomic(path, html.encode())
+        write_atomic(path.with_suffix(".json"), content.encode())
+    except OutputError:
+        if page is None:  # half a verdict is none
+            path.unlink(missing_ok=True)
+        raise
+    return path
 
 
 def _finite(value: Any) -> Any:
