@@ -217,7 +217,25 @@ def test_a_session_whose_steps_begin_anew_cannot_be_judged_by_its_order() -> Non
     ]
     again = [decided("d3", step=0, time=30, items=["a"]), answered("d3", "a")]
     assert joined(*orderly).counts.headless == 0
-    assert joined(*orderly, *again).counts.headless == 1
+    assert joined(*orderly, *again).counts.headless == 0  # clocks may differ by so much
+    late = [decided("d3", step=0, time=20 + 60_000_001, items=["a"]), answered("d3", "a")]
+    assert joined(*orderly, *late).counts.headless == 1
+
+
+@pytest.mark.parametrize(("item", "behaviour", "headless"), [("b", "click", 0), ("a", "click", 1), ("b", "skip", 1)])
+def test_what_was_shown_tells_a_session_that_began_anew_from_clocks_that_differ(
+    item: str, behaviour: str, headless: int
+) -> None:
+    """Two decisions after one step, the later of which is younger than one after two: by its clock, or since it forgot."""
+    second = 10**6
+    records = [
+        decided("d1", time=second),
+        decided("d2", step=1, time=4 * second, shown=[("b", "click")]),
+        decided("d3", step=1, time=20 * second, shown=[(item, behaviour)]),
+        decided("d4", step=2, time=8 * second, shown=[("b", "click"), ("c", "skip")]),
+    ]
+    answers = [answered(record.id, name=record.id) for record in records]
+    assert joined(*records, *answers).counts.headless == headless
 
 
 def test_sessions_may_go_on_until_they_are_idle_or_left() -> None:

@@ -19,7 +19,7 @@ import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
 from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import IDLE, SessionlessDecision, anonymous, join_visits, newest_time, user_name
+from mbcal.decision_log.visits import IDLE, SKEW, SessionlessDecision, anonymous, join_visits, newest_time, user_name
 from mbcal.decision_log.windows import Step, Window, pad_windows
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 
@@ -55,6 +55,8 @@ class _CompactDecision(NamedTuple):
     """Encoded fields of the step, float32; empty if there are none."""
     user_features: bytes
     """Encoded fields of the user, likewise."""
+    shown: int
+    """Hash of the steps of the session before it."""
 
 
 class _Response(NamedTuple):
@@ -118,7 +120,7 @@ def join_sessions(
     headless: set[tuple[str, str]] = set()
     for user, session in sorted(sessions, key=lambda key: (hashes[key[0]], key[0], starts[key], key[1])):
         entries = sorted(sessions[user, session])
-        has_begun_anew = any(later < earlier for (_, earlier, _), (_, later, _) in pairwise(entries))
+        has_begun_anew = _has_begun_anew([decisions[decision_id] for _, _, decision_id in entries])
         has_other_part = user != anonymous(session) and (anonymous(session), session) in sessions  # before a login
         if decisions[entries[0][2]].step > 0 or has_begun_anew or has_other_part:
             headless.add((user, session))
@@ -182,6 +184,18 @@ def _gather(
     return decisions, responses
 
 
+def _has_begun_anew(decisions: Sequence[_CompactDecision]) -> bool:
+    """Whether a session began anew in the middle, by its decisions in the order of their steps.
+
+    Times go back then: by more than clocks differ, or after other steps than those that another decision of the same number
+    knew. Decisions of several servers may be logged at times that go back by less.
+    """
+    times = [decision.time for decision in decisions]
+    back = max(latest - time for latest, time in zip(accumulate(times, max), times, strict=True))
+    n_pasts = len({(decision.step, decision.shown) for decision in decisions})
+    return back > SKEW * 1e6 or (back > 0 and n_pasts > len({decision.step for decision in decisions}))
+
+
 def available_candidates(decision: Decision) -> list[str]:
     """Return the candidates that the first item was chosen from.
 
@@ -224,6 +238,7 @@ class _SessionBuilder:
             decision.epsilon,
             self.fields.context.encode_known(decision.context, "context").tobytes(),
             self.fields.user.encode_known(decision.user_features, "user_features").tobytes(),
+            hash(tuple(map(tuple, decision.shown))),
         )
 
     def steps(self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response], first: int) -> list[Step]:
