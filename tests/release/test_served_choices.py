@@ -5,21 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import numpy as np
 import pytest
 
-from mbcal import AgentConfig, GRU4Rec, NetConfig, TrainingConfig
+from mbcal import AgentConfig, Behaviours, Catalog, GRU4Rec, NetConfig, TrainingConfig
 from mbcal.agents.base import Agent
 from mbcal.decision_log.join import join_sessions
-from mbcal.decision_log.joined import StepOrigin, came_before_answer
+from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
 from mbcal.decision_log.records import Decision, Feedback, Record
+from mbcal.decision_log.visits import SKEW
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
 from mbcal.registry.version import Version
-from mbcal.release.served_choices import _LatestAnswers, served_choices
+from mbcal.release.served_choices import _LatestAnswers, _n_late, served_choices
 from mbcal.serving.ranker import Ranker
 from tests.support.batches import sessions
 from tests.support.versions import ITEMS, fitted
@@ -138,6 +141,41 @@ def test_whether_windows_are_linked_is_found_without_comparing_all_steps() -> No
         assert not long.any_after(step)
         long.add([step])
     assert time.perf_counter() - begin < 5  # minutes, if each were compared with all
+
+
+def test_late_feedback_is_found_without_comparing_all_sessions() -> None:
+    """As comparing each step with every session of its user; sessions in parts, and one visit without end."""
+    draw = np.random.default_rng(0)
+
+    def found(names: list[str], users: list[int], begins: list[int], delays: list[int], differs: list[bool]) -> list[int]:
+        records: list[Record] = []
+        for number, (name, user, begin, delay) in enumerate(zip(names, users, begins, delays, strict=True)):
+            records.append(Decision(f"d{number}", begin, name, f"u{user}", number, "v1", 0.0, [], [], ["i1"], ["i1"], [1.0]))
+            records.append(Feedback(f"d{number}", "i1", "click", begin + delay, f"f{number}"))
+        joined = join_sessions(records, Catalog(("i1",)), Behaviours(LABELS, (0.0, 1.0, 3.0)), horizon=1)
+        order = [int(origins[0].decision[1:]) for origins in joined.origins]
+        late = _n_late(joined, np.arange(len(order)), np.asarray(differs)[order])
+        return [int(late[order.index(number)]) for number in range(len(order))]
+
+    for _ in range(100):
+        names, users = [f"s{number}" for number in draw.integers(0, 3, 12)], draw.integers(0, 2, 12).tolist()
+        begins = (np.sort(draw.choice(900, 12, replace=False)) * 10**6).tolist()
+        delays, differs = (draw.integers(1, 400, 12) * 10**6).tolist(), (draw.random(12) < 0.7).tolist()
+        all_of = list(zip(names, users, begins, differs, strict=True))
+        expected = []
+        for name, user, begin, delay in zip(names, users, begins, delays, strict=True):
+            later = [
+                at for other, whose, at, is_other in all_of if is_other and whose == user and at > begin and other != name
+            ]
+            expected.append(int(bool(later) and later[0] <= begin + delay + SKEW * 10**6))
+        assert found(names, users, begins, delays, differs) == expected
+    count = 20_000
+    origins = tuple((StepOrigin(f"d{number}", number * 10**7, 0, number * 10**7 + 1, 0, number),) for number in range(count))
+    users_of = SimpleNamespace(user=np.zeros(count, np.int64))
+    endless = SimpleNamespace(origins=origins, session_names=("visit",) * count, sessions=users_of)
+    begin = time.perf_counter()
+    assert not _n_late(cast(Joined, endless), np.arange(count), np.ones(count, np.bool_)).any()
+    assert time.perf_counter() - begin < 3  # half a minute, if each were compared with all
 
 
 def test_another_version_chooses_otherwise_and_lost_decisions_are_an_error(tmp_path: Path) -> None:

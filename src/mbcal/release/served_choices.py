@@ -235,16 +235,22 @@ def _n_late(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_])
     begun: dict[int, list[tuple[int, str]]] = defaultdict(list)  # these sessions by user, in order of time
     for row in rows[differs].tolist():
         begun[int(joined.sessions.user[row])].append((joined.origins[row][0].time, joined.session_names[row]))
-    for sessions in begun.values():
+    others: dict[int, list[int]] = {}  # for each of them, the place of the next one with another name
+    for user, sessions in begun.items():
         sessions.sort()
+        others[user] = places = [len(sessions)] * len(sessions)
+        for place in range(len(sessions) - 2, -1, -1):
+            is_same = sessions[place][1] == sessions[place + 1][1]
+            places[place] = places[place + 1] if is_same else place + 1
     late = np.zeros(len(rows), np.int64)
     for number, row in enumerate(rows.tolist()):
-        sessions, own = begun.get(int(joined.sessions.user[row]), []), joined.session_names[row]
+        user, own = int(joined.sessions.user[row]), joined.session_names[row]
+        sessions = begun.get(user, [])
         for step in joined.origins[row]:
             place = bisect_right(sessions, step.time, key=lambda session: session[0])
-            later = (sessions[number] for number in range(place, len(sessions)))
-            following = next((time for time, name in later if name != own), None)
-            late[number] += following is not None and following <= step.answered + SKEW * 1e6
+            if place < len(sessions) and sessions[place][1] == own:
+                place = others[user][place]
+            late[number] += place < len(sessions) and sessions[place][0] <= step.answered + SKEW * 1e6
     return late
 
 
