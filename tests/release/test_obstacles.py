@@ -90,6 +90,16 @@ def heavy(sessions: int, behaviour: str = "click", offered: tuple[str, ...] = ("
     return records
 
 
+def test_a_single_user_who_judges_ends_no_update(tmp_path: Path) -> None:
+    """A household: two people, of whom one teaches."""
+    judges = [stable_hash(f"p{number}", 0, "judge") / 2**64 < 0.3 for number in range(20)]
+    people = [f"p{judges.index(True)}", f"p{judges.index(False)}"]
+    verdict = judged(tmp_path, list(visits(250, lambda visit, _: (people[visit % 2], f"s{visit}"), pages=1)))
+    assert verdict.difference is not None
+    assert (verdict.difference.users, verdict.answer, verdict.estimates) == (1, "cannot tell", [])
+    assert verdict.void == "only one user judges; these estimates compare users with each other"
+
+
 @pytest.mark.parametrize(("more", "buys", "kept", "most"), [(5, False, 1000, 1), (7, False, 1001, 2), (5, True, 1004, 5)])
 def test_few_sessions_of_heavy_users_are_left_out(more: int, buys: bool, kept: int, most: int) -> None:
     """999 users with a session each, and one with more: at most 5 are left out, unless they hold much of the reward."""

@@ -193,7 +193,9 @@ def compare_by_log(
 def other_estimates(
     candidate: Policy, live: Policy, sessions: Sessions, difference: Difference, *, epsilon: float, seed: int = 0
 ) -> tuple[list[Estimate], str | None]:
-    """Return the usual off-policy estimates of both policies, and why they are void, if they are."""
+    """Return the usual off-policy estimates of both policies, none by a single user; and why they are void, if they are."""
+    if difference.users < 2:
+        return [], "only one user judges; these estimates compare users with each other"
     estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means")
     if difference.seen >= min(ENOUGH_SEEN, difference.differing):
         return estimates, None
