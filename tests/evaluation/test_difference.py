@@ -309,3 +309,13 @@ def test_betting_bound_by_hand_and_its_limits() -> None:
     assert betting_lower_bound(np.full(1000, 3.0), -1.0) == pytest.approx(3.0, abs=0.03)
     with pytest.raises(InputError, match="must be at least 0, got -1"):
         betting_lower_bound(np.array([-1.0, 2.0]), 0.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_very_many_differing_steps_need_more_sessions_than_can_be_counted() -> None:
+    items, ones = np.zeros((3, 200), np.int32), np.ones((3, 200))
+    log = sessions(items, ones > 0, ones)
+    logged = np.zeros((3, 200), np.int64)
+    found = bound_difference(log, choices(logged + 1, logged), choices(logged, logged), epsilon=1e-6)
+    assert found.weight_variance == np.inf
+    assert found.log_sessions_needed(0.1) == np.inf

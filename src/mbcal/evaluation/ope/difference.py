@@ -228,7 +228,7 @@ def _weight_variance(
     """
     other = epsilon / policy.count
     best = other + 1 - epsilon
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # infinite where nothing was explored, or over very many steps
         square = best**2 / other + other**2 / best + (policy.count - 2) * other
-    product = np.multiply.reduce(np.where(mask & (policy.best != live.best), square, 1.0), 1)
-    return float((product - 1).mean() * np.square(returns).mean(1).max())
+        product = np.multiply.reduce(np.where(mask & (policy.best != live.best), square, 1.0), 1)
+        return float((product - 1).mean() * np.square(returns).mean(1).max())
