@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_on_the_command_line(weak: Registry, log: Path, capsys: pytest.CaptureFi
 def test_what_the_log_has_lost_is_printed(
     weak: Registry, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damaged = Path(shutil.copytree(log, tmp_path / "damaged"))
+    damaged = Path(shutil.copytree(log, tmp_path / os.fsdecode(b"damaged \xff")))  # not UTF-8
     segment = damaged / "segment-000001.log"
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 255
@@ -148,7 +149,7 @@ def test_what_the_log_has_lost_is_printed(
     assert left.value.code == 3
     losses = capsys.readouterr().err.splitlines()
     assert len(losses) == 1
-    assert losses[0].startswith(f"the log has lost records: {segment}: damaged at byte ")
+    assert losses[0].startswith(f"the log has lost records: {tmp_path}/damaged \\udcff/{segment.name}: damaged at byte ")
     verdict = json.loads((weak.path / "updates" / "000001.json").read_text())
     assert [f"the log has lost records: {loss}" for loss in verdict["counts"]["lost"]] == losses
 
