@@ -17,9 +17,7 @@ from tests.release.test_obstacles import judged
 from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, visits, whole
 
 
-def paused(
-    lengths: list[list[int]], *, horizon: int = 4, behaviour: str = "click", names: Behaviours = BEHAVIOURS
-) -> Joined:
+def paused(lengths: list[list[int]], *, horizon: int = 4, names: Behaviours = BEHAVIOURS) -> Joined:
     """A session for each list of minutes at which decisions were made, all of them clicked."""
     records: list[Record] = []
     for session, minutes in enumerate(lengths):
