@@ -1,8 +1,7 @@
 """Two versions compared on the sessions of a decision log: means, differences, and the result as a sentence.
 
-Rewards change with the hour, and the share of sessions that a canary gets may be changed. So versions are compared within
-blocks of sessions that began one after the other. A block with n_a and n_b sessions counts n_a n_b / (n_a + n_b), for both
-versions alike; so what a block earns more than another cancels. No torch.
+Sessions are compared within blocks of time (`blocks`), so that neither the hour nor a share that is changed misleads. Users
+are compared by what they earn in whole days, since a version may change when they come. No torch.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from mbcal.errors import InputError, nearest
 from mbcal.evaluation.sequential import Difference, UserSums, compare_means, sessions_needed
 from mbcal.metrics import Mean
+from mbcal.release.blocks import Blocks
 from mbcal.release.outcomes import Outcomes
 
 ALPHA = 0.025
@@ -27,8 +27,6 @@ MAX_SWITCHED = 0.01
 of another user. More of them show another change."""
 DAY = 86_400_000_000
 """Microseconds of a day."""
-BLOCK = 100
-"""Sessions of both versions in a block. Within so few, neither rewards nor a canary's share change by much."""
 
 
 @dataclass(frozen=True)
@@ -181,14 +179,14 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     if a == b:
         raise InputError(f"{a}: cannot be compared with itself; name two versions")
     is_a, is_b = (_sessions_of(outcomes, name) for name in (a, b))
-    blocks = _blocks(outcomes, is_a, is_b)
+    blocks = Blocks.of(outcomes, is_a, is_b)
     outcomes, cut = _capped(outcomes)
     side_a, side_b = (_side(outcomes, name, chosen, blocks, cut) for name, chosen in ((a, is_a), (b, is_b)))
     below, above = side_a.reward.mean - outcomes.least, outcomes.most - side_b.reward.mean
-    reward_a, reward_b = (_sums(outcomes, chosen, blocks, outcomes.reward) for chosen in (is_a, is_b))
-    length_a, length_b = (_sums(outcomes, chosen, blocks, outcomes.length) for chosen in (is_a, is_b))
+    reward_a, reward_b = (blocks.sums(outcomes, chosen, outcomes.reward) for chosen in (is_a, is_b))
+    length_a, length_b = (blocks.sums(outcomes, chosen, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
-    epsilon_a, epsilon_b = (_sums(outcomes, chosen, blocks, outcomes.epsilon) for chosen in (is_a, is_b))
+    epsilon_a, epsilon_b = (blocks.sums(outcomes, chosen, outcomes.epsilon) for chosen in (is_a, is_b))
     began, named = int(outcomes.began[is_a].min()), (is_a & outcomes.is_named, is_b & outcomes.is_named)
     settled, ones = _settled(outcomes, *named, began), np.ones(len(outcomes))
     last = int(outcomes.began[is_a | is_b].max())
@@ -233,46 +231,7 @@ def _sessions_of(outcomes: Outcomes, name: str) -> NDArray[np.bool_]:
     return chosen
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """How sessions count in a comparison; arrays are (N,) for N sessions."""
-
-    block: NDArray[np.int64]
-    """Number of the session's block."""
-    weight: NDArray[np.float64]
-    """0 if it does not count. In every block the weights of the two versions have the same sum."""
-    together: bool
-    """False if the versions did not serve at the same time; then there is one block, and all weights are 1."""
-
-
-def _blocks(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> _Blocks:
-    """Blocks of the time in which both versions served."""
-    begin, end = (
-        extreme(other(outcomes.began[is_a]), other(outcomes.began[is_b]))
-        for extreme, other in ((max, np.min), (min, np.max))
-    )
-    common = np.flatnonzero((is_a | is_b) & (outcomes.began >= begin) & (outcomes.began <= end))
-    common = common[np.argsort(outcomes.began[common], kind="stable")]
-    numbers = np.minimum(np.arange(len(common)) // BLOCK, max(len(common) // BLOCK - 1, 0))
-    block, weight = np.zeros(len(outcomes), np.int64), np.zeros(len(outcomes))
-    block[common] = numbers
-    share = np.bincount(numbers, is_a[common]) / np.bincount(numbers) if len(common) else np.zeros(1)
-    weight[common] = np.where(is_a[common], 1 - share[numbers], share[numbers])
-    smaller = min((is_a & (weight > 0)).sum(), (is_b & (weight > 0)).sum())
-    if smaller and 2 * smaller >= min(is_a.sum(), is_b.sum()):
-        return _Blocks(block, weight, together=True)
-    return _Blocks(np.zeros_like(block), (is_a | is_b).astype(np.float64), together=False)
-
-
-def _sums(outcomes: Outcomes, chosen: NDArray[np.bool_], blocks: _Blocks, values: NDArray[Any]) -> UserSums:
-    """Sums of a version's sessions by user, each less the mean of all sessions of its block: drift adds no variance."""
-    rows, counts = np.flatnonzero(chosen & (blocks.weight > 0)), np.bincount(blocks.block, blocks.weight > 0)
-    means = np.bincount(blocks.block, values * (blocks.weight > 0)) / np.maximum(counts, 1)
-    centred = values[rows] - means[blocks.block[rows]]
-    return UserSums.of(centred, outcomes.user[rows], len(outcomes.users), blocks.weight[rows])
-
-
-def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: _Blocks, cut: NDArray[np.float64]) -> Side:
+def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: Blocks, cut: NDArray[np.float64]) -> Side:
     rows = np.flatnonzero(chosen & (blocks.weight > 0))
     users, weights = outcomes.user[rows], blocks.weight[rows]
     reward, length = (
@@ -331,11 +290,11 @@ def _per_user(
     users, first, place = np.unique(outcomes.user[rows], return_index=True, return_inverse=True)
     is_a, is_b, user = is_a[rows[first]], is_b[rows[first]], np.arange(len(users), dtype=np.int32)
     by_user = replace(outcomes, version=is_b.astype(np.int32), user=user, began=outcomes.began[rows[first]])
-    blocks = _blocks(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
+    blocks = Blocks.of(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
     if blocks is None or not blocks.together or len(users) == len(rows):
         return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
     sums = np.bincount(place, values[rows])
-    sums_a, sums_b = (_sums(by_user, chosen, blocks, sums) for chosen in (is_a, is_b))
+    sums_a, sums_b = (blocks.sums(by_user, chosen, sums) for chosen in (is_a, is_b))
     return _gap(compare_means(sums_a, sums_b), float(sums[is_b].mean()))
 
 
