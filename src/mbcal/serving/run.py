@@ -29,11 +29,12 @@ from mbcal.serving.canary import CanarySettings
 from mbcal.serving.connections import ConnectionLimits, Connections
 from mbcal.serving.events import print_event
 from mbcal.serving.limits import Limits
+from mbcal.serving.listener import Listener
 from mbcal.serving.protocol import bounded_protocol
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
 from mbcal.serving.state import SessionStore, session_store
-from mbcal.serving.tls import TlsListener
+from mbcal.serving.tls import shake_hands
 
 LINGER = 0.002
 """Seconds a decision waits for others, so that one fsync serves them all."""
@@ -183,12 +184,12 @@ class Server(uvicorn.Server):
         loop, config = asyncio.get_running_loop(), self.config
         make: Any = config.http_protocol_class
         protocol = partial(make, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        self.servers = [
-            await loop.create_server(protocol, sock=listener, backlog=config.backlog)
+        begin = (
+            partial(loop.connect_accepted_socket, protocol)
             if config.ssl is None
-            else TlsListener(listener, self._connections, config.ssl, protocol)  # type: ignore[misc]
-            for listener in sockets or []
-        ]
+            else partial(shake_hands, self._connections, config.ssl, protocol)
+        )
+        self.servers = [Listener(listener, begin) for listener in sockets or []]  # type: ignore[misc]
         self._sweeper = loop.create_task(self._connections.sweep_forever())
         gc.freeze()  # what is loaded now stays for good: the collector need not scan it
         gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting

@@ -1,4 +1,4 @@
-"""A TLS listener whose handshakes count as connections: asyncio shows a server a TLS connection only after its handshake.
+"""TLS handshakes that count as connections: asyncio shows a server a TLS connection only after its handshake.
 
 ::
 
@@ -21,77 +21,41 @@ HANDSHAKE_SECONDS = 5.0
 """Seconds in which a handshake must be complete."""
 SHUTDOWN_SECONDS = 1.0
 """Seconds in which a client must agree that a connection is closed; it counts until then."""
-PAUSE_SECONDS = 0.1
-"""Seconds without accepting after the system has refused a connection, such as for want of files."""
 
 
-class TlsListener:
-    """Accepts connections and shakes hands; it is closed as an `asyncio.Server` is."""
+async def shake_hands(
+    connections: Connections, context: ssl.SSLContext, make: Callable[[], BoundedProtocol], accepted: socket.socket
+) -> None:
+    """Shake hands with a client that was accepted, and give it its protocol.
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        connections: Connections,
-        context: ssl.SSLContext,
-        make: Callable[[], BoundedProtocol],
-    ) -> None:
-        """Begin to accept.
+    Args:
+        connections: All connections of this process.
+        context: The server's certificate.
+        make: Makes the protocol of a connection whose handshake is complete.
+        accepted: The socket.
+    """
+    handshake = Handshake(accepted, connections)
+    connections.opened(handshake)
 
-        Args:
-            listener: A socket that listens.
-            connections: All connections of this process.
-            context: The server's certificate.
-            make: Makes the protocol of a connection whose handshake is complete.
-        """
-        self._listener, self._connections, self._context, self._make = listener, connections, context, make
-        self._shaking: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept_forever())
+    def follow() -> asyncio.Protocol:
+        protocol = make()
+        protocol.handshake = handshake
+        return protocol
 
-    async def _accept_forever(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(self._listener)
-            except OSError:
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            task = loop.create_task(self._shake_hands(accepted))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
-
-    async def _shake_hands(self, accepted: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        handshake = Handshake(accepted, self._connections)
-        self._connections.opened(handshake)
-
-        def follow() -> asyncio.Protocol:
-            protocol = self._make()
-            protocol.handshake = handshake
-            return protocol
-
-        try:
-            await loop.connect_accepted_socket(
-                follow,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS,
-                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
-            )
-        except (OSError, TimeoutError):
-            accepted.close()
-            if handshake in self._connections.open:
-                self._connections.closed["handshake"] += 1
-        finally:
-            self._connections.lost(handshake)
-
-    def close(self) -> None:
-        """Accept no more; handshakes that are not complete end."""
-        for task in (self._accepting, *self._shaking):
-            task.cancel()
-
-    async def wait_closed(self) -> None:
-        """Wait until nothing is accepted and no handshake goes on."""
-        await asyncio.gather(self._accepting, *self._shaking, return_exceptions=True)
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            follow,
+            accepted,
+            ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+    except (OSError, TimeoutError):
+        accepted.close()
+        if handshake in connections.open:
+            connections.closed["handshake"] += 1
+    finally:
+        connections.lost(handshake)
 
 
 class Handshake:
