@@ -207,7 +207,7 @@ def test_of_addresses_with_equally_many_connections_none_loses_all() -> None:
         await asyncio.sleep(0.1)
         wires.append(connect(port))
         await asyncio.sleep(0.1)
-        assert connections.closed["evicted"] == 2
+        assert connections.closed["evicted"] == 1
         assert set(Counter(connection.address for connection in connections.open).values()) == {1, 19, 20}
         for wire in wires:
             wire.close()
@@ -258,6 +258,52 @@ def test_a_newcomer_of_the_only_address_is_refused_when_all_are_busy() -> None:
             wire.close()
 
     run_server(ConnectionLimits(max_connections=10), story, held_up)
+
+
+class Busy:
+    """A connection whose request is being handled; `looks` counts how often that was asked, of all."""
+
+    looks = 0
+    since, held, is_idle = 0.0, 0, False
+
+    def __init__(self, address: str, connections: Connections) -> None:
+        self.address, self._connections, self.is_refused = address, connections, False
+
+    @property
+    def is_waiting(self) -> bool:
+        Busy.looks += 1
+        return False
+
+    def end(self, _: str) -> None:
+        self._connections.lost(self)
+
+    def refuse(self, _: int, __: str, ___: str, /) -> None:
+        self.is_refused = True  # it is lost later, when the refusal has been written
+
+    def check_time(self, _: float, __: float) -> None:
+        pass
+
+
+def test_newcomers_that_are_refused_cost_little_and_take_no_place() -> None:
+    connections = Connections(ConnectionLimits(max_connections=100))
+
+    def open_one(address: str) -> Busy:
+        busy = Busy(address, connections)
+        connections.opened(busy)
+        return busy
+
+    async def story() -> None:
+        assert not any(open_one("a").is_refused for _ in range(100))
+        Busy.looks = 0
+        assert all(open_one("a").is_refused for _ in range(50))
+        assert Busy.looks == 100  # all were looked at once in this pass of the event loop
+        assert len(connections.open) == 100
+        assert not any(open_one("b").is_refused for _ in range(9))  # busy ones of the other address go
+        await asyncio.sleep(0)
+        assert not open_one("a").is_refused  # there is room: several went at a time
+        assert Counter(one.address for one in connections.open) == {"a": 91, "b": 9}
+
+    asyncio.run(story())
 
 
 def test_many_requests_in_one_packet_are_refused_quietly(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import nlargest, nsmallest
 from typing import Any, Protocol
 
 SWEEP_SECONDS = 0.5
@@ -71,6 +72,8 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.open: set[Connection] = set()
+        self._of_address: dict[str, set[Connection]] = {}  # those that are open
+        self._all_busy: str | None = None  # the address that has most connections, if all were busy in this pass of the loop
         self.closed: Counter[str] = Counter()
         """Connections that were closed, by reason."""
         self.on_event: Callable[..., None] = lambda *_, **__: None
@@ -81,30 +84,34 @@ class Connections:
     def opened(self, newcomer: Connection) -> None:
         """Add a connection; if there are too many, close some, or the newcomer if its address has most and all are busy."""
         self.open.add(newcomer)
+        self._of_address.setdefault(newcomer.address, set()).add(newcomer)
         if len(self.open) <= self.limits.max_connections:
             return
-        left = Counter(connection.address for connection in self.open)
-        turns = []  # how many connections an address still has when it loses this one
-        for connection in self._by_patience(newcomer):
-            turns.append((left[connection.address], connection))
-            left[connection.address] -= 1
-        turns.sort(key=lambda turn: -turn[0])  # of equal ones the order stays
-        for _, connection in turns[: max(1, self.limits.max_connections // 50)]:  # several: sorting is not free
-            if connection is newcomer:
-                break
-            connection.end("evicted")
+        if newcomer.address != self._all_busy:
+            for connection in self._to_close(newcomer):
+                connection.end("evicted")
         if len(self.open) > self.limits.max_connections:
             newcomer.refuse(503, "too many connections are open; try again in a second", "refused")
+            self.lost(newcomer)  # it closes by itself, and what closes must not cost others their place
 
-    def _by_patience(self, newcomer: Connection) -> list[Connection]:
-        """All connections in the order in which an address loses them: those that wait, the newcomer, busy ones."""
-        waiting, busy = list[Connection](), list[Connection]()
-        for connection in self.open:
-            if connection is not newcomer:
-                (waiting if connection.is_waiting else busy).append(connection)
-        waiting.sort(key=lambda other: (other.is_idle, other.since))
-        busy.sort(key=lambda other: other.since)
-        return [*waiting, newcomer, *busy]
+    def _to_close(self, newcomer: Connection) -> list[Connection]:
+        """The connections that go for a newcomer; none if it must go itself.
+
+        Several at a time, since to find them is not free, but so that no address has fewer than another one before.
+        """
+        first, second = [*nlargest(2, map(len, self._of_address.values())), 0][:2]
+        several = max(1, min(self.limits.max_connections // 50, first - second))
+        others = [one for ones in self._of_address.values() if len(ones) == first for one in ones if one is not newcomer]
+        if waiting := [one for one in others if one.is_waiting]:
+            return nsmallest(several, waiting, key=lambda one: (one.is_idle, one.since))
+        if len(self._of_address[newcomer.address]) < first:
+            return nsmallest(several, others, key=lambda one: one.since)
+        self._all_busy = newcomer.address
+        asyncio.get_running_loop().call_soon(self._forget_busy)
+        return []
+
+    def _forget_busy(self) -> None:
+        self._all_busy = None
 
     def report_once(self, event: str, **values: Any) -> None:
         """Report an event the first time; clients that cause it again and again would fill the log."""
@@ -115,6 +122,10 @@ class Connections:
     def lost(self, connection: Connection) -> None:
         """Remove a connection."""
         self.open.discard(connection)
+        ones = self._of_address.get(connection.address, set())
+        ones.discard(connection)
+        if not ones:
+            self._of_address.pop(connection.address, None)
         self._buffered -= connection.held
         connection.held = 0
 
