@@ -15,7 +15,7 @@ from mbcal.serving.batches import members_of
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
-from mbcal.serving.turns import PASSES, WORK_AT_A_TIME, Turns, work_of
+from mbcal.serving.turns import LITTLE_WORK, PASSES, WORK_AT_A_TIME, Turns, work_of
 from tests.support.versions import ITEMS
 
 
@@ -153,25 +153,38 @@ def test_to_count_the_members_of_a_batch_is_work_of_its_client(registry: Registr
     assert events[:2] == [("10.0.0.1", work_of(body)), "counted"]
 
 
-def test_every_answer_but_a_probe_waits_for_its_turn(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients: list[str] = []
+def test_every_answer_waits_for_its_turn_but_probes_and_refusals_not_for_others_of_their_client(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[str, float]] = []
     take = Turns.take
 
     async def noted(self: Turns, client: str, work: float) -> None:
-        clients.append(client)
+        taken.append((client, round(work, 1)))
         await take(self, client, work)
 
     monkeypatch.setattr(Turns, "take", noted)
+    own, probe, refused = ("10.0.0.1", 1.0), ("10.0.0.1 probes", LITTLE_WORK), ("10.0.0.1 refused", LITTLE_WORK)
 
     async def story() -> None:
         service = Service(registry, MemoryStore(), None, 0.0)
         await service.follower.look()
         transport = httpx.ASGITransport(App(service), client=("10.0.0.1", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            for path, turns in {"/metrics": 1, "/openapi.json": 1, "/": 1, "/healthz": 0, "/readyz": 0}.items():
-                clients.clear()
-                assert (await http.get(path)).status_code == 200
-                assert clients == ["10.0.0.1"] * turns, path
+            for path, status, turn in (
+                ("/metrics", 200, own),
+                ("/v1/stats", 200, own),
+                ("/healthz", 200, probe),
+                ("/readyz", 200, probe),
+                ("/nothing", 404, refused),
+                ("/v1/rank", 405, refused),
+            ):
+                taken.clear()
+                assert (await http.get(path)).status_code == status
+                assert taken == [turn], path
+            taken.clear()
+            assert (await http.get("/healthz", headers={"host": "elsewhere"})).status_code == 421
+            assert taken == [refused]
         await service.close()
 
     asyncio.run(story())

@@ -57,9 +57,9 @@ class Route:
         return self.path.startswith("/v1/")
 
     @property
-    def waits(self) -> bool:
-        """Whether a request waits for its client's turn. Probes do not: a busy server is alive."""
-        return self.path not in ("/healthz", "/readyz")
+    def is_probe(self) -> bool:
+        """Whether a request waits for no other of its client: a busy server is alive."""
+        return self.path in ("/healthz", "/readyz")
 
     @property
     def problems(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from mbcal.serving.refusals import Header, RefusedError, refusal, refusal_header
 from mbcal.serving.routes import HTML, NAME_PART, Response
 from mbcal.serving.service import Service
 from mbcal.serving.state import StateAwayError
-from mbcal.serving.turns import Turns, work_of
+from mbcal.serving.turns import LITTLE_WORK, Turns, work_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -91,8 +91,9 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, path = time.perf_counter(), scope["path"]
         headers: list[Header] = [NO_SNIFFING]
+        client = client_of((scope.get("client") or ("?",))[0])
         try:
-            status, body, media_type = await self._respond(scope, receive)
+            status, body, media_type = await self._respond(scope, receive, client)
         except (Exception, asyncio.CancelledError) as error:
             status, body, media_type = refusal(error, self.service.folders)
             headers += refusal_headers(error, status)
@@ -108,7 +109,15 @@ class App:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
+    async def _respond(self, scope: Scope, receive: Receive, client: str) -> Response:
+        """Return the response to a request; raises what `refusal` makes one of."""
+        try:
+            return await self._handle(scope, receive, client)
+        except RefusedError:  # it may have taken no turn yet, and whoever sends many such requests must not delay others
+            await self._turns.take(f"{client} refused", LITTLE_WORK)
+            raise
+
+    async def _handle(self, scope: Scope, receive: Receive, client: str) -> Response:
         method, path, headers = scope["method"], scope["path"], self.access.single_headers(scope["headers"])
         self.access.require_host(headers, (scope.get("server") or (None,))[0])
         folder, _, name = path.rpartition("/")
@@ -122,11 +131,12 @@ class App:
         if method == "POST":
             self.access.require_json(headers)
         body = await self._body(receive) if method == "POST" else name.encode()
-        client = client_of((scope.get("client") or ("?",))[0])
         current_client.set(client)
+        if route.is_probe:
+            await self._turns.take(f"{client} probes", LITTLE_WORK)  # not behind what else the client asks
+            return await handler(body)
         if not route.limited:
-            if route.waits:
-                await self._turns.take(client, work_of(body))
+            await self._turns.take(client, work_of(body))
             return await handler(body)
         if method == "POST" and is_batch(body):
             await self._turns.take(client, work_of(body))  # to count its members is work, too

@@ -1,4 +1,4 @@
-"""Whose turn it is: admitted requests are handled in an order that is fair to clients, by the work that they make.
+"""Whose turn it is: requests are handled in an order that is fair to clients, by the work that they make.
 
 A process handles one request at a time, so requests that are much work delay all others. Every client has a clock of the
 work it was given, and the request whose client is least ahead after it comes next (self-clocked fair queueing)::
@@ -19,6 +19,8 @@ WORK_AT_A_TIME = 64.0
 """Work that is begun in one pass of the event loop; a request may be more."""
 PASSES = 8
 """Passes of the event loop after much work: to accept a connection, to read its request and to come to `take`."""
+LITTLE_WORK = 0.5
+"""Work of a request that is refused, or only asks whether the server is alive."""
 BYTES_PER_WORK = 8192
 """Bytes of a body that are as much work as a small request without them (about 0.15 ms)."""
 WORK_PER_PART = 0.1
@@ -34,7 +36,7 @@ def work_of(body: bytes) -> float:
 
 
 class Turns:
-    """The order in which admitted requests are handled."""
+    """The order in which requests are handled."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, float, str, asyncio.Future[None]]] = []  # a heap by clock, then by arrival
