@@ -388,6 +388,43 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": answer})
 
 
+HEAD_OF_CHUNKS = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def test_chunks_that_are_tiny_are_refused_and_the_rest_is_not_parsed() -> None:
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD_OF_CHUNKS + b"1\r\nx\r\n" * 100_000)
+        assert b"chunks that are too small" in await asyncio.wait_for(reader.readuntil(b"}"), 5)
+        writer.close()
+        assert dict(connections.closed) == {"large head": 1}
+        assert len(taken) <= 2  # pieces whose body was handed over, of 37
+
+    taken: list[bytes] = []
+
+    async def counting(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            taken.append(message["body"])
+
+    run_server(ConnectionLimits(), story, counting)
+
+
+@pytest.mark.parametrize(("size", "number"), [(1, 2_000), (256, 1_900), (1024, 512), (65536, 8)])
+def test_bodies_in_chunks_of_a_sensible_size_are_taken(size: int, number: int) -> None:
+    chunk = b"%x\r\n%s\r\n" % (size, b"x" * size)
+
+    async def story(port: int, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+        for _ in range(2):  # the second request begins anew
+            writer.write(HEAD_OF_CHUNKS + chunk * number + b"0\r\n\r\n")
+            answer = await asyncio.wait_for(reader.readuntil(b";"), 5)
+            assert answer.endswith(b"POST /a " + b"x" * (size * number) + b";")
+        assert not connections.closed
+        writer.close()
+
+    run_server(ConnectionLimits(), story, echo)
+
+
 def test_bodies_of_answered_requests_are_not_held_while_others_are_on_their_way() -> None:
     body = b"x" * 10_000
     request = b"POST /small HTTP/1.1\r\nhost: x\r\ncontent-length: 10000\r\n\r\n" + body

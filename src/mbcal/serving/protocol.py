@@ -48,9 +48,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalled: tuple[int, float] | None = None  # bytes the client has not read, and when it last read some
         self._is_arriving = False  # a request has begun and is not complete
         self._head = self._headers = 0  # bytes and headers of the request so far
-        self._silent = 0  # bytes since the parser last reported something: it may have kept them all
-        self._is_head, self._received = False, 0  # the head is incomplete; bytes of it received, whatever was reported
-        self._has_ended = False  # a request ended in this piece, and the rest of the piece is of the next
+        self._is_head = False  # the head is incomplete
+        self._parts: list[bytes] = []  # of the body, in the piece that is being parsed
+        self._beside = (
+            0  # bytes since the last request ended, without those of the body: headers, chunk sizes, what is skipped
+        )
         self._problem: tuple[int, str, str] | None = None  # status, sentence and reason of the refusal
         self._refusal = b""  # what is sent after the answers to earlier requests; nothing is read any more
         self._plain_head = b""  # of a request that wants another protocol, without that wish
@@ -96,15 +98,11 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.transport.is_closing() or self._refusal:
                 return
             piece = data if len(data) <= PIECE else data[start : start + PIECE]
-            self._silent += len(piece)
-            self._has_ended = False
+            self._beside += len(piece)
             self._feed(piece)
-            if self._is_head and not self._has_ended:
-                self._received += len(piece)
-            if max(self._silent, self._received) > self.shared.limits.max_head and not (
-                self.transport.is_closing() or self._refusal
-            ):
-                self.refuse(431, _HEAD_SENTENCE, "large head")
+            self._take_body()
+            if self._beside > self.shared.limits.max_head and not (self.transport.is_closing() or self._refusal):
+                self.refuse(431, _HEAD_SENTENCE if self._is_head else _CHUNKS_SENTENCE, "large head")
 
     def _feed(self, data: bytes) -> None:
         """Give data to the parser. A request to change the protocol is read again without that wish, which HTTP allows.
@@ -127,7 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.since, self._is_arriving = self.loop.time(), True
-        self._head = self._headers = self._silent = self._received = 0
+        self._head = self._headers = 0
         self._is_head = True
 
     def on_url(self, url: bytes) -> None:
@@ -141,7 +139,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._count_head(len(name) + len(value) + 4)
 
     def _count_head(self, size: int) -> None:
-        self._silent = 0
         self._head += size
         limits = self.shared.limits
         if self._head > limits.max_head or self._headers > limits.max_headers:
@@ -163,13 +160,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self._problem = (400, sentence, "pipelined")
             self.shared.report_once("too many requests at once", client=self.address, most=self.shared.limits.max_pipelined)
             raise RefusedHeadError
-        self._is_head, self._received = False, 0
+        self._is_head = False
         super().on_headers_complete()
         self._bodies[self.cycle] = 0
 
     def on_body(self, body: bytes) -> None:
+        self._parts.append(body)  # and no more: the chunks of a body may be of one byte each
+
+    def _take_body(self) -> None:
+        """Hand over the parts of the body that this piece had."""
+        body = b"".join(self._parts)
+        if not body:
+            return
+        self._parts.clear()
+        self._beside = max(self._beside - len(body), 0)
         super().on_body(body)
-        self._silent = 0
         if not self.cycle.response_complete:
             self._bodies[self.cycle] += len(body)
             self.hold(self._body + len(body), self._unread)
@@ -177,8 +182,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_feed` reads it again
+        self._take_body()
         super().on_message_complete()
-        self._silent, self._is_arriving, self._has_ended = 0, False, True
+        self._beside, self._is_arriving = 0, False
 
     # ---- leaving
 
@@ -263,6 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 _HEAD_SENTENCE = "the headers are too large or too many; send fewer"
+_CHUNKS_SENTENCE = "the body comes in chunks that are too small; send larger ones"
 
 
 def bounded_protocol(limits: ConnectionLimits) -> type[BoundedProtocol]:
