@@ -161,8 +161,22 @@ def test_workers_share_the_rewards_of_sessions() -> None:
     recent = recent_traffic(shared.slots)
     assert (recent.requests, recent.refusals, recent.decisions, recent.unknown) == (2, {"503": 1}, 20, 20)
     assert workers[0].take_events() == []
-    pool.remove("0")
-    assert len(pool.exchange("1", Snapshot(workers[1].slots(), {}, None, [])).snapshots) == 1
+
+
+def test_what_workers_counted_that_have_ended_is_kept() -> None:
+    clock, pool = Clock(), TrafficPool()
+    pool._started = clock.now - 100
+    for _ in range(3):  # one after the other, under the same number
+        worker = Traffic(clock)
+        worker.request(200, 0.002)
+        pool.exchange("0", Snapshot(worker.slots(), {"v1": VersionCounts(20, 10, 5, 2.0)}, None, []))
+        pool.remove("0")
+        pool.remove("0")  # it has never reported
+    shared = pool.exchange("1", Snapshot(Traffic(clock).slots(), {"v1": VersionCounts(1)}, None, []))
+    shared = msgspec.msgpack.decode(msgspec.msgpack.encode(shared), type=Pool)  # as it is sent
+    assert shared.counts == {"v1": VersionCounts(61, 30, 15, 6.0)}
+    assert recent_traffic(shared.slots).requests == 3
+    assert (len(shared.snapshots), shared.started) == (1, clock.now - 100)
 
 
 @pytest.mark.parametrize("step", [-400 * 86_400, 10 * 365 * 86_400])

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -51,14 +52,23 @@ class Pool(msgspec.Struct, array_like=True):
     """As `SessionRewards.slots`."""
     totals: dict[str, Rewards]
     elsewhere: int
+    ended: Snapshot | None = None
+    """Of all workers that have ended, what they had counted when they last reported."""
+    started: float | None = None
+    """When the supervisor started, in seconds since 1970; None if there is none."""
+
+    @property
+    def _all(self) -> list[Snapshot]:
+        return self.snapshots if self.ended is None else [*self.snapshots, self.ended]
 
     @property
     def slots(self) -> list[Slot]:
         """The slots of all workers added, oldest first."""
-        if len(self.snapshots) == 1:
-            return self.snapshots[0].slots
+        snapshots = self._all
+        if len(snapshots) == 1:
+            return snapshots[0].slots
         slots: dict[int, Slot] = {}
-        for snapshot in self.snapshots:
+        for snapshot in snapshots:
             for slot in snapshot.slots:
                 if slot.number in slots:
                     slots[slot.number].merge(slot)
@@ -72,7 +82,7 @@ class Pool(msgspec.Struct, array_like=True):
     def counts(self) -> dict[str, VersionCounts]:
         """The counts of all workers added, by version."""
         counts: dict[str, VersionCounts] = {}
-        for snapshot in self.snapshots:
+        for snapshot in self._all:
             for version, other in snapshot.counts.items():
                 counts[version] = counts.get(version, VersionCounts()) + other
         return counts
@@ -93,6 +103,8 @@ class TrafficPool:
 
     def __init__(self) -> None:
         self._snapshots: dict[str, Snapshot] = {}
+        self._ended: Snapshot | None = None
+        self._started = time.time()
         self._rewards = SessionRewards()
 
     def exchange(self, worker: str, snapshot: Snapshot) -> Pool:
@@ -103,12 +115,15 @@ class TrafficPool:
         return self._pool()
 
     def remove(self, worker: str) -> None:
-        """Forget a worker that has ended."""
-        self._snapshots.pop(worker, None)
+        """Keep what a worker that has ended had counted when it last reported."""
+        if worker in self._snapshots:
+            both = Pool([self._snapshots.pop(worker)], {}, {}, 0, self._ended)
+            self._ended = Snapshot(both.slots, both.counts, None, [])
 
     def _pool(self) -> Pool:
         rewards = self._rewards
-        return Pool(list(self._snapshots.values()), rewards.slots, rewards.totals, rewards.elsewhere)
+        snapshots = list(self._snapshots.values())
+        return Pool(snapshots, rewards.slots, rewards.totals, rewards.elsewhere, self._ended, self._started)
 
 
 def snapshot_of(service: Service, log: LogStats | None) -> Snapshot:
