@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import Any
 
 import msgspec
@@ -262,6 +263,36 @@ def test_a_value_of_another_kind_in_redis_counts_as_none_and_is_no_outage(redis_
             assert await store.remember_decision(name, answered) == answered
             assert await store.recall_decision(name) == answered
         assert (store.available, events) == (True, [])
+        await store.close()
+
+    asyncio.run(tell())
+
+
+@pytest.mark.parametrize("standstill", [0.05, 0.3])
+def test_an_event_loop_that_stands_still_makes_no_outage(redis_address: str, standstill: float) -> None:
+    events: list[str] = []
+
+    async def tell() -> None:
+        store = RedisStore(redis_address, on_event=lambda event, **_: events.append(event))
+        asking = asyncio.create_task(store.begin("still", BEGIN))
+        for _ in range(8):  # the answer lies in the socket when the time is over
+            await asyncio.sleep(0)
+            time.sleep(standstill)
+        assert await asking == BEGIN
+        assert (store.available, events) == (True, [])
+        await store.close()
+
+    asyncio.run(tell())
+
+
+@pytest.mark.parametrize("moment", [-1, 2**62, 2**63 - 1, 2**64 - 1])
+def test_times_in_redis_that_no_clock_shows_count_as_no_value(redis_address: str, moment: int) -> None:
+    async def tell() -> None:
+        store = RedisStore(redis_address)
+        await store._redis.set("mbcal:session:moment", msgspec.msgpack.encode(BEGIN.after(Step(moment, 0, "d", "i", "b"))))
+        await store._redis.set("mbcal:decision:moment", msgspec.msgpack.encode(DecisionRef("s", moment, ["i"], "v1")))
+        assert await store.get("moment") is None
+        assert await store.recall_decision("moment") is None
         await store.close()
 
     asyncio.run(tell())

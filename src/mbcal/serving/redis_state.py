@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -26,12 +26,17 @@ from mbcal.serving.messages import RankAnswer
 from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, OnEvent, Session, StateAwayError, Step, ignore_event
 
 CALL_SECONDS = 0.25
-"""Longest time a call may take."""
+"""Longest time a call may take, without moments in which the event loop stood still: the answer may have come in them."""
+TICKS = 25
+"""Parts of this time; a part in which the loop stood still counts as one, whatever it took."""
 PING_SECONDS = 0.2
 """Seconds between two pings of a Redis that is away."""
 
 MAX_TRIES = 8
 """Times that a session is read again because another process has just changed it."""
+
+_TIMES = range(1 << 62)
+"""Times in microseconds; the next one, and one of the log, must fit into 64 bits."""
 
 T = TypeVar("T")
 
@@ -78,8 +83,8 @@ class RedisStore:
         try:
             self._redis: Any = Redis.from_url(
                 address,
-                socket_timeout=CALL_SECONDS,
-                socket_connect_timeout=CALL_SECONDS,
+                socket_timeout=None,  # `_patience` limits what is waited for
+                socket_connect_timeout=None,
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
@@ -127,7 +132,8 @@ class RedisStore:
         if self._pinging is not None:
             self._pinging.cancel()
         with contextlib.suppress(*self._failures):
-            await self._redis.aclose()
+            async with _patience():
+                await self._redis.aclose()
 
     async def _get(self, name: str) -> Session | None:
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -223,7 +229,7 @@ class RedisStore:
         if self._away_since is not None:
             raise StateAwayError("state: sessions cannot be remembered at the moment; try again in a second")
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with _patience():
                 return await work()
         except self._failures as error:
             if type(error) is not self._response_error or _reason(error).startswith("MISCONF"):
@@ -241,10 +247,9 @@ class RedisStore:
     async def _ping(self) -> None:
         """Ping until Redis answers a ping and a write, then end the outage."""
         while True:
-            with contextlib.suppress(*self._failures):
-                await self._redis.connection_pool.disconnect(inuse_connections=False)  # they may be of a server that is gone
             try:
-                async with asyncio.timeout(CALL_SECONDS):
+                async with _patience():
+                    await self._redis.connection_pool.disconnect(inuse_connections=False)  # of a server that may be gone
                     await self._redis.set("mbcal:ping", b"", ex=1)
                 break
             except self._failures:
@@ -252,6 +257,26 @@ class RedisStore:
         seconds = time.monotonic() - (self._away_since or 0.0)
         self._away_since = None
         self._on_event("state back", seconds=round(seconds, 3))
+
+
+@contextlib.asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    """Raise TimeoutError in what takes longer than `CALL_SECONDS`."""
+    loop, tick_seconds = asyncio.get_running_loop(), CALL_SECONDS / TICKS
+    async with asyncio.timeout(None) as timeout:
+        timer = loop.call_later(tick_seconds, lambda: tick(TICKS - 1))
+
+        def tick(left: int) -> None:
+            nonlocal timer
+            if left:
+                timer = loop.call_later(tick_seconds, tick, left - 1)
+            else:
+                timeout.reschedule(loop.time())
+
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _reason(error: Exception) -> str:
@@ -280,10 +305,14 @@ def _decoded(value: bytes | None, kind: type[T]) -> T | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if isinstance(found, Session):
+        if not all(step.time in _TIMES for step in found.steps):
+            return None
         steps = tuple(step if is_object(step.context) else msgspec.structs.replace(step, context="") for step in found.steps)
         features = found.user_features if is_object(found.user_features) else ""
         return msgspec.structs.replace(found, steps=steps, user_features=features)  # type: ignore[return-value]
     if isinstance(found, DecisionRef):
+        if found.time not in _TIMES:
+            return None
         context, answer = found.context if is_object(found.context) else "", found.answer
         if answer and _decoded(answer, RankAnswer) is None:
             answer = b""
