@@ -13,7 +13,7 @@ from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.service import Service
-from mbcal.serving.state import Session
+from mbcal.serving.state import Session, Step
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS
 
@@ -42,6 +42,26 @@ def test_a_remembered_session_equals_one_sent_in_full(registry: Registry, tmp_pa
     assert [behaviour for _, behaviour in last.shown] == ["click", "skip"]
     assert last.history == HISTORY
     assert (last.step, last.version, last.candidates) == (2, "v000001", ITEMS)
+
+
+def test_steps_that_the_live_version_does_not_know_are_left_out(registry: Registry, tmp_path: Path) -> None:
+    """As after a version with fewer behaviours went live."""
+    steps = (Step(1, 0, "d", "item 1", "gone"), Step(2, 0, "e", "item 2", "click"))
+    of_before = Session("ann", (("item 3", "gone"), ("item 4", "like")), steps)
+
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        await service.sessions.begin("s", of_before)
+        remembered = await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s", "user": "ann"})
+        known = {"history": [["item 4", "like"]], "shown": [["item 2", "click"]]}
+        in_full = await http.post("/v1/rank", json={"candidates": ITEMS, **known})
+        assert (remembered.status_code, remembered.json()["items"]) == (200, in_full.json()["items"])
+        assert await service.sessions.get("s") == of_before  # another version may know them
+        given = await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s", "shown": [["item 1", "gone"]]})
+        assert given.status_code == 422
+
+    run_app(registry, story, tmp_path / "log")
+    first = next(record for record in read_log(tmp_path / "log") if isinstance(record, Decision))
+    assert (first.history, first.shown) == ([("item 4", "like")], [("item 2", "click")])
 
 
 def test_a_refused_request_leaves_nothing_of_its_session(registry: Registry) -> None:

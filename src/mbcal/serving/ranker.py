@@ -160,9 +160,13 @@ class Ranker:
             )
         ]
 
+    def unknown_behaviours(self, steps: TextSteps) -> set[str]:
+        """Return the behaviours of steps that the version does not know."""
+        return {behaviour for _, behaviour in steps} - self._behaviour_index.keys()
+
     def require_known(self, steps: TextSteps) -> None:
         """Raise InputError if the version does not know the behaviour of a step."""
-        unknown = {behaviour for _, behaviour in steps} - self._behaviour_index.keys()
+        unknown = self.unknown_behaviours(steps)
         if unknown:
             names = ", ".join(self._behaviour_index)
             raise InputError(

@@ -39,7 +39,7 @@ from mbcal.serving.messages import (
     TryAnswer,
     steps_as_text,
 )
-from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
+from mbcal.serving.ranked import RankedRequest, RankingFailedError, known_part, rank_request
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step, latest_steps
@@ -239,7 +239,7 @@ class Service:
             if request.shown is None:  # only the memory knows what was shown
                 raise StateAwayError(f"{error}, or send history and shown with the request") from error
             return await self._rank_by_version(request, proposed, name, given), False
-        session = known or proposed
+        session = proposed if known is None else known_part(known, self.live)
         session.require_user(proposed.user, name)
         ranked = await self._rank_by_version(request, session, name, given)
         if known is not None:
@@ -250,7 +250,7 @@ class Service:
             return ranked, False
         begun.require_user(proposed.user, name)
         if begun != proposed:  # another request began it in the meantime, and the first history counts
-            ranked = await self._rank_by_version(request, begun, name, given)
+            ranked = await self._rank_by_version(request, known_part(begun, self.live), name, given)
         return ranked, True
 
     async def _rank_by_version(
