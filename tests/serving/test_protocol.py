@@ -388,6 +388,18 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": answer})
 
 
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip"])
+def test_codings_that_are_not_known_are_refused(coding: bytes) -> None:
+    async def story(port: int, _: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: %s\r\n\r\n1\r\nx\r\n0\r\n\r\n" % coding)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 501 ")
+        writer.close()
+
+    run_server(ConnectionLimits(), story, echo)
+
+
 HEAD_OF_CHUNKS = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
