@@ -245,3 +245,19 @@ def test_lines_that_are_lost_are_counted(capfd: pytest.CaptureFixture[str], monk
     printed = capfd.readouterr().err.splitlines()
     assert [printed[0], *printed[2:]] == ["first", "waiting 0", "waiting 1", "waiting 2"]
     assert json.loads(printed[1])["lines"] == 2
+
+
+def test_a_client_that_sends_its_whole_body_first_gets_the_refusal(shared_registry: Registry) -> None:
+    head = b"POST /v1/rank HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with serving(shared_registry) as (_, port):
+        for host, size, status in ((b"localhost", 5 << 20, b"413"), (b"elsewhere", 2 << 20, b"421")):
+            for _ in range(4):
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+                    wire.sendall(head % (host, size) + b" " * size)
+                    assert wire.recv(4096).startswith(b"HTTP/1.1 " + status)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+            wire.sendall(head % (b"localhost", 2 << 20) + b" " * (1 << 20))  # the rest never comes
+            began = time.monotonic()
+            while wire.recv(4096):
+                pass
+            assert time.monotonic() - began < 3

@@ -35,6 +35,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+LINGER_SECONDS = 1.0
+"""Seconds for which the rest of a refused body is taken in."""
+LINGER_BYTES = 8 << 20
+"""Bytes of it."""
 REPORT_SECONDS = 2.0
 """Seconds between two reports of a worker's metrics to the others."""
 
@@ -107,7 +111,11 @@ class App:
             self.service.traffic.request(status, seconds)
         headers += [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        closes_unread = scope.get("is_unread", False) and any(name == b"connection" for name, _ in headers)
+        await send({"type": "http.response.body", "body": body, "more_body": closes_unread})
+        if closes_unread:
+            await self._discard(receive)
+            await send({"type": "http.response.body"})
 
     async def _respond(self, scope: Scope, receive: Receive, client: str) -> Response:
         """Return the response to a request; raises what `refusal` makes one of."""
@@ -118,7 +126,9 @@ class App:
             raise
 
     async def _handle(self, scope: Scope, receive: Receive, client: str) -> Response:
-        method, path, headers = scope["method"], scope["path"], self.access.single_headers(scope["headers"])
+        method: Any = "GET" if scope["method"] == "HEAD" else scope["method"]  # its answer is sent without the body
+        scope["is_unread"] = method == "POST"  # its body
+        path, headers = scope["path"], self.access.single_headers(scope["headers"])
         self.access.require_host(headers, (scope.get("server") or (None,))[0])
         folder, _, name = path.rpartition("/")
         found = self._routes.get((method, path)) or self._routes.get((method, f"{folder}/{NAME_PART}"))
@@ -131,6 +141,7 @@ class App:
         if method == "POST":
             self.access.require_json(headers)
         body = await self._body(receive) if method == "POST" else name.encode()
+        scope["is_unread"] = False
         current_client.set(client)
         if route.is_probe:
             await self._turns.take(f"{client} probes", LITTLE_WORK)  # not behind what else the client asks
@@ -164,6 +175,14 @@ class App:
             self._logged_failures.add(kind)
             details = {"traceback": "".join(traceback.format_exception(error))}
         self.service.on_event("failed", path=path[:200], error=kind, **details)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Take in the rest of a body for a moment: a connection that is closed with bytes unread loses its answer."""
+        size = 0
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while size < LINGER_BYTES and (message := await receive()).get("more_body"):
+                    size += len(message["body"])
 
     async def _body(self, receive: Receive) -> bytes:
         parts, size, limits = [], 0, self.service.limits
