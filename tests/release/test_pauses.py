@@ -89,7 +89,7 @@ def test_sessions_are_waited_for_as_long_as_others_pause() -> None:
     assert len(settled) == 25  # all that came back three hours before the end
     assert why_in_parts(joined, settled, 0.0) == ""
     assert why_in_parts(joined, judging, 0.0) == (
-        f"{len(judging) - 25} of {len(judging)} judging sessions may still be going on, as others do after 180 minutes; "
+        f"{len(judging) - 25} of {len(judging)} judging sessions may still be going on, as others do after 180 minutes: "
         "update later"
     )
 
