@@ -6,8 +6,10 @@ import asyncio
 import errno
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
+import uvloop
 
 from mbcal.serving import listener as module
 from mbcal.serving.listener import AT_A_TIME, Listener
@@ -80,7 +82,9 @@ def test_after_the_system_refused_a_connection_there_is_a_pause(
     client.close()
 
 
-def test_a_listener_that_is_closed_ends_what_has_no_protocol(listening: socket.socket) -> None:
+def test_a_listener_that_is_closed_ends_what_has_no_protocol(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[socket.socket] = []
 
     async def never(accepted: socket.socket) -> None:
@@ -104,4 +108,34 @@ def test_a_listener_that_is_closed_ends_what_has_no_protocol(listening: socket.s
         first.close()
         second.close()
 
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.05)
     asyncio.run(story())
+
+
+def test_a_listener_that_is_closed_waits_for_connections_that_are_about_to_have_a_protocol(listening: socket.socket) -> None:
+    protocols: list[asyncio.Protocol] = []
+
+    class Noted(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            protocols.append(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            protocols.remove(self)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        listener = Listener(listening, partial(loop.connect_accepted_socket, Noted))
+        clients = connect(listening, 5)
+        while not listener._beginning:
+            await asyncio.sleep(0)
+        listener.close()
+        await listener.wait_closed()
+        assert len(protocols) == 5
+        for client in clients:
+            client.close()
+        while protocols:
+            await asyncio.sleep(0)
+
+    for new_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(asyncio.wait_for(story(), 10))

@@ -16,6 +16,9 @@ AT_A_TIME = 64
 PAUSE_SECONDS = 0.1
 """Seconds without accepting after the system has refused a connection, such as for want of files."""
 
+LAST_SECONDS = 0.5
+"""Seconds in which a connection must have its protocol after the listener was closed."""
+
 
 class Listener:
     """Accepts connections; it is closed as an `asyncio.Server` is."""
@@ -57,13 +60,15 @@ class Listener:
             task.exception()  # marks it as retrieved: the client may have gone before it had a protocol
 
     def close(self) -> None:
-        """Accept no more; connections that have no protocol yet are closed."""
+        """Accept no more."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
-        for task in self._beginning:
-            task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until every connection has its protocol or is closed."""
+        """Wait until every connection has its protocol; those that take longer than `LAST_SECONDS` are closed."""
+        if self._beginning:
+            await asyncio.wait(self._beginning, timeout=LAST_SECONDS)
+        for task in self._beginning:
+            task.cancel()
         await asyncio.gather(*self._beginning, return_exceptions=True)

@@ -201,6 +201,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         on_event = self._app.service.on_event
         on_event("draining", requests=self._app.metrics.in_progress, connections=len(self._connections.open))
+        for listener in self.servers:
+            listener.close()
+            await listener.wait_closed()  # uvicorn shuts down the connections that it knows now
         await super().shutdown(sockets)
         self._sweeper.cancel()
         on_event("stopped")
