@@ -260,6 +260,24 @@ def test_a_canary_whose_users_come_at_poorer_hours_is_not_promoted() -> None:
     assert judge_canary(compare_versions(hourly_outcomes(canary_evenings=3, gain=0.2), "a", "b"), CONFIG, 0)[0] == "promote"
 
 
+def test_a_change_of_the_share_does_not_hide_that_users_come_at_poorer_hours() -> None:
+    """Since then their first visits are at poorer hours, too: they had met the canary before."""
+    rows, noise = [], np.random.default_rng(1)
+    for user in range(400):
+        is_evening, version = user % 2 == 0, int(user % 100 >= 50)
+        for day in range(6):
+            met = 0 if user % 100 in (50, 51) and day >= 3 else version  # the share is raised from 50% to 52%
+            at_lunch = not is_evening or (met == 0 and day > 0)
+            reward = (1.0 if at_lunch else 3.0) * (1.2 if met == 0 else 1.0) + noise.normal(0, 0.1)
+            rows.append((day * DAY + (0 if at_lunch else DAY // 3) + user * 1000, met, user, reward))
+    began, version, user, reward = (np.asarray(column) for column in zip(*sorted(rows), strict=True))
+    indices = (version.astype(np.int32), user.astype(np.int32), began.astype(np.int64))
+    sessions = (reward, np.full(len(rows), 5, np.int32), np.full(len(rows), 0.1), np.abs(reward))
+    comparison = compare_versions(Outcomes(("a", "b"), tuple(map(str, range(400))), *indices, *sessions, 0.0, 5.0), "a", "b")
+    assert comparison.settled > 2 * DAY
+    assert comparison.user_reward.share == pytest.approx(1.2 / 2 - 1, abs=0.05)
+
+
 def test_a_canary_whose_users_come_at_richer_hours_is_not_withdrawn_once_they_surely_earn_more() -> None:
     """10% less within every hour, and 20% more per user."""
     moved = compare_versions(hourly_outcomes(canary_evenings=5, gain=-0.1), "a", "b")

@@ -39,6 +39,21 @@ def test_a_loop_goes_on_after_errors_of_any_kind() -> None:
     assert told[MOST_UNEXPECTED] == "log: is away"
 
 
+def test_an_error_that_nobody_can_be_told_ends_no_loop() -> None:
+    """Standard error is on a full disk, when looks and updates fail most."""
+    begun: list[int] = []
+
+    def run_update() -> Verdict:
+        begun.append(1)
+        raise InputError("log: is away")
+
+    def tell(error: Exception) -> None:
+        raise OSError(28, "No space left on device") from error
+
+    loop(run_update, every=0, times=3, on_error=tell)
+    assert len(begun) == 3
+
+
 @pytest.mark.parametrize(("error", "updates"), [(RuntimeError("CUDA error"), MOST_UNEXPECTED), (OptionError("epochs"), 1)])
 def test_a_loop_ends_with_what_fails_every_time(error: Exception, updates: int) -> None:
     begun: list[int] = []

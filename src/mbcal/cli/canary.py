@@ -177,11 +177,14 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
     def start_again() -> None:
         nonlocal process
         while True:
-            code = process.wait()
+            code = str(process.wait())
             if stopping.wait(RESTART_SECONDS):
                 return
-            print_event("canary watcher ended", exit_code=str(code))
-            process = start()
+            try:
+                process = start()
+                print_event("canary watcher ended", exit_code=code)
+            except OSError as error:  # no memory for a process, at the moment
+                print_event("canary watcher not started", exit_code=code, problem=str(error))
 
     threading.Thread(target=start_again, name="canary-watcher", daemon=True).start()
     try:

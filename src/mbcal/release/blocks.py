@@ -6,7 +6,7 @@ counts n_a n_b / (n_a + n_b), for both versions alike; so what a block earns mor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ class Blocks:
     block: NDArray[np.int64]
     """Number of the session's block."""
     weight: NDArray[np.float64]
-    """0 if it does not count. In every block the weights of the two versions have the same sum."""
+    """0 if it does not count. In every block of several the weights of the two versions have the same sum."""
     together: bool
-    """False if the versions did not serve at the same time; then there is one block, and all weights are 1."""
+    """False if the versions did not serve at the same time; then there is one block."""
 
     @classmethod
     def of(cls, outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_]) -> Blocks:
@@ -53,7 +53,12 @@ class Blocks:
         smaller = min((is_a & (weight > 0)).sum(), (is_b & (weight > 0)).sum())
         if smaller and 2 * smaller >= min(is_a.sum(), is_b.sum()):
             return cls(block, weight, together=True)
-        return cls(np.zeros_like(block), (is_a | is_b).astype(np.float64), together=False)
+        return replace(cls.one(is_a | is_b), together=False)
+
+    @classmethod
+    def one(cls, counts: NDArray[np.bool_]) -> Blocks:
+        """Return one block of all that count, (N,)."""
+        return cls(np.zeros(len(counts), np.int64), counts.astype(np.float64), together=True)
 
     def sums(self, outcomes: Outcomes, chosen: NDArray[np.bool_], values: NDArray[Any]) -> UserSums:
         """Sum values of a version's sessions by user, each less the mean of its block: drift adds no variance.

@@ -132,8 +132,12 @@ class CanaryWatcher:
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
         if is_first:  # by a clock that may be wrong
             elapsed = min(elapsed, self._config.longest)
-        unserved = 0.0 if comparison is None else (comparison.settled - pointer.canary_began) / 1e6
-        action, reason = judge_canary(comparison, self._config, elapsed, ignored, elapsed - unserved)
+        served = elapsed
+        if comparison is not None:
+            served -= (comparison.settled - pointer.canary_began) / 1e6
+            if is_first:
+                served = min(served, (comparison.last - comparison.settled) / 1e6)
+        action, reason = judge_canary(comparison, self._config, elapsed, ignored, served)
         ends = now + int(max(self._config.longest - elapsed, 0.0) * 1e6)
         look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored, ends)
         look = self._act(look, pointer)

@@ -98,6 +98,8 @@ class VersionComparison:
     """When a's first session began, in microseconds since 1970."""
     settled: int
     """Since when users have one version each, likewise: the share was last changed before. Not before `began`."""
+    last: int
+    """When the last session began, likewise."""
 
     @property
     def answer(self) -> str:
@@ -198,7 +200,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         length=_gap(length, side_b.length.mean),
         visits=_per_user(outcomes, *named, ones, settled, until),
         user_reward=_per_user(outcomes, *named, outcomes.reward, settled, until),
-        earlier_visits=_per_user(outcomes, *named, ones, began, settled) if settled > began else None,
+        earlier_visits=_per_user(outcomes, *named, ones, began, settled, in_blocks=True) if settled > began else None,
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
         length_difference=length,
@@ -207,6 +209,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         most=outcomes.most,
         began=began,
         settled=settled,
+        last=last,
     )
 
 
@@ -268,12 +271,12 @@ def _per_user(
     is_b: NDArray[np.bool_],
     values: NDArray[np.float64],
     since: int,
-    until: float = np.inf,
+    until: int,
+    in_blocks: bool = False,
 ) -> Gap:
-    """Sums over the sessions of a user, compared within blocks of users whose first sessions began one after the other.
+    """Sums over the sessions of a user, compared by the version that the user met first.
 
-    Users of a block had as much time to come back. The few who met both versions count for the one they met first: without
-    them, those who came back would be missing.
+    Not without those who met both: users who came back would be missing.
 
     Args:
         outcomes: N sessions.
@@ -282,6 +285,9 @@ def _per_user(
         values: (N,) what is summed.
         since: Sessions that began before this time do not count.
         until: Nor do those that began then or later.
+        in_blocks: Compare users whose first sessions began one after the other, who had as much time to come back: needed if
+            the share was changed in this time. If it was not, it would only hide what a version does to the hour of that
+            session, which need not be the first one that the user has with it.
 
     Returns:
         The difference per user; unknown if nobody came back, as where requests name no user.
@@ -290,8 +296,9 @@ def _per_user(
     users, first, place = np.unique(outcomes.user[rows], return_index=True, return_inverse=True)
     is_a, is_b, user = is_a[rows[first]], is_b[rows[first]], np.arange(len(users), dtype=np.int32)
     by_user = replace(outcomes, version=is_b.astype(np.int32), user=user, began=outcomes.began[rows[first]])
-    blocks = Blocks.of(by_user, is_a, is_b) if is_a.any() and is_b.any() else None
-    if blocks is None or not blocks.together or len(users) == len(rows):
+    is_known = is_a.any() and is_b.any() and len(users) < len(rows)
+    blocks = Blocks.of(by_user, is_a, is_b) if is_known and in_blocks else Blocks.one(is_a | is_b)
+    if not (is_known and blocks.together):
         return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
     sums = np.bincount(place, values[rows])
     sums_a, sums_b = (blocks.sums(by_user, chosen, sums) for chosen in (is_a, is_b))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -33,5 +34,6 @@ class Failures:
         self._unexpected = self._unexpected + 1 if error is not None and not isinstance(error, MbcalError) else 0
         if error is None or isinstance(error, OptionError) or not isinstance(error, Exception):
             return False
-        self._on_error(error)
+        with suppress(OSError):  # nobody can be told, as where standard error is on a full disk
+            self._on_error(error)
         return self._unexpected < MOST_UNEXPECTED
