@@ -111,14 +111,16 @@ def test_few_parts_that_hold_much_of_the_reward_count(user: str, session: str, w
     assert bool(found) == bool(why and behaviour == "buy")
 
 
-@pytest.mark.parametrize("other", ["w000009", LIVE])
+@pytest.mark.parametrize("other", ["w000009", "v000002", LIVE])
 @pytest.mark.parametrize("names", [whole, landing])
 def test_the_gate_cannot_tell_if_another_version_decides_the_rest_of_visits(
     names: Names, other: str, tmp_path: Path
 ) -> None:
-    """Such as one of another registry; its decisions are in the same log, and in no joined session."""
+    """One of another registry, whose decisions are in no joined session, or one that was live for a while."""
     registry = Registry(tmp_path / "registry")
-    registry.publish(agent_for("good"))
+    for name in (LIVE, "v000002"):
+        assert registry.publish(agent_for("good")) == name
+    registry.activate(LIVE)
     records = [
         msgspec.structs.replace(record, version=other)
         if isinstance(record, Decision) and not record.id.endswith("-0")
@@ -128,7 +130,30 @@ def test_the_gate_cannot_tell_if_another_version_decides_the_rest_of_visits(
     write_quickly(tmp_path / "log", records)
     verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu", no_worse="publish")
     assert verdict.answer == "cannot tell"
-    assert ("judging sessions decided a version that is not among those compared" in verdict.reason) == (other != LIVE)
+    assert ("judging sessions decided a version that is not among those compared" in verdict.reason) == (other == "w000009")
+
+
+def test_the_gate_cannot_tell_if_sessions_go_on_with_a_version_that_was_live_for_a_while(tmp_path: Path) -> None:
+    """Half of the visits go on with it, and judge nobody; of the others every one shows what the bait gains at first."""
+    registry = Registry(tmp_path / "registry")
+    for _ in range(2):
+        registry.publish(agent_for("good"))
+    registry.activate(LIVE)
+    records = list(visits(2500, whole))
+    sessions = {record.id: record.session for record in records if isinstance(record, Decision)}
+    first = [name for name in dict.fromkeys(sessions.values()) if name]
+    moved = set(first[::2])
+    changed = [
+        msgspec.structs.replace(record, version="v000002")
+        if isinstance(record, Decision) and record.session in moved and not record.id.endswith("-0")
+        else record
+        for record in records
+    ]
+    write_quickly(tmp_path / "log", changed)
+    verdict = update(registry, tmp_path / "log", candidate=agent_for("bait"), device="cpu", no_worse="publish")
+    assert verdict.answer == "cannot tell"
+    assert "sessions of the live version, beside" in verdict.reason
+    assert "that judge, went on with another one" in verdict.reason
 
 
 def test_the_gate_sees_what_a_bait_costs_in_whole_visits(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class Judges(NamedTuple):
     """From which candidates learn; no user is in both."""
     judging: NDArray[np.int64]
     """By which they are judged: those of the live version alone that have ended."""
+    users: frozenset[str]
+    """Who judge."""
     heavy: NDArray[np.int64]
     """Sessions of the live version that teach, of users with so many that nobody can judge in their place."""
     decided: int
@@ -71,11 +73,13 @@ def choose_judges(joined: Joined, live: str, gate: GateConfig) -> Judges:
         gate: Share of users who judge, and the tolerance.
     """
     teaching, judging = split_judges(joined.users, joined.sessions.user, gate.judges)
+    users = frozenset(joined.users[user] for user in np.unique(joined.sessions.user[judging]).tolist())
     decided = joined.decided_by(live)
     heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))
     judging = np.intersect1d(judging, decided)
     kept, cap = capped_rows(joined, judging)
-    return Judges(teaching, settled_rows(joined, kept, gate.tolerance), heavy, len(decided), cap, len(judging) - len(kept))
+    settled, left_out = settled_rows(joined, kept, gate.tolerance), len(judging) - len(kept)
+    return Judges(teaching, settled, users, heavy, len(decided), cap, left_out)
 
 
 def judge_by_log(
@@ -122,7 +126,7 @@ def judge_by_log(
         largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
         obstacles += [
             why_in_parts(joined, rows, tolerance, largest_weight),
-            why_elsewhere(read(None), known, joined, rows, tolerance),
+            why_elsewhere(read(None), known, live, joined, judges.users, rows, tolerance),
             why_unanswered(served, sessions, epsilon, tolerance),
             why_lost(joined.counts),
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -17,20 +17,25 @@ from mbcal.decision_log.visits import IDLE, user_name
 def why_elsewhere(
     records: Iterable[Record],
     versions: Collection[str],
+    live: str,
     joined: Joined,
+    judges: Collection[str],
     judging: NDArray[np.int64],
     tolerance: float,
 ) -> str:
-    """Say that other versions decided parts of the judging sessions, whose feedback is not there; empty if they did not.
+    """Say that other versions decided parts of the live version's sessions, and so hide what it led to; empty if not.
 
-    A decision is such a part if it has the user and session of a judging session, or if its user had one that began or ended
-    within `IDLE` seconds of it.
+    A decision of a version that was not joined is such a part if it has the user and session of a judging session, or if
+    its user had one that began or ended within `IDLE` seconds of it. Sessions that the live version began and another one
+    went on with, joined or not, judge nobody; but to leave out these alone would keep the short ones.
 
     Args:
         records: All records of the log.
         versions: The versions that were joined.
-        joined: Their sessions.
-        judging: (N,) which of them judge.
+        live: The live version.
+        joined: Sessions of all versions that were joined.
+        judges: Users who judge.
+        judging: (N,) which of the sessions judge.
         tolerance: Share of the judging sessions that may have such parts, and share of their reward that these could hold if
             each of their choices earned the most possible.
     """
@@ -43,10 +48,18 @@ def why_elsewhere(
     for spans in began.values():
         spans.sort()
     parts, n_choices, idle = set[int](), 0, int(IDLE * 1e6)
+    begun: dict[tuple[str, str], tuple[int, str]] = {}  # time and version of a session's first decision
+    continued = Counter[tuple[str, str]]()  # choices of other versions in it
     for record in records:
-        if not isinstance(record, Decision) or record.version in versions:
+        if not isinstance(record, Decision):
             continue
         user = user_name(record)
+        if record.session and user in judges:
+            key = user, record.session
+            begun[key] = min(begun.get(key, (record.time, record.version)), (record.time, record.version))
+            continued[key] += len(record.items) * (record.version != live)
+        if record.version in versions:
+            continue
         spans = began.get(user, [])
         place = bisect_right(spans, record.time, key=lambda span: span[0])
         near = [
@@ -57,10 +70,18 @@ def why_elsewhere(
         if near := [*near, *named.get((user, record.session), [])]:
             parts.update(near)
             n_choices += len(record.items)
+    left = [key for key, (_, version) in begun.items() if version == live and continued[key] and key not in named]
+    n_choices += sum(continued[key] for key in left)
     table, earned = sessions.behaviour_set.rewards, (sessions.rewards * sessions.mask).sum(dtype=np.float64)
     largest = max(map(abs, table))
-    if len(parts) <= tolerance * len(judging) and n_choices * largest <= tolerance * abs(float(earned)):
+    n_parts = len(parts) + len(left)
+    if n_parts <= tolerance * len(judging) and n_choices * largest <= tolerance * abs(float(earned)):
         return ""
+    if len(left) > len(parts):
+        return (
+            f"{len(left):,} sessions of the live version, beside {len(judging):,} that judge, went on with another one: "
+            "judge by a log in which versions did not change so often, or serve all of a visit by one version"
+        )
     return (
         f"in or within {IDLE / 60:.0f} minutes of {len(parts):,} of {len(judging):,} judging sessions decided a version "
         "that is not among those compared: serve all of a visit by one version"
