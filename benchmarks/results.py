@@ -1,8 +1,8 @@
 """The experiments behind docs/results.md: prepare their data, run them, collect their results, write the pages.
 
 python benchmarks/results.py prepare [DATA…]   build/data/DATA from ../shared/data; newsfeeds are generated
-python benchmarks/results.py run NAME          build/results/NAME, begun or resumed; --agents and --seeds: a part of it;
-                                               --small: a miniature in build/small
+python benchmarks/results.py run NAME          build/results/NAME, begun or resumed; --agents, --seeds and --shares: a part
+                                               of it; --small: a miniature in build/small
 python benchmarks/results.py collect [NAME…]   build/results/NAME, done or not -> docs/results/NAME.json, NAME-TABLE.csv
 python benchmarks/results.py page              docs/results.md, docs/results/DATA.md, the tables of other pages and all
                                                figures, from the files in docs/results alone
@@ -19,6 +19,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from results_experiments import DEFINITIONS, EXPERIMENTS, SHARES, SIZES
 from results_pages import write_pages
@@ -96,27 +97,35 @@ def prepare(names: Sequence[str], sources: Path, build: Path) -> None:
             print(f"{out}: {Store.open(out).manifest['counts']['sessions']:,} sessions")
 
 
-def run(
-    name: str, build: Path, device: Device, workers: int | None, small: bool, agents: Sequence[str], seeds: Sequence[int]
-) -> None:
-    """Begin or resume an experiment, or some of its agents and seeds, and write the report of each of its runs."""
+class Part(NamedTuple):
+    """The part of an experiment that is run; empty: all."""
+
+    agents: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    shares: Sequence[int] = ()
+    """Of the log, as one n-th, where an experiment measures sample efficiency."""
+
+    def has(self, cell: Cell) -> bool:
+        return (not self.agents or cell.agent in self.agents) and (not self.seeds or cell.seed in self.seeds)
+
+
+def run(name: str, build: Path, device: Device, workers: int | None, small: bool, part: Part) -> None:
+    """Begin or resume an experiment, or a part of it, and write the report of each of its runs."""
     if small:
         build = build / "small"
         if not (build / "data" / "newsfeed" / "manifest.json").is_file():
             prepare_newsfeed(build / "data" / "newsfeed", SMALL_NEWSFEED)
     command = f"python benchmarks/results.py run {name} --device {device}" + " --small" * small
     for share, folder in folders(name, build).items():
+        if part.shares and share not in part.shares:
+            continue
         if not (folder / "run.json").is_file():
             Run.create(folder, settings_of(name, build, share, small), device)
             write_atomic(folder / "command.txt", command.encode())
         share_simulators(Run.open(folder, device), build / "simulators")
-        require_agents(Run.open(folder, device), agents)
-
-        def chosen(cell: Cell) -> bool:
-            return (not agents or cell.agent in agents) and (not seeds or cell.seed in seeds)
-
+        require_agents(Run.open(folder, device), part.agents)
         executed = run_experiment(
-            None, folder, resume=True, only=chosen, workers=workers, device=device, observer=CellLines()
+            None, folder, resume=True, only=part.has, workers=workers, device=device, observer=CellLines()
         )
         if len(executed.missing) < len(executed.cells):
             print_summary(report(executed).summary)
@@ -209,6 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     running.add_argument("--workers", type=int)
     running.add_argument("--agents", nargs="+", default=[], metavar="AGENT", help="these alone; the others stay missing")
     running.add_argument("--seeds", nargs="+", type=int, default=[], metavar="SEED", help="these alone")
+    running.add_argument(
+        "--shares", nargs="+", type=int, default=[], choices=SHARES, help="of NAME-size: one n-th of the log"
+    )
     running.add_argument("--small", action="store_true", help="a miniature on generated data, in BUILD/small")
     collecting = commands.add_parser("collect", parents=[build], help="write the results of runs as small files")
     collecting.add_argument("names", nargs="*", metavar="NAME")
@@ -224,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.command == "prepare":
             prepare(options.data, options.sources, options.build)
         elif options.command == "run":
-            chosen = (options.agents, options.seeds)
-            run(options.name, options.build, options.device, options.workers, options.small, *chosen)
+            part = Part(options.agents, options.seeds, options.shares)
+            run(options.name, options.build, options.device, options.workers, options.small, part)
         elif options.command == "collect":
             collect(options.names, options.build, options.out)
         else:

@@ -248,6 +248,9 @@ def test_a_part_of_an_experiment_is_run_and_resumed(tmp_path: Path, build: Path)
     assert json.loads((tmp_path / "docs" / "netflix-batch.json").read_text())["netflix-batch"]["cells"]["done"] == 2
     with pytest.raises(SystemExit, match=r"agents: 'mbcl' is not in the experiment; .*Did you mean 'mbcal'\?"):
         results.main([*part, "mbcl"])
+    results.main([*command("netflix-size"), "--build", str(tmp_path), "--shares", "16", "4", "--agents", "gru4rec"])
+    begun = sorted(path.name for path in (tmp_path / "small" / "results" / "netflix-size").iterdir())
+    assert begun == ["1-16", "1-4"]
 
 
 def test_a_world_is_played_and_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
