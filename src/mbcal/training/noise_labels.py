@@ -21,6 +21,7 @@ from torch import Tensor
 from mbcal.kernels import triton
 from mbcal.nn.base import sample_behaviour
 from mbcal.nn.recurrent import RecurrentNet
+from mbcal.scoring.tables import Tables
 from mbcal.training.labels import Survival
 from mbcal.training.random import Noise, derive_seed
 from mbcal.types import MASK_ROW, SessionTensors
@@ -62,13 +63,14 @@ def noise_counterfactual_advantage(
         fast: Tensor | None = triton.advantage(net.scoring_tables(), rewards, begin, batch, gamma, terminal, uniform=uniform)
         if fast is not None:
             return fast
-    states = net.states_before(batch)
-    advantages = [_advantages(net, rewards, batch, gamma, probabilities, states, numbers) for numbers in uniform]
+    states, tables = net.states_before(batch), net.scoring_tables()
+    advantages = [_advantages(net, tables, rewards, batch, gamma, probabilities, states, numbers) for numbers in uniform]
     return torch.stack(advantages).mean(0)
 
 
 def _advantages(
     net: RecurrentNet,
+    tables: Tables,
     rewards: Tensor,
     batch: SessionTensors,
     gamma: float,
@@ -78,7 +80,7 @@ def _advantages(
 ) -> Tensor:
     """The advantages (B, T) for one draw of noise (B, T), by the logged branch's probabilities (B, T, K) and states."""
     size, horizon = batch.items.shape
-    masked_gates = net.gates(torch.full_like(batch.items, MASK_ROW), net.previous(batch.behaviours), batch.context)
+    before = net.previous(batch.behaviours)
     hidden, previous = torch.zeros_like(states), torch.zeros_like(batch.behaviours)  # column t: the branch masked at t
     advantages = states.new_zeros(size, horizon)
     terminal, survival = batch.behaviour_set.terminal, None
@@ -86,12 +88,8 @@ def _advantages(
         survival = Survival(batch.behaviour_set.terminal_table(rewards.device), states.new_zeros(2, size, horizon))
     for step in range(horizon):
         if step:
-            items, context = batch.items[:, step : step + 1].expand(-1, step), None
-            if batch.context is not None:
-                context = batch.context[:, step : step + 1].expand(-1, step, -1)
-            gates = net.gates(items, previous[:, :step], context)
-            (hidden[:, :step],) = net.cell_step(gates, (hidden[:, :step],))
-            branch = torch.softmax(net.head(hidden[:, :step]), -1)  # (B, step, K)
+            hidden[:, :step] = _observe(tables, batch, step, hidden[:, :step], batch.items[:, step], previous[:, :step])
+            branch = torch.softmax(tables.outputs(hidden[:, :step]), -1)  # (B, step, K)
             logged_reward, masked_reward = (probabilities[:, step] @ rewards).unsqueeze(1), branch @ rewards
             if survival is not None:
                 logged_reward, masked_reward = survival.weigh(step, logged_reward, masked_reward)
@@ -100,12 +98,23 @@ def _advantages(
             age = torch.arange(step, 0, -1, device=gain.device)
             advantages[:, :step] += gamma**age * gain
             previous[:, :step] = _answer(branch, uniform[:, step : step + 1], batch)
-        (hidden[:, step],) = net.cell_step(masked_gates[:, step], (states[:, step],))
-        opened = torch.softmax(net.head(hidden[:, step]), -1)
+        now = slice(step, step + 1)
+        masked = torch.full_like(batch.items[:, step], MASK_ROW)
+        hidden[:, now] = _observe(tables, batch, step, states[:, now], masked, before[:, now])
+        opened = torch.softmax(tables.outputs(hidden[:, step]), -1)
         previous[:, step] = _answer(opened, uniform[:, step], batch)
         if survival is not None:
             survival.open(step, probabilities[:, step], opened)
     return advantages
+
+
+def _observe(tables: Tables, batch: SessionTensors, step: int, hidden: Tensor, items: Tensor, previous: Tensor) -> Tensor:
+    """Hidden states (B, n, H) of n branches per session after a step, by its items (B,) and behaviours before it (B, n)."""
+    count = hidden.shape[1]
+    gates = None if batch.context is None else tables.context_gates(batch.context[:, step])
+    gates = None if gates is None else gates.repeat_interleave(count, 0)
+    after: Tensor = tables.observe(hidden.flatten(0, 1), items.repeat_interleave(count), previous.flatten(), gates)
+    return after.view_as(hidden)
 
 
 def _answers(probabilities: Tensor, batch: SessionTensors) -> Tensor:
