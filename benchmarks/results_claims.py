@@ -28,7 +28,7 @@ FAILS: Verdict = "does not hold"
 UNKNOWN: Verdict = "inconclusive"
 NORMAL = 1.959964
 RATINGS = ("netflix", "ml1m")
-YARDSTICKS = ("yardstick", "BoredInf, repeats")
+YARDSTICKS = ("yardstick", "BoredInf")
 """Rows of worlds.py whose policies play the world of the growing experiment."""
 
 
