@@ -15,7 +15,7 @@ from mbcal.registry.registry import Registry
 from mbcal.serving.clients import current_client
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.messages import FeedbackRequest, RankAnswer, RankRequest
-from mbcal.serving.redis_state import RedisStore
+from mbcal.serving.redis_state import KeptKeys, RedisStore
 from mbcal.serving.service import Service
 from mbcal.serving.state import MAX_NAMES, DecisionRef, Session, StateAwayError, Step, latest_steps, session_store
 from tests.support.versions import ITEMS
@@ -212,6 +212,46 @@ def test_what_a_process_keeps_in_redis_is_bounded_and_its_largest_client_loses_f
         assert 10 < len(keys) < 20
         assert b"mbcal:decision:39" in keys
         await store.close()
+
+    asyncio.run(tell())
+
+
+def test_keys_that_expired_are_not_deleted_when_another_process_has_written_them_since(redis_address: str) -> None:
+    async def tell() -> None:
+        store, other = (RedisStore(redis_address, lifetime=1, max_bytes=30_000) for _ in range(2))
+        names = [f"again {number}" for number in range(20)]
+        for name in names:
+            await store.begin(name, BEGIN)
+        await asyncio.sleep(1.2)
+        for name in names:
+            await other.begin(name, BEGIN)
+        for number in range(20):  # as much in a lifetime as it may keep, but not with what it kept before
+            await store.remember_decision(f"later {number}", DecisionRef("s", number, ["x" * 500], "v"))
+        assert [await other.get(name) for name in names] == [BEGIN] * 20
+        assert len(store._kept) == 20
+        await store.close()
+        await other.close()
+
+    asyncio.run(tell())
+
+
+def test_keys_count_for_a_lifetime_after_they_were_last_used(redis_address: str) -> None:
+    now = [0.0]
+    keys = KeptKeys(10_000, 10.0, lambda: now[0])
+    for moment, key in ((0, "a"), (5, "b"), (8, "a"), (16, "c")):
+        now[0] = moment
+        keys.keep(key, 10)
+    assert ("a" in keys, "b" in keys, "c" in keys, keys.dropped) == (True, False, True, [])
+
+    async def tell() -> None:
+        store, other = RedisStore(redis_address), RedisStore(redis_address)
+        await store.begin("kept by the other", BEGIN)
+        assert await other.get("kept by the other") == BEGIN
+        assert "mbcal:session:kept by the other" in other._kept  # which has made it live longer
+        assert await other.get("nobody began it") is None
+        assert len(other._kept) == 1
+        await store.close()
+        await other.close()
 
     asyncio.run(tell())
 

@@ -4,8 +4,8 @@ Redis away is an outage of the memory, not of the service. No call takes longer 
 that fails, further ones fail at once with StateAwayError, so that no request waits, until a ping in the background succeeds.
 A value that this service cannot have written concerns its own key only, and counts as none.
 
-What a process has written is bounded as its own memory would be: beyond it, the client that has written most loses its
-oldest keys. So no client can fill Redis.
+What a process keeps alive is bounded as its own memory would be: beyond it, the client that has most loses its oldest
+keys. So no client can fill Redis.
 """
 
 from __future__ import annotations
@@ -41,12 +41,29 @@ _TIMES = range(1 << 62)
 T = TypeVar("T")
 
 
-class WrittenKeys(FairDict[str, None]):
-    """The keys that this process has written, with the sizes of their values; `dropped` are to be deleted in Redis."""
+class KeptKeys(FairDict[str, float]):
+    """The keys that this process keeps in Redis, each with the time at which it expires there.
 
-    def __init__(self, max_bytes: int) -> None:
+    What has expired is forgotten: another process may have written the key anew since, and it is not this one's to delete.
+
+    Args:
+        max_bytes: Bound on the sizes given to `keep` and those of the keys.
+        lifetime: Seconds after which a key expires.
+        clock: Seconds, from any start.
+    """
+
+    def __init__(self, max_bytes: int, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_bytes)
         self.dropped: list[str] = []
+        """Keys that are too much, to be deleted in Redis."""
+        self._lifetime, self._clock = lifetime, clock
+
+    def keep(self, key: str, size: int) -> None:
+        """Count a key that lives for another lifetime from now, with the bytes of its value."""
+        now = self._clock()
+        while (expires := self.oldest()) is not None and expires < now:
+            self.drop_oldest()
+        self.put(key, now + self._lifetime, size)
 
     def _make_room(self) -> None:
         self.dropped.append(self.next_to_go())
@@ -93,7 +110,7 @@ class RedisStore:
         self._failures = (RedisError, OSError, TimeoutError, RuntimeError)
         self._watch_error, self._response_error = WatchError, ResponseError
         self._lifetime, self._on_event = int(lifetime), on_event
-        self._written = WrittenKeys(max_bytes)
+        self._kept = KeptKeys(max_bytes, self._lifetime)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._away_since: float | None = None
         self._pinging: asyncio.Task[None] | None = None
@@ -140,7 +157,10 @@ class RedisStore:
             pipe.get(_session_key(name))
             pipe.expire(_session_key(name), self._lifetime)
             value, _ = await pipe.execute(raise_on_error=False)
-        return _decoded(self._value_of(value), Session)
+        session = _decoded(found := self._value_of(value), Session)
+        if found is not None and session is not None:
+            await self._count(_session_key(name), found)
+        return session
 
     async def _begin(self, name: str, session: Session) -> Session:
         key, value = _session_key(name), msgspec.msgpack.encode(session)
@@ -159,9 +179,9 @@ class RedisStore:
         return is_set
 
     async def _count(self, key: str, value: bytes) -> None:
-        """Count what was written, and delete what is too much."""
-        self._written.put(key, None, len(value))
-        dropped, self._written.dropped = self._written.dropped, []
+        """Count what lives for another lifetime, and delete what is too much."""
+        self._kept.keep(key, len(value))
+        dropped, self._kept.dropped = self._kept.dropped, []
         if dropped:
             await self._redis.delete(*dropped)
 
