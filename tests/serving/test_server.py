@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,32 @@ def test_requests_beyond_the_limit_are_refused_before_any_is_ranked(registry: Re
         assert (await ask()).status_code == 200
 
     run_app(registry, story, tmp_path / "log", limits=Limits(max_in_progress=10))
+
+
+def test_a_session_counts_once_however_late_its_first_feedback_comes(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for number in range(9):
+            await http.post("/v1/rank", json={"candidates": ITEMS, "session": f"s{number % 3}"})
+        stats = (await http.get("/v1/stats")).json()["versions"]["v000001"]
+        assert (stats["decisions"], stats["sessions"]) == (9, 3)
+        await http.post("/v1/rank", json={"candidates": ITEMS})
+        await http.post("/v1/rank", json={"candidates": ITEMS, "shown": [[ITEMS[0], "click"]]})
+        assert 'mbcal_sessions{version="v000001"} 4\n' in (await http.get("/metrics")).text
+
+    run_app(registry, story)
+
+
+def test_a_clock_that_is_set_does_not_change_for_how_long_the_server_has_run(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+
+    async def story(http: httpx.AsyncClient, _: Service) -> None:
+        for change in (-3600.0, 86_400.0):
+            monkeypatch.setattr(time, "time", lambda: now + change)  # noqa: B023 - it is called before the next turn
+            assert 0 <= (await http.get("/v1/stats")).json()["seconds"] < 60
+
+    run_app(registry, story)
 
 
 def test_stats_metrics_model_and_page(registry: Registry) -> None:

@@ -55,7 +55,8 @@ class Pool(msgspec.Struct, array_like=True):
     ended: Snapshot | None = None
     """Of all workers that have ended, what they had counted when they last reported."""
     started: float | None = None
-    """When the supervisor started, in seconds since 1970; None if there is none."""
+    """When the supervisor started, by the clock that all processes of a machine share and nobody sets (`time.monotonic`);
+    None if there is none."""
 
     @property
     def _all(self) -> list[Snapshot]:
@@ -104,7 +105,7 @@ class TrafficPool:
     def __init__(self) -> None:
         self._snapshots: dict[str, Snapshot] = {}
         self._ended: Snapshot | None = None
-        self._started = time.time()
+        self._started = time.monotonic()
         self._rewards = SessionRewards()
 
     def exchange(self, worker: str, snapshot: Snapshot) -> Pool:

@@ -93,7 +93,7 @@ class Service:
         self.follower = Follower(self.refresh_version, self.on_event)
         self.counts: dict[str, VersionCounts] = {}
         self.traffic = Traffic()
-        self.started = time.time()
+        self.started = time.monotonic()
         self._new_id = IdSource()
         share = self.limits.max_memory // 8
         self.repeated = RepeatedRequests(self.sessions, share, self.lifetime)
@@ -176,8 +176,10 @@ class Service:
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
         proposed, given = self._proposed_session(request, user, self.canary.version_for(user or session_name or ""))
-        ranked, remembered = await self._rank_in_session(request, proposed, session_name, given)
+        ranked, remembered, is_new = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
+        counts = self.counts.setdefault(version, VersionCounts())
+        counts.sessions += is_new
         if self.log is not None:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
             await self.log.append_async(record)
@@ -185,9 +187,7 @@ class Service:
         order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
         reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
         answer = await self.repeated.remember(decision, reference, answer)
-        counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
-        counts.sessions += not ranked.shown
         self.traffic.decision(version, session_name, not ranked.shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
         return answer
 
@@ -225,33 +225,36 @@ class Service:
 
     async def _rank_in_session(
         self, request: RankRequest, proposed: Session, name: str | None, given: GivenFields
-    ) -> tuple[RankedRequest, bool]:
+    ) -> tuple[RankedRequest, bool, bool]:
         """Rank in the session of this name, which begins as proposed if it is not known and the request can be ranked.
 
         Returns:
-            The ranked request, and whether the session is remembered.
+            The ranked request, whether the session is remembered, and whether it begins here: without a name or a memory, it
+            seems to when nothing was shown yet.
         """
         if name is None:
-            return await self._rank_by_version(request, proposed, name, given), True
+            ranked = await self._rank_by_version(request, proposed, name, given)
+            return ranked, True, not ranked.shown
         try:
             known = await self.sessions.get(name)
         except StateAwayError as error:
             if request.shown is None:  # only the memory knows what was shown
                 raise StateAwayError(f"{error}, or send history and shown with the request") from error
-            return await self._rank_by_version(request, proposed, name, given), False
+            ranked = await self._rank_by_version(request, proposed, name, given)
+            return ranked, False, not ranked.shown
         session = proposed if known is None else known_part(known, self.live)
         session.require_user(proposed.user, name)
         ranked = await self._rank_by_version(request, session, name, given)
         if known is not None:
-            return ranked, True
+            return ranked, True, False
         try:
             begun = await self.sessions.begin(name, proposed)
         except StateAwayError:
-            return ranked, False
+            return ranked, False, not ranked.shown
         begun.require_user(proposed.user, name)
         if begun != proposed:  # another request began it in the meantime, and the first history counts
-            ranked = await self._rank_by_version(request, known_part(begun, self.live), name, given)
-        return ranked, True
+            return await self._rank_by_version(request, known_part(begun, self.live), name, given), True, False
+        return ranked, True, not ranked.shown
 
     async def _rank_by_version(
         self, request: RankRequest, session: Session, name: str | None, given: GivenFields

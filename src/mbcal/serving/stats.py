@@ -154,7 +154,7 @@ def stats_answer(service: Service, pool: Pool) -> StatsAnswer:
     """Return what a service and its other workers have counted."""
     slots = pool.slots
     return StatsAnswer(
-        seconds=time.time() - (pool.started or service.started),
+        seconds=time.monotonic() - (pool.started or service.started),
         live=None if service.ranker is None else service.ranker.version.name,
         epsilon=service.epsilon,
         versions={name: _version_stats(counts, pool.totals.get(name)) for name, counts in pool.counts.items()},
