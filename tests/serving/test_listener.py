@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from mbcal.serving import listener as module
-from mbcal.serving.listener import AT_A_TIME, Listener
+from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME, Listener
 
 
 @pytest.fixture
@@ -31,16 +31,17 @@ async def no_protocol(accepted: socket.socket) -> None:
     accepted.close()
 
 
-def test_many_connections_are_accepted_in_one_pass(listening: socket.socket) -> None:
+@pytest.mark.parametrize("at_a_time", [AT_A_TIME, HANDSHAKES_AT_A_TIME])
+def test_many_connections_are_accepted_in_one_pass(listening: socket.socket, at_a_time: int) -> None:
     passes: list[int] = []
-    clients = connect(listening, AT_A_TIME + 10)
+    clients = connect(listening, at_a_time + 5)
 
     async def begin(accepted: socket.socket) -> None:
         passes[-1] += 1
         accepted.close()
 
     async def story() -> None:
-        listener = Listener(listening, begin)
+        listener = Listener(listening, begin, at_a_time)
         while sum(passes) < len(clients):
             passes.append(0)
             await asyncio.sleep(0)
@@ -48,7 +49,7 @@ def test_many_connections_are_accepted_in_one_pass(listening: socket.socket) -> 
         await listener.wait_closed()
 
     asyncio.run(asyncio.wait_for(story(), 10))
-    assert [number for number in passes if number] == [AT_A_TIME, 10]
+    assert [number for number in passes if number] == [at_a_time, 5]
     for client in clients:
         client.close()
 

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
+from unittest.mock import Mock
 
 import httpx
 import psutil
+import pytest
+import uvicorn
 
 from mbcal.registry.registry import Registry
+from mbcal.serving import run
+from mbcal.serving.connections import ConnectionLimits, Connections
+from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME
+from mbcal.serving.run import Server
+from mbcal.serving.server import App
 from tests.support.servers import events_of, serving
 
 MAX_CONNECTIONS = 40
+
+
+@pytest.mark.parametrize(("is_tls", "at_a_time"), [(False, AT_A_TIME), (True, HANDSHAKES_AT_A_TIME)])
+def test_few_handshakes_are_begun_at_a_time(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, is_tls: bool, at_a_time: int
+) -> None:
+    given: list[int] = []
+
+    async def story() -> None:
+        app, connections = cast(App, None), Connections(ConnectionLimits())
+        cert, key = certificate if is_tls else (None, None)
+        server = Server(
+            uvicorn.Config(app, lifespan="off", ssl_certfile=cert, ssl_keyfile=key), app, connections, say_nothing
+        )
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([cast(socket.socket, None)])
+        server._sweeper.cancel()
+
+    async def say_nothing(_: list[socket.socket]) -> None:
+        pass
+
+    monkeypatch.setattr(run, "Listener", lambda *arguments: given.append(arguments[2]))
+    monkeypatch.setattr(run, "gc", Mock())
+    asyncio.run(story())
+    assert given == [at_a_time]
 
 
 def test_handshakes_count_as_connections(shared_registry: Registry, certificate: tuple[Path, Path]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 AT_A_TIME = 64
 """Connections accepted in one pass of the event loop. They count from the next one: `run.SPARE_FILES` has room for them."""
+HANDSHAKES_AT_A_TIME = 8
+"""As many with TLS: a handshake is a millisecond of work, and all requests wait for those that were begun together."""
 PAUSE_SECONDS = 0.1
 """Seconds without accepting after the system has refused a connection, such as for want of files."""
 
@@ -23,14 +25,17 @@ LAST_SECONDS = 0.5
 class Listener:
     """Accepts connections; it is closed as an `asyncio.Server` is."""
 
-    def __init__(self, listener: socket.socket, begin: Callable[[socket.socket], Coroutine[Any, Any, Any]]) -> None:
+    def __init__(
+        self, listener: socket.socket, begin: Callable[[socket.socket], Coroutine[Any, Any, Any]], at_a_time: int = AT_A_TIME
+    ) -> None:
         """Begin to accept.
 
         Args:
             listener: A socket that listens and does not block.
             begin: Gives an accepted socket its protocol, and owns the socket from then on.
+            at_a_time: Connections accepted in one pass of the event loop.
         """
-        self._listener, self._begin = listener, begin
+        self._listener, self._begin, self._at_a_time = listener, begin, at_a_time
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[Any]] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -40,7 +45,7 @@ class Listener:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(AT_A_TIME):
+        for _ in range(self._at_a_time):
             try:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):  # none waits, or another process took it, or it has gone

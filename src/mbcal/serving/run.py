@@ -29,7 +29,7 @@ from mbcal.serving.canary import CanarySettings
 from mbcal.serving.connections import ConnectionLimits, Connections
 from mbcal.serving.events import print_event
 from mbcal.serving.limits import Limits
-from mbcal.serving.listener import Listener
+from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME, Listener
 from mbcal.serving.protocol import bounded_protocol
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
@@ -189,7 +189,8 @@ class Server(uvicorn.Server):
             if config.ssl is None
             else partial(shake_hands, self._connections, config.ssl, protocol)
         )
-        self.servers = [Listener(listener, begin) for listener in sockets or []]  # type: ignore[misc]
+        at_a_time = AT_A_TIME if config.ssl is None else HANDSHAKES_AT_A_TIME
+        self.servers = [Listener(listener, begin, at_a_time) for listener in sockets or []]  # type: ignore[misc]
         self._sweeper = loop.create_task(self._connections.sweep_forever())
         gc.freeze()  # what is loaded now stays for good: the collector need not scan it
         gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting
