@@ -187,6 +187,20 @@ def test_no_interval_is_cut_silently_and_no_line_crosses_a_gap(address: str, bro
 
 
 @needs_browser
+def test_around_a_single_point_there_is_less_than_one_step(address: str, browser: Browser) -> None:
+    browser.open(address)
+    browser.wait("document.body.dataset.drawn")
+    browser.run(
+        "import('/page/charts.js').then(({ lineChart }) => { const box = document.createElement('div'); box.id = 'own';"
+        " document.body.append(box); const series = [{ name: 'a', colour: 'red', points: [{ x: 1, y: 2 }], dots: true }];"
+        " lineChart(box, series, { formatX: (x) => `epoch ${x}`, ticksX: (low, high) => [low, high] }); })"
+    )
+    browser.wait("document.querySelectorAll('#own circle').length === 1")
+    labels = browser.run("[...document.querySelectorAll('#own text')].map(e => e.textContent)")
+    assert [text for text in labels if "epoch" in text] == ["epoch 0.5", "epoch 1.5"]
+
+
+@needs_browser
 def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.wait("document.body.dataset.drawn")

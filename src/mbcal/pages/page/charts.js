@@ -33,9 +33,9 @@ function onWidth(container, draw) {
 }
 
 // series: [{name, colour, points: [{x, y, low, high, open, loose, note}], label, dashed}]; y may be null (a gap); open points are dashed
-// options: {height, from, formatX, formatY, zero: the axis includes 0, title}
+// options: {height, from, formatX, formatY, zero: the axis includes 0, room: what is shown on each side of a single x, title}
 export function lineChart(container, series, options) {
-  onWidth(container, (width) => drawLines(container, width, series, { height: 190, zero: true, formatY: number, formatTick: options.formatY || plain, ...options }));
+  onWidth(container, (width) => drawLines(container, width, series, { height: 190, zero: true, room: 0.5, formatY: number, formatTick: options.formatY || plain, ...options }));
 }
 
 function drawLines(container, width, series, options) {
@@ -47,7 +47,7 @@ function drawLines(container, width, series, options) {
   const points = drawn.flatMap((one) => one.points.filter((point) => point.y !== null));
   const xs = series.flatMap((one) => one.points.map((point) => point.x));
   let [left, right] = [Math.min(...xs, options.from ?? Infinity), Math.max(...xs, options.to ?? -Infinity)];
-  if (left === right) { left -= 30; right += 30; }
+  if (left === right) { left -= options.room; right += options.room; }
   let [low, high] = scaleOf(points);
   if (options.zero) low = Math.min(0, low);
   if (low === high) { low -= low ? Math.abs(low) * 0.1 : 0; high += high ? Math.abs(high) * 0.1 : 1; }

@@ -15,7 +15,7 @@ const timeTicks = (low, high, most) => {
   for (let value = Math.ceil(low / step) * step; value <= high; value += step) values.push(value);
   return values;
 };
-const axis = { formatX: clock, ticksX: timeTicks };
+const axis = { formatX: clock, ticksX: timeTicks, room: 30 };
 const milliseconds = (seconds) => (seconds === null ? dash : duration(seconds));
 
 function tile(name, value, more = "", kind = "") {
