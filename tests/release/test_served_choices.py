@@ -23,8 +23,10 @@ from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry
 from mbcal.registry.version import Version
 from mbcal.release.served_choices import _LatestAnswers, _n_late, served_choices
+from mbcal.release.update import update
 from mbcal.serving.ranker import Ranker
 from tests.support.batches import sessions
+from tests.support.trials import write_quickly
 from tests.support.versions import ITEMS, fitted
 
 LABELS = ("skip", "click", "like")
@@ -94,6 +96,23 @@ def test_a_version_chooses_along_its_own_log_what_it_chose(kind: str, tmp_path: 
     # the same sessions replayed item by item are another policy
     replayed = policy_choices(agent, joined.sessions)
     assert (replayed.best[mask] != replayed.logged[mask]).any()
+
+
+def test_the_further_estimates_are_of_what_would_be_served(tmp_path: Path) -> None:
+    """Replayed item by item, the live version would seem to choose otherwise than it did."""
+    config = AgentConfig(net=NetConfig(hidden=8, embedding=5), training=TrainingConfig(epochs=2))
+    agent, registry = GRU4Rec(config, "cpu").fit(sessions(count=120, seed=3)), Registry(tmp_path / "registry")
+    version = registry.open(registry.publish(agent))
+    records = (
+        msgspec.structs.replace(record, version=version.name) if isinstance(record, Decision) else record
+        for record in served_log(version)
+    )
+    write_quickly(tmp_path / "log", records)
+    verdict = update(registry, tmp_path / "log", candidate=agent, device="cpu", sessions=10, judges=0.5)
+    found = {(one.of, one.name): one for one in verdict.estimates}
+    for of in ("policy", "baseline"):
+        assert (found[of, "ips"].weight, found[of, "ips"].ess) == (pytest.approx(1), pytest.approx(found[of, "ips"].n))
+        assert found[of, "pdis"].value == pytest.approx(found["log", "mean"].value)
 
 
 def test_feedback_that_comes_in_the_next_window_may_depend_on_it(tmp_path: Path) -> None:

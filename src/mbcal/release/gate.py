@@ -191,12 +191,22 @@ def compare_by_log(
 
 
 def other_estimates(
-    candidate: Policy, live: Policy, sessions: Sessions, difference: Difference, *, epsilon: float, seed: int = 0
+    candidate: Policy,
+    live: Policy,
+    sessions: Sessions,
+    difference: Difference,
+    *,
+    choices: tuple[PolicyChoices, PolicyChoices],
+    epsilon: float,
+    seed: int = 0,
 ) -> tuple[list[Estimate], str | None]:
-    """Return the usual off-policy estimates of both policies, none by a single user; and why they are void, if they are."""
+    """Return the usual off-policy estimates of both policies, none by a single user; and why they are void, if they are.
+
+    The choices along the sessions are those that would have been served, of the candidate and of the live version.
+    """
     if difference.users < 2:
         return [], "only one user judges; these estimates compare users with each other"
-    estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means")
+    estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means", choices=choices)
     if difference.seen >= min(ENOUGH_SEEN, difference.differing):
         return estimates, None
     return estimates, (

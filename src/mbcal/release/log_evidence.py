@@ -18,6 +18,7 @@ from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Record
 from mbcal.evaluation.ope.difference import Difference, cumulative_weights, decided_share
 from mbcal.evaluation.ope.estimators import Floats
+from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.version import Version
 from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
@@ -60,6 +61,8 @@ class LogEvidence(NamedTuple):
     """Those that judged, (N, T)."""
     epsilon: Floats
     """(N, T) exploration with which each of their steps was decided."""
+    choices: tuple[PolicyChoices, PolicyChoices]
+    """What candidate and live version would have served along them."""
     unshown: str
     """What keeps the log from showing that the candidate is worse, or no worse; empty if nothing does."""
 
@@ -134,4 +137,4 @@ def judge_by_log(
     unjudged = served.unjudged + sum(map(bool, obstacles))
     last_served = joined.last_served()[rows]
     check, difference = compare_by_log(new, old, sessions, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
-    return LogEvidence(check, difference, sessions, epsilon, named or (UNJUDGED if unjudged else ""))
+    return LogEvidence(check, difference, sessions, epsilon, (new, old), named or (UNJUDGED if unjudged else ""))

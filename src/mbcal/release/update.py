@@ -155,7 +155,13 @@ def update(
     judged, difference = evidence.sessions, evidence.difference
     verdict.checks, verdict.difference = [evidence.check], difference
     verdict.estimates, verdict.void = other_estimates(
-        candidate, live, judged, difference, epsilon=float(evidence.epsilon[judged.mask].mean()), seed=config.seed
+        candidate,
+        live,
+        judged,
+        difference,
+        choices=evidence.choices,
+        epsilon=float(evidence.epsilon[judged.mask].mean()),
+        seed=config.seed,
     )
     if simulator is not None:
         users = Simulator.load(simulator, device)
