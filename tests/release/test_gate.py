@@ -308,4 +308,4 @@ def test_a_log_whose_weights_contradict_it_cannot_tell(weak: Registry, weak_mode
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     assert "instead of 1, so its numbers mean nothing" in verdict.checks[0].detail
     assert verdict.checks[0].detail.startswith("between ")  # no value that would look like a finding
-    assert verdict.reason.startswith("the log cannot tell: its weights have a mean of at least")
+    assert "sessions the live version would have chosen with other propensities than those logged" in verdict.reason

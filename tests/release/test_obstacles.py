@@ -259,3 +259,24 @@ def test_limits_shrink_with_exploration(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("mbcal.release.log_evidence.why_unanswered", lambda *given: limits.append(given[-1]) or "")
     judged(tmp_path, list(visits(1000, whole)))
     assert limits == [pytest.approx(0.01 * 0.5)]
+
+
+@pytest.mark.parametrize("logged_first", ["good", "bait"])
+def test_decisions_of_another_model_of_that_name_judge_nobody(logged_first: str, tmp_path: Path) -> None:
+    """A registry begun anew beside its old log: what chooses as the old model did is level with the log, whoever is live."""
+    registry = Registry(tmp_path / "registry")
+    registry.publish(agent_for("good"))
+    write_quickly(tmp_path / "log", visits(1000, whole, first=logged_first))
+    verdict = update(
+        registry, tmp_path / "log", candidate=agent_for(logged_first), device="cpu", tolerance=0.2, no_worse="publish"
+    )
+    if logged_first == "good":
+        assert (verdict.answer, verdict.action) == ("no worse", "published"), verdict.reason
+        return
+    assert (verdict.answer, verdict.action) == ("cannot tell", "canary"), verdict.reason
+    assert verdict.difference is not None
+    n = verdict.difference.sessions
+    assert verdict.reason == (
+        f"the log cannot tell: in {n:,} of {n:,} judging sessions the live version would have chosen with other "
+        "propensities than those logged: another model had its name, or they are wrong; give a new registry a new log"
+    )

@@ -46,7 +46,7 @@ ENOUGH_SEEN = 100
 UNJUDGED = (
     "the candidate chooses otherwise than the live version where the log does not show what follows: at items without "
     "feedback, before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that "
-    "may be parts of visits, or it reads what the log does not hold"
+    "may be parts of visits, or it reads what the log does not hold, or the log is of another model"
 )
 """Why the log cannot tell, whatever its numbers say."""
 

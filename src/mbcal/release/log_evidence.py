@@ -23,7 +23,14 @@ from mbcal.progress import SILENT, Progress
 from mbcal.registry.version import Version
 from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
 from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
-from mbcal.release.obstacles import most_unseen, settled_rows, why_in_parts, why_lost, why_unanswered
+from mbcal.release.obstacles import (
+    most_unseen,
+    settled_rows,
+    why_in_parts,
+    why_lost,
+    why_not_its_own,
+    why_unanswered,
+)
 from mbcal.release.other_versions import why_elsewhere
 from mbcal.release.served_choices import served_choices
 from mbcal.types import Sessions
@@ -124,7 +131,11 @@ def judge_by_log(
     served, rows = served.of_rows(np.searchsorted(rows, settled), joined.sessions.user[settled]), settled
     sessions, epsilon = joined.sessions[rows], joined.epsilons[rows]
     new, old = served.choices
-    obstacles = [unread, why_unasked(joined, heavy, is_other, judges.decided)]
+    obstacles = [
+        unread,
+        why_unasked(joined, heavy, is_other, judges.decided),
+        why_not_its_own(old, sessions, epsilon, tolerance),
+    ]
     if served.differing(sessions).any() or served.unseen:
         largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
         obstacles += [

@@ -14,10 +14,13 @@ from mbcal.decision_log.joined import JoinCounts, Joined
 from mbcal.decision_log.visits import IDLE
 from mbcal.evaluation.ope.difference import cumulative_weights
 from mbcal.evaluation.ope.estimators import Floats
+from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.release.served_choices import ServedChoices
 from mbcal.types import Sessions
 
 SEND_ONE_SESSION = "send the same session with all requests of a visit, and the user with all or none"
+ROUNDED = 0.01
+"""Share of itself by which a logged propensity may be rounded."""
 
 
 def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
@@ -156,6 +159,29 @@ def most_unseen(sessions: Sessions, tolerance: float) -> float:
 def _net_reward(sessions: Sessions) -> float:
     """What the sessions earned together, without its sign."""
     return abs(float((sessions.rewards * sessions.mask).sum(dtype=np.float64)))
+
+
+def why_not_its_own(live: PolicyChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
+    """Say that the live version, asked again, has other propensities than the log; empty if it has not.
+
+    Another model had its name then, as where a registry was begun anew beside the log of the old one: a candidate that is no
+    worse than that model may be worse than the version it would replace. Or the logged propensities are wrong.
+
+    Args:
+        live: Choices of the live version along the sessions.
+        sessions: (N, T) the sessions that judge.
+        epsilon: (N, T) exploration with which each step was decided.
+        tolerance: Share of them, and of their reward, that may have other propensities.
+    """
+    logged = np.asarray(sessions.propensities, np.float64)
+    is_other = (sessions.mask & (np.abs(live.propensities(epsilon) - logged) > ROUNDED * logged)).any(1)
+    earned = np.abs(sessions.rewards[is_other] * sessions.mask[is_other]).sum(dtype=np.float64)
+    if is_other.sum() <= tolerance * len(sessions) and earned <= tolerance * _net_reward(sessions):
+        return ""
+    return (
+        f"in {int(is_other.sum()):,} of {len(sessions):,} judging sessions the live version would have chosen with other "
+        "propensities than those logged: another model had its name, or they are wrong; give a new registry a new log"
+    )
 
 
 def why_lost(counts: JoinCounts) -> str:
