@@ -265,8 +265,27 @@ def power_rows(differing: float = 0.1, spread: float = 0.3, most: float = 2.0) -
             best = other + 1 - epsilon
             square = best**2 / other + other**2 / best + (candidates - 2) * other
             second_moment = max(1 + spread**2, (most - 1) ** 2 + spread**2)
-            variance = differing * (square - 1) * second_moment
-            found = Difference(0, 0, 0, 0.95, 1.0, 0, 0, 0, 0, 0, variance, spread**2, most, 1.0, 1 - epsilon, 0)
+            found = Difference(
+                value=0.0,
+                low=0.0,
+                high=0.0,
+                level=0.95,
+                reward=1.0,
+                sessions=0,
+                users=0,
+                differing=0,
+                seen=0,
+                steps=0,
+                weight_variance=differing * (square - 1) * second_moment,
+                counted=second_moment**0.5,
+                width=most,
+                affected=differing,
+                reward_variance=spread**2,
+                range=most,
+                least_weight=1.0,
+                decided=1 - epsilon,
+                hidden=0.0,
+            )
             yield {
                 "candidates": str(candidates),
                 "epsilon": str(epsilon),

@@ -192,21 +192,23 @@ def test_bounds_cover_the_truth_also_of_a_minority(epsilon: float, share: float)
     assert missed <= 300 * 0.05
 
 
-def test_a_difference_is_seen_with_the_sessions_that_were_said_to_be_needed() -> None:
-    liking = np.array([0.5, 0.1, *[0.4] * 8])
+@pytest.mark.parametrize(("share", "rate", "least"), [(0.5, 0.1, 500), (0.1, 0.0, 5000)])
+def test_a_difference_is_seen_with_the_sessions_that_were_said_to_be_needed(share: float, rate: float, least: int) -> None:
+    """Half of the users lose most of what they earn, or a tenth of them all of it."""
+    liking = np.array([0.5, rate, *[0.4] * 8])
 
     def found_in(n: int, seed: int) -> Difference:
-        chosen = (np.random.default_rng(10_000 + seed).random(n) < 0.5).astype(np.int64)
+        chosen = (np.random.default_rng(10_000 + seed).random(n) < share).astype(np.int64)
         return bound_difference(*one_step(n, 0.5, chosen, liking, seed), epsilon=0.5)
 
     first = found_in(2000, 0)
-    truth = 0.5 * 0.5 * -0.4
+    truth = 0.5 * share * (rate - 0.5)
     assert first.decided == 0.5
     needed = int(first.log_sessions_needed(-truth / first.decided / first.reward))
-    assert 500 < needed < 20_000
+    assert least < needed < 20_000
     seen = np.mean([found_in(needed, seed).high < 0 for seed in range(40)])
-    assert seen >= 0.5
-    fewer = np.mean([found_in(needed // 4, seed).high < 0 for seed in range(40)])
+    assert seen >= 0.8
+    fewer = np.mean([found_in(needed // 8, seed).high < 0 for seed in range(40)])
     assert fewer < 0.25
 
 

@@ -68,7 +68,14 @@ class Difference:
     steps: int
     """All logged steps."""
     weight_variance: float
-    """Variance that sessions of the live version have as evidence on the policy, by the weights that its choices lead to."""
+    """Variance that sessions of the live version have as evidence on a policy that earns as much, by the weights that its
+    choices lead to."""
+    counted: float
+    """What counts of a session as evidence, as a root mean square over the sessions."""
+    width: float
+    """The most that can count of a session."""
+    affected: float
+    """Share of sessions with a differing step."""
     reward_variance: float
     """Variance of the logged reward per session."""
     range: float
@@ -102,14 +109,19 @@ class Difference:
         """Return about how many sessions such as these show a difference of this share of the reward, without exploration.
 
         It is seen with probability 0.8: by a normal approximation, with the width that betting bounds have, plus what they
-        need to exclude a rare loss of the whole range.
+        need to exclude a rare loss of the whole range. The difference is made in the sessions with a differing step, whose
+        weights are the large ones: what they earn less, or more, counts so much more.
         """
-        share *= self.decided
-        if not share * self.reward:
+        if not share * self.decided * self.reward:
             return math.inf
+        counted = self.counted
+        if self.affected:
+            counted = min(counted + share * abs(self.reward) / self.affected, self.width)
+        variance = self.weight_variance * (counted / self.counted) ** 2
+        share *= self.decided
         evidence = 2 - math.log((1 - self.level) / 2)
         rare_loss = evidence * self.range / (share * abs(self.reward))
-        return self._sessions(self.weight_variance, math.sqrt(2 * evidence), share) + rare_loss
+        return self._sessions(variance, math.sqrt(2 * evidence), share) + rare_loss
 
     def canary_sessions_needed(self, share: float) -> float:
         """Return about how many sessions served by the policy show it, beside many more of the live version."""
@@ -166,6 +178,7 @@ def bound_difference(
     value = float(user_means(scale * (excess * (rewards - rewards[mask].mean())).sum(1), sessions.user).mean())
     least_weight = betting_lower_bound(user_means(1 + excess.mean(1), sessions.user), 0.0, level=tail)
     earned = rewards.sum(1)
+    counted = math.sqrt(np.square(np.stack([rewards - least, most - rewards]).sum(2)).mean(1).max())
     changes = np.abs(explored - explored[:, :1]) > 1e-9  # inside a session, which then has no weight that fits all steps
     is_hidden = (differing & ((1 - explored[:, :1] < decided / LARGEST_SCALE) | changes)).any(1)
     return Difference(
@@ -179,7 +192,10 @@ def bound_difference(
         differing=int(differing.sum()),
         seen=int((differing & (policy.best == policy.logged)).sum()),
         steps=int(mask.sum()),
-        weight_variance=_weight_variance(policy, live, epsilon, mask, np.stack([rewards - least, most - rewards]).sum(2)),
+        weight_variance=_weight_variance(policy, live, epsilon, mask) * counted**2,
+        counted=counted,
+        width=width,
+        affected=float(differing.any(1).mean()),
         reward_variance=float(earned.var()),
         range=width * int(np.bincount(sessions.user).max()),
         least_weight=least_weight,
@@ -218,17 +234,15 @@ def _lower_bound(contributions: Floats, user: NDArray[np.int32], least: float, l
     return min(betting_lower_bound(sums / counts, least, level=level), by_session)
 
 
-def _weight_variance(
-    policy: PolicyChoices, live: PolicyChoices, epsilon: float | Floats, mask: NDArray[np.bool_], returns: Floats
-) -> float:
-    """The larger variance of (w_T - 1) return, of two kinds of returns (2, N), if the live version is served.
+def _weight_variance(policy: PolicyChoices, live: PolicyChoices, epsilon: float | Floats, mask: NDArray[np.bool_]) -> float:
+    """The variance of w_T if the live version is served.
 
-    E w_T² is the product of sum_a pi(a)² / mu(a) over the steps. It is taken along the logged states, and weights and
-    returns as independent, so it is an approximation.
+    E w_T² is the product of sum_a pi(a)² / mu(a) over the steps. It is taken along the logged states, so it is an
+    approximation.
     """
     other = epsilon / policy.count
     best = other + 1 - epsilon
     with np.errstate(divide="ignore", over="ignore"):  # infinite where nothing was explored, or over very many steps
         square = best**2 / other + other**2 / best + (policy.count - 2) * other
         product = np.multiply.reduce(np.where(mask & (policy.best != live.best), square, 1.0), 1)
-        return float((product - 1).mean() * np.square(returns).mean(1).max())
+        return float((product - 1).mean())
