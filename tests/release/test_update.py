@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from mbcal.data.store_writer import write_sessions
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.reader import read_log
-from mbcal.errors import ConflictError, InputError
+from mbcal.decision_log.records import Decision
+from mbcal.errors import ConflictError, InputError, OptionError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.registry.registry import Registry
 from mbcal.release.gate import Check, GateConfig, split_judges, why_undecided
@@ -29,6 +31,7 @@ from mbcal.release.update import update
 from mbcal.types import SessionTensors
 from tests.support.releases import DIFFERENCE, GATE, PUBLISHING, let_the_log_say, served
 from tests.support.toys import DelayedPrize, logged, starts
+from tests.support.trials import write_quickly
 from tests.support.workers import ThreadedEngine
 
 
@@ -90,6 +93,24 @@ def test_an_engine_teaches_what_one_process_would(
     for name, record in made[0].records.items():
         for mine, theirs in zip(record.curve, made[1].records[name].curve, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-5)
+
+
+def test_only_the_newest_decisions_are_read(weak: Registry, weak_model: Path, log: Path, tmp_path: Path) -> None:
+    """As if the older ones had never been logged."""
+    records = list(read_log(log))
+    times = sorted(record.time for record in records if isinstance(record, Decision))
+    assert len(times) == 900
+    write_quickly(tmp_path / "newest", (record for record in records if record.time >= times[300]))
+    expected = update(weak, tmp_path / "newest", candidate=load(weak_model, "cpu"), device="cpu", sessions=50)
+    weak.withdraw_canary()
+    verdict = update(weak, log, candidate=load(weak_model, "cpu"), device="cpu", sessions=50, decisions=600)
+    assert verdict.counts is not None
+    assert (verdict.counts.decisions, verdict.counts.steps, verdict.counts.earlier) == (600, 600, 300)
+    assert verdict.difference == expected.difference
+    assert verdict.page is not None
+    assert re.search(r"earlier decisions.*?300", verdict.page.read_text())
+    with pytest.raises(OptionError, match="must be at least 1, got 10, 0 and None"):
+        update(weak, log, decisions=0)
 
 
 def test_too_little_to_learn_from(weak: Registry, tmp_path: Path) -> None:
@@ -200,7 +221,7 @@ def test_who_judges_once_never_teaches(weak: Registry, tmp_path: Path, monkeypat
         names["teach"] |= {joined[-1].users[user] for user in sessions.user}
         return self
 
-    monkeypatch.setattr("mbcal.release.update.join_sessions", spy_join)
+    monkeypatch.setattr("mbcal.release.log_records.join_sessions", spy_join)
     let_the_log_say("worse", monkeypatch)
     monkeypatch.setattr("mbcal.release.log_evidence.compare_by_log", judged)
     monkeypatch.setattr(Agent, "fit", taught)

@@ -52,6 +52,9 @@ LogOption = Annotated[
 ]
 SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator; a candidate that it finds worse is refused.")]
 ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions teach: 1 is the live one alone.")]
+DecisionsOption = Annotated[
+    int, typer.Option(min=1, help="Newest decisions of these versions that teach and judge; more take more memory.")
+]
 PassesOption = Annotated[
     int | None,
     typer.Option("--epochs", min=1, help="Most passes over them; held-out users decide.", show_default="by the data"),
@@ -72,6 +75,7 @@ def update_registry(
     log: LogOption,
     simulator: SimulatorOption = None,
     replay: ReplayOption = 10,
+    decisions: DecisionsOption = 500_000,
     epochs: PassesOption = None,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
@@ -94,7 +98,7 @@ def update_registry(
     """
     from mbcal.agents import load
 
-    config = _update_config(replay, epochs, min_sessions, tolerance, no_worse, seed)
+    config = _update_config(replay, decisions, epochs, min_sessions, tolerance, no_worse, seed)
     judged = None if candidate is None else load(candidate, device)
     with _runner(registry, log, config, simulator, judged, device, engine, workers, address, gpus) as run_update:
         verdict = run_update()
@@ -109,6 +113,7 @@ def loop_updates(
     times: Annotated[int, typer.Option(min=0, help="Updates to run; 0 is without end.")] = 0,
     simulator: SimulatorOption = None,
     replay: ReplayOption = 10,
+    decisions: DecisionsOption = 500_000,
     epochs: PassesOption = None,
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
@@ -150,7 +155,7 @@ def loop_updates(
             on_error=lambda error: typer.echo(f"canary not read: {described(error)}", err=True),
         )
 
-    config = _update_config(replay, epochs, min_sessions, tolerance, no_worse, seed)
+    config = _update_config(replay, decisions, epochs, min_sessions, tolerance, no_worse, seed)
     with _runner(registry, log, config, simulator, None, device, engine, workers, address, gpus) as run_update:
         loop(
             run_update,
@@ -163,13 +168,19 @@ def loop_updates(
 
 
 def _update_config(
-    replay: int, epochs: int | None, min_sessions: int, tolerance: float, no_worse: NoWorse, seed: int
+    replay: int,
+    decisions: int,
+    epochs: int | None,
+    min_sessions: int,
+    tolerance: float,
+    no_worse: NoWorse,
+    seed: int,
 ) -> UpdateConfig:
     from mbcal.release.gate import GateConfig
     from mbcal.release.update import UpdateConfig
 
     gate = GateConfig(sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
-    return UpdateConfig(replay, epochs, gate, seed)
+    return UpdateConfig(replay, decisions, epochs, gate, seed)
 
 
 @contextmanager

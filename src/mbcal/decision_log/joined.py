@@ -45,6 +45,8 @@ class JoinCounts:
     unlinked: int = 0
     """Sessions that name no user, or visits that name no session, whichever are fewer: a visit may be known by its user
     alone at first, and by its session alone later."""
+    earlier: int = 0
+    """Decisions that were left out since others are newer (`release.log_records`). Who leaves them out fills it in."""
     narrowed: int = 0
     """Steps with so many more candidates than others that only a sample of them is kept."""
     lost: list[str] = field(default_factory=list)

@@ -16,27 +16,19 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mbcal.agents import load
 from mbcal.agents.base import Agent
-from mbcal.agents.domain import Domain
 from mbcal.agents.fit_job import FitJob, run_fit_job
 from mbcal.config import to_dict, with_settings
 from mbcal.data.store_writer import write_sessions
-from mbcal.decision_log.join import join_sessions
-from mbcal.decision_log.joined import Joined
-from mbcal.decision_log.new_items import extend_by_log
-from mbcal.decision_log.new_values import extend_by_values
-from mbcal.decision_log.reader import Loss, read_log
-from mbcal.decision_log.records import Feedback, Record
 from mbcal.distributed.engines import ONE_CORE, Engine, WorkerResources
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import ConflictError, InputError, OptionError, printable
+from mbcal.errors import ConflictError, InputError, OptionError
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
@@ -52,14 +44,12 @@ from mbcal.release.gate import (
     why_undecided,
 )
 from mbcal.release.log_evidence import LogEvidence, choose_judges, judge_by_log
+from mbcal.release.log_records import LogFolders, join_versions, newest_part
 from mbcal.release.obstacles import why_unread
 from mbcal.release.verdict_files import record_verdict, write_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
-from mbcal.types import Catalog, Sessions
-
-LogFolders = str | Path | Sequence[str | Path]
-"""One decision log, or those of several servers."""
+from mbcal.types import Sessions
 
 
 @dataclass(frozen=True)
@@ -68,6 +58,8 @@ class UpdateConfig:
 
     replay: int = 10
     """Versions whose decisions teach, the live one included: 1 is the live one alone."""
+    decisions: int = 500_000
+    """Newest decisions of these versions that teach and judge, at most. All of them are held in memory."""
     epochs: int | None = None
     """Most passes over their sessions; held-out users decide when to stop. None: as many as make 10 million steps, and at
     least one."""
@@ -77,8 +69,9 @@ class UpdateConfig:
     """Names resamples and simulated noise. Who judges does not depend on it."""
 
     def __post_init__(self) -> None:
-        if self.replay < 1 or (self.epochs is not None and self.epochs < 1):
-            raise OptionError(f"replay and epochs: must be at least 1, got {self.replay} and {self.epochs}")
+        if self.replay < 1 or self.decisions < 1 or (self.epochs is not None and self.epochs < 1):
+            given = f"{self.replay}, {self.decisions} and {self.epochs}"
+            raise OptionError(f"replay, decisions and epochs: must be at least 1, got {given}")
 
 
 def update(
@@ -129,7 +122,8 @@ def update(
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
     earlier = registry.previous_versions()[-(config.replay - 1) :] if config.replay > 1 else []
     known = {*earlier, live_name}
-    joined = _join_versions(known, live.domain, catalog, log)
+    newest = newest_part(log, known, config.decisions)
+    joined = join_versions(newest, known, live.domain, catalog)
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     judges = choose_judges(joined, live_name, gate)
@@ -151,7 +145,7 @@ def update(
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         unread = why_unread(candidate.domain, live.domain)
-        evidence = judge_by_log(versions, joined, judges, partial(_records, log), known, gate, progress, unread=unread)
+        evidence = judge_by_log(versions, joined, judges, newest.records, known, gate, progress, unread=unread)
     judged, difference = evidence.sessions, evidence.difference
     verdict.checks, verdict.difference = [evidence.check], difference
     verdict.estimates, verdict.void = other_estimates(
@@ -256,31 +250,6 @@ def loop(
         if done == times:
             return
         time.sleep(max(0.0, every - (time.monotonic() - began)))
-
-
-def _join_versions(versions: Collection[str], domain: Domain, catalog: Catalog, log: LogFolders) -> Joined:
-    """Sessions that some versions decided.
-
-    Their catalogue is the given one, grown by the items that are new to it and that users met; their fields are the
-    domain's, grown by new values of categories.
-    """
-    lost: list[Loss] = []
-    grown = extend_by_log(catalog, _records(log, versions))
-    records = _records(log, None, lost)
-    sizes = {"horizon": domain.horizon, "history": domain.history}
-    fields = extend_by_values(domain.fields, _records(log, versions)) if domain.fields else domain.fields
-    joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields, versions=versions)
-    joined.counts.new_items = len(grown) - len(catalog)
-    joined.counts.lost = [printable(str(loss)) for loss in lost]
-    return joined
-
-
-def _records(log: LogFolders, versions: Collection[str] | None, lost: list[Loss] | None = None) -> Iterator[Record]:
-    """All feedback of a log, and the decisions of some versions, None for all; what is lost is added to `lost`."""
-    for folder in [log] if isinstance(log, str | Path) else log:
-        for record in read_log(folder, lost if lost is not None else []):
-            if versions is None or isinstance(record, Feedback) or record.version in versions:
-                yield record
 
 
 def _learn(

@@ -29,13 +29,13 @@ _ESTIMATORS = {
 _INTERVALS = {"bca": "bootstrap", "percentile": "bootstrap"}
 _COUNTS = {
     "decisions": ("decisions", "Requests to rank that the compared versions answered."),
-    "feedback": ("feedback", "All feedback in the log."),
+    "feedback": ("feedback", "All feedback in the log, or in its newest part."),
     "sessions": ("sessions", "Rows of steps with feedback; a session longer than the horizon makes several."),
     "steps": ("steps", "Items with feedback, in these sessions."),
     "unanswered": ("decisions without feedback", "They are left out, and may have led to anything."),
     "repeated_decisions": ("repeated decisions", "Decisions with the id of another; the latest counts."),
     "repeated_feedback": ("repeated feedback", "Further feedback on the same item of a decision; the first counts."),
-    "orphans": ("feedback without a decision", "The log has no such decision, or the decision did not return the item."),
+    "orphans": ("feedback without a decision", "No such decision was read, or the decision did not return the item."),
     "other_versions": (
         "feedback on other versions",
         "Its decisions were those of a canary, or of versions too old to teach.",
@@ -45,6 +45,10 @@ _COUNTS = {
     "headless": ("sessions without a beginning", "Something was shown before their first decision in the log."),
     "nameless": ("decisions with neither session nor user", "Any of them may belong to any session."),
     "unlinked": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
+    "earlier": (
+        "earlier decisions",
+        "They were left out with the feedback on them: only the newest are read (--decisions).",
+    ),
     "narrowed": ("steps with a sample of candidates", "They had so many more candidates than others that a sample is kept."),
     "lost": ("lost records", "What the log has lost: damaged bytes, missing segments."),
     "new_items": ("new items", "Items that the log added to the catalogue."),
