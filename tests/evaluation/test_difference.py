@@ -12,6 +12,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.ope.difference import Difference, bound_difference
 from mbcal.evaluation.ope.intervals import betting_lower_bound
 from mbcal.evaluation.ope.propensity import PolicyChoices
+from mbcal.evaluation.sequential import UserSums, boundary, compare_means
 from mbcal.release.gate import UNJUDGED, GateConfig, compare_by_log
 from mbcal.types import Behaviours, Catalog, Sessions
 
@@ -176,7 +177,30 @@ def test_what_the_log_never_shows_counts_as_the_worst() -> None:
     assert found.high >= 0.2 * 0.5
     assert found.low > -0.2
     assert found.log_sessions_needed(0.05) == np.inf
-    assert found.canary_sessions_needed(0.05) == pytest.approx(7.849 * 0.25 / (0.05 * found.reward) ** 2, rel=0.01)
+    once = 0.25 / (0.05 * found.reward) ** 2
+    limit = float(boundary(np.asarray(7877.0), 0.025))
+    assert found.canary_sessions_needed(0.05) == pytest.approx((limit + 0.8416) ** 2 * once, rel=1e-3)
+
+
+def test_a_canary_shows_a_difference_with_the_sessions_that_were_said_to_be_needed() -> None:
+    """As watchers look at it: ten times, with limits that hold at all looks together."""
+    log, policy, live = one_step(2000, 0.5, np.ones(2000, np.int64), np.full(10, 0.5), 1)
+    needed = round(bound_difference(log, policy, live, epsilon=0.5).canary_sessions_needed(0.2))
+    assert 100 < needed < 500
+
+    def shown(seed: int) -> bool:
+        generator, n = np.random.default_rng(seed), 10 * needed
+        has_canary = generator.random(n) < 0.1
+        earned = (generator.random(n) < np.where(has_canary, 0.4, 0.5)).astype(np.float64)
+
+        def of(chosen: NDArray[np.bool_], end: int) -> UserSums:
+            rows = np.flatnonzero(chosen[:end])
+            return UserSums.of(earned[rows], rows, n)
+
+        looks = [compare_means(of(has_canary, end), of(~has_canary, end)) for end in range(n // 10, n + 1, n // 10)]
+        return any(float(look.upper(0.025)) < 0 for look in looks)
+
+    assert np.mean([shown(seed) for seed in range(40)]) >= 0.6
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(0.1, 0.05), (0.1, 1.0), (0.5, 0.2), (1.0, 1.0)])

@@ -38,6 +38,7 @@ from mbcal.errors import InputError
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.intervals import betting_lower_bound, user_means, user_sums
 from mbcal.evaluation.ope.propensity import PolicyChoices
+from mbcal.evaluation.sequential import boundary
 from mbcal.types import Sessions
 
 LARGEST_SCALE = 2.0
@@ -124,8 +125,17 @@ class Difference:
         return self._sessions(variance, math.sqrt(2 * evidence), share) + rare_loss
 
     def canary_sessions_needed(self, share: float) -> float:
-        """Return about how many sessions served by the policy show it, beside many more of the live version."""
-        return self._sessions(self.reward_variance, NormalDist().inv_cdf((1 + self.level) / 2), share)
+        """Return about how many sessions served by the policy show it at any look, beside many more of the live version.
+
+        Sessions of a user count as independent. Where they are alike, it takes more.
+        """
+        needed = 1.0
+        for _ in range(8):  # the boundary grows slowly with the sessions, so this settles
+            limit = float(boundary(np.asarray(needed), (1 - self.level) / 2))
+            needed = max(self._sessions(self.reward_variance, limit, share), 1.0)
+            if math.isinf(needed):
+                break
+        return needed
 
     def _sessions(self, variance: float, deviations: float, share: float) -> float:
         deviations += NormalDist().inv_cdf(POWER)
