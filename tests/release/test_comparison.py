@@ -484,10 +484,10 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
 def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -> None:
     """The canary, a, has 30% of the sessions. What the two may hide together is more than what one of them may."""
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
-    most = {side.version: (int(0.01 * side.sessions), 0.01 * side.size) for side in (better.a, better.b)}
+    most = {side.version: (int(0.01 * side.sessions), 0.03 * side.size) for side in (better.a, better.b)}
     assert 3 <= most["a"][0] < most["b"][0] < 0.01 * 1500
     for apart, action in (
-        ({name: Apart(late=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
+        ({name: Apart(headless=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
         ({"a": Apart(headless=most["a"][0] + 1)}, "wait"),
         ({"b": Apart(late=1, reward=1.01 * most["b"][1])}, "wait"),
         ({"b": Apart(nameless=most["b"][0] + 1)}, "wait"),
@@ -503,14 +503,31 @@ def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -
         assert beside in both
 
 
+def test_late_rewards_are_charged_to_the_canary() -> None:
+    """However many have them: it must gain more than those of the live version, and its own if these may be losses."""
+    outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.08, users=1000)
+    outcomes = replace(outcomes, reward=np.maximum(outcomes.reward, 0.0))
+    for least, charged in ((0.0, "b"), (-0.5, "ab")):
+        better = compare_versions(replace(outcomes, least=least), "a", "b")
+        spare = float(better.reward_difference.safe_lower(CONFIG.promote_alpha))
+        assert 0 < spare < 0.02 * better.b.reward.mean
+        for side in (better.a, better.b):
+            for share, action in ((0.99, "promote"), (1.01, "wait" if side.version in charged else "promote")):
+                late = Apart(late=side.sessions // 10, reward=share * spare * side.sessions)
+                found, reason = judge_canary(better, CONFIG, 0, Ignored(apart={side.version: late}))
+                assert found == action
+                hint = f"; {share * spare:.3g} per session that came late or in parts of visits do not count"
+                assert reason.endswith(hint) == (action == "wait")
+
+
 def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
-    """Skips cost what likes earn. Ten late rewards are 0.3% of all, but more than 1% of the sum with signs."""
+    """Skips cost what likes earn. Ten late rewards are 0.5% of all, but more than 3% of the sum with signs."""
     reader = OutcomeReader({"skip": -1.0, "like": 1.0}, CONFIG.sessions)
     for record in trial_records(1500, canary="a", live="b", likes=(0.6, 0.45)):
         reader.add(record)
     better = compare_versions(reader.outcomes(10**15), "a", "b")
     assert (better.a.size, better.b.size) == (2 * better.a.sessions, 2 * better.b.sessions)
-    assert sum(side.sessions * abs(side.reward.mean) for side in (better.a, better.b)) < 450
+    assert 0.03 * better.b.sessions * abs(better.b.reward.mean) < 10
     assert judge_canary(better, CONFIG, 0, Ignored(apart={"b": Apart(late=10, reward=10.0)}))[0] == "promote"
 
 

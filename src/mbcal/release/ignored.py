@@ -25,8 +25,8 @@ class Apart:
 
     @property
     def count(self) -> int:
-        """All of it but the reward."""
-        return self.nameless + self.late + self.headless + self.unlinked
+        """Parts of visits: what they hide may not be met yet. Of late rewards it is known (`reward`)."""
+        return self.nameless + self.headless + self.unlinked
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mbcal.errors import OptionError
-from mbcal.release.comparison import VersionComparison, rounded
+from mbcal.release.comparison import Side, VersionComparison, rounded
 from mbcal.release.ignored import Apart, Ignored
 from mbcal.release.outcomes import SessionRule
 
 DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
 MAX_APART = 0.01
-"""Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions, or `Apart.reward` of
-their reward, without signs: few sessions may hold most of it, and all that is hidden may be of one version."""
+"""Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions."""
+MAX_APART_REWARD = 0.03
+"""Nor where `Apart.reward` is more than this share of their reward, without signs: as much may still come. Up to there a
+canary must earn more by what is known of it (`_hidden_loss`)."""
 MAX_STEPS_LOST = 0.05
 """Where rewards may be negative, nothing is promoted while steps with feedback may be fewer by more than this share."""
 LEAST_EXPLORATION = 1e-6
@@ -93,7 +95,8 @@ def judge_canary(
     Returns:
         What to do, and why in words.
     """
-    not_whole = _why_not_whole(comparison, ignored or Ignored())
+    ignored = ignored or Ignored()
+    not_whole = _why_not_whole(comparison, ignored)
     words, may_promote = UNSERVED, False
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -103,7 +106,8 @@ def judge_canary(
         )
         counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
         size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
-        safe = float(comparison.reward_difference.safe_lower(config.promote_alpha)) - _hidden_loss(comparison)
+        unmet = float(comparison.reward_difference.safe_lower(config.promote_alpha))
+        safe = unmet - sum(_hidden_loss(comparison, ignored))
         upper += _hidden_gain(comparison)
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
@@ -121,8 +125,10 @@ def judge_canary(
         if may_promote and safe > 0 and missing > 0:
             words += f"; {_still_waits(missing, comparison.settled > comparison.began)}"
         may_promote &= missing <= 0
-        if lower > 0 >= safe and comparison.caution() not in words:
-            words += f"; {comparison.caution()}{_cut_hint(comparison)}"
+        if lower > 0 >= unmet and comparison.caution() not in words:
+            words += f"; {comparison.caution()}"
+        if lower > 0 >= safe:
+            words += _hidden_hint(comparison, ignored)
         if losses and (safe > 0 or elapsed > config.longest):
             words += f"; {' and '.join(losses)}, so a person has to decide"
         elif unsure and (safe > 0 or elapsed > config.longest):
@@ -199,31 +205,33 @@ def _feedback_hint(comparison: VersionComparison) -> str:
 
 
 def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> str:
-    """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not.
-
-    What is of neither version counts for the live one.
-    """
+    """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not."""
     if comparison is None:
         found = [_found(total)] if (total := ignored.total()) else []
     else:
-        a, b, others = comparison.a, comparison.b, ignored.apart.keys() - {comparison.a.version}
         found = [
             f"{_found(apart)}{f', worth {apart.reward:.4g}' if apart.reward else ''}, beside "
             f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
-            for side, apart in ((a, ignored.total([a.version])), (b, ignored.total(others)))
-            if apart.count > MAX_APART * side.sessions or apart.reward > MAX_APART * side.size
+            for side, apart in _sides(comparison, ignored)
+            if apart.count > MAX_APART * side.sessions or apart.reward > MAX_APART_REWARD * side.size
         ]
     rule = "send the same user, or the same session and no user, with every request of a visit"
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
 
 
-def _hidden_loss(comparison: VersionComparison) -> float:
-    """Reward per session by which a canary may be worse than what counts says: what was cut of the live version's.
-
-    Where rewards can be negative, what was cut of the canary's may have been losses.
-    """
+def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side, Apart], tuple[Side, Apart]]:
+    """Return the canary and the live version, each with what is apart of it. What is of neither counts for the live one."""
     a, b = comparison.a, comparison.b
-    return b.cut / b.sessions + (a.cut / a.sessions if comparison.least < 0 else 0.0)
+    return (a, ignored.total([a.version])), (b, ignored.total(ignored.apart.keys() - {a.version}))
+
+
+def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float, float]:
+    """Reward per session that may be a loss of the canary: what was cut, and what is apart, of the live version.
+
+    Where rewards can be negative, what does not count of the canary may have been losses.
+    """
+    sides = _sides(comparison, ignored)[0 if comparison.least < 0 else 1 :]
+    return sum(side.cut / side.sessions for side, _ in sides), sum(apart.reward / side.sessions for side, apart in sides)
 
 
 def _hidden_gain(comparison: VersionComparison) -> float:
@@ -233,10 +241,11 @@ def _hidden_gain(comparison: VersionComparison) -> float:
     return (a.cut - a.most_cut) / a.sessions + lost
 
 
-def _cut_hint(comparison: VersionComparison) -> str:
-    """Say that long sessions earned more than counts; empty if none did."""
-    hidden, most = _hidden_loss(comparison), comparison.most
-    return f"; {hidden:.3g} per session that long sessions earned beyond {most:.4g} do not count" if hidden else ""
+def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
+    """Say how much does not count and may be what a canary loses; empty if all counts."""
+    sources = (f"long sessions earned beyond {comparison.most:.4g}", "came late or in parts of visits")
+    parts = zip(_hidden_loss(comparison, ignored), sources, strict=True)
+    return "".join(f"; {hidden:.3g} per session that {source} do not count" for hidden, source in parts if hidden)
 
 
 def _found(apart: Apart) -> str:
