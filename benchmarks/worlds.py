@@ -1,7 +1,8 @@
 """Methods in a foreign world: SARDINE (`pip install 'mbcal[worlds]'`), whose users get bored of a topic.
 
     python benchmarks/worlds.py run OUT.jsonl --processes 8        everything; a run that is stopped resumes
-    python benchmarks/worlds.py run OUT.jsonl --kinds batch        some of: yardstick, batch, privileged, peer
+    python benchmarks/worlds.py run OUT.jsonl --kinds batch        some of: yardstick, batch, privileged, peer;
+                                                                   --policies, --sizes and --seeds likewise
     python benchmarks/worlds.py table OUT.jsonl                    clicks per session, as CSV; --output: also to a file
 
 yardstick   chance, greedy with the truth known, and a rule that knows the truth and avoids boredom
@@ -10,8 +11,9 @@ privileged  learn from a log of a policy that knew the hidden state of users, ha
 peer        PPO of stable-baselines3 (`pip install stable-baselines3`), with as many steps in the world as a log has
 
 Every policy ranks the whole catalogue and shows an item once per episode, but where "repeats" says otherwise. Test episodes
-are the same for all. Logs lie beside OUT.jsonl and are made once. docs/results/sardine-worlds.csv is the output that
-docs/results/sardine.md shows. Growing Batch-RL in the same world is an experiment: `results.py run sardine-growing`.
+are the same for all. *imagined*: what a policy earns in its own environment model, if it has one. Logs lie beside OUT.jsonl
+and are made once. docs/results/sardine-worlds.csv is the output that docs/results/sardine.md shows. Growing Batch-RL in the
+same world is an experiment: `results.py run sardine-growing`.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import mbcal
-from mbcal.agents import agent_class
+from mbcal.agents import Agent, agent_class
+from mbcal.environments.rollout import rollout
 from mbcal.evaluation.worlds import RANDOM_POLICY
 from mbcal.metrics import mean_interval
 from mbcal.training.random import derive_seed
+from mbcal.types import FIRST_ITEM_ROW
 
 WORLDS = {
     "BoredInf": ("sardine/SingleItem-BoredInf-v0", False),
@@ -192,10 +196,21 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
         agent.fit(log[first : first + cell.sessions])
         record = {"device": str(agent.device), "warnings": agent.warnings, "gamma": getattr(agent.config, "gamma", None)}
         record |= {"training": {name: str(net) for name, net in agent.records.items()}}
+        record |= {"imagined": imagined_clicks(agent, log[:TEST_EPISODES])}
         returns = world.play_episodes(agent, TEST_EPISODES, seed=TEST_SEED).returns
     reward = mean_interval(returns, np.arange(len(returns)))
     seconds = round(time.monotonic() - begin, 1)
     return {**cell._asdict(), "clicks": reward.mean, "stderr": reward.stderr, "seconds": seconds, **record}
+
+
+def imagined_clicks(agent: Agent, sessions: mbcal.Sessions) -> float | None:
+    """Clicks per session of an agent in its own environment model; None if it has no such model."""
+    model = getattr(agent, "environment", None)
+    if model is None:
+        return None
+    catalogue = np.arange(FIRST_ITEM_ROW, sessions.catalog.n_rows, dtype=np.int32)
+    candidates = np.broadcast_to(catalogue, (len(sessions), len(catalogue))).copy()
+    return float(rollout(agent, model(), sessions, candidates=candidates, seed=TEST_SEED).rewards.sum(1).mean())
 
 
 def play_peer(cell: Cell) -> NDArray[np.float32]:
@@ -221,7 +236,7 @@ def play_peer(cell: Cell) -> NDArray[np.float32]:
 def run(options: argparse.Namespace) -> None:
     folder = options.out.resolve().parent
     done = {key(row) for row in read(options.out)} if options.out.exists() else set()
-    cells = [cell for cell in all_cells() if cell.kind in options.kinds and cell not in done]
+    cells = [cell for cell in all_cells() if is_wanted(cell, options) and cell not in done]
     logs = {(cell.world, log_policy(cell)) for cell in cells if cell.kind in ("batch", "privileged")}
     parts = [(world, policy, part) for world, policy in sorted(logs) for part in range(log_parts(world))]
     parts = [part for part in parts if not log_path(folder, *part).exists()]
@@ -237,6 +252,17 @@ def run(options: argparse.Namespace) -> None:
                 print(f"{number} of {len(cells)}", file=sys.stderr, flush=True)
 
 
+def is_wanted(cell: Cell, options: argparse.Namespace) -> bool:
+    """Whether a cell is in the part that is run; an empty list stands for all."""
+    parts = (
+        (cell.kind, options.kinds),
+        (cell.policy, options.policies),
+        (cell.sessions, options.sizes),
+        (cell.seed, options.seeds),
+    )
+    return all(value in wanted for value, wanted in parts if wanted)
+
+
 def key(row: dict[str, Any]) -> Cell:
     return Cell(*(row[name] for name in Cell._fields))
 
@@ -247,16 +273,24 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def table(options: argparse.Namespace) -> None:
     """Print and write clicks per session by policy and data: mean and spread over seeds."""
-    clicks: dict[tuple[str, str, str, int], list[tuple[float, float]]] = defaultdict(list)
-    for row in read(options.out):
-        clicks[row["kind"], row["world"], row["policy"], row["sessions"]].append((row["clicks"], row["stderr"]))
     names = ("kind", "world", "policy", "sessions")
-    written = Measurements(options.output, names, ("clicks", "stderr", "spread over seeds", "seeds"))
-    for name, found in sorted(clicks.items()):
-        values = [mean for mean, _ in found]
-        row = {"clicks": statistics.mean(values), "stderr": statistics.mean(error for _, error in found)}
-        row |= {"spread over seeds": statistics.stdev(values) if len(values) > 1 else None, "seeds": len(values)}
-        written.add(**dict(zip(names, name, strict=True)), **row)
+    by_name: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in read(options.out):
+        by_name[tuple(row[name] for name in names)].append(row)
+    written = Measurements(options.output, names, ("clicks", "stderr", "spread over seeds", "seeds", "imagined"))
+    for name, rows in sorted(by_name.items()):
+        values = [row["clicks"] for row in rows]
+        imagined = [row["imagined"] for row in rows if row.get("imagined") is not None]
+        written.add(
+            **dict(zip(names, name, strict=True)),
+            **{
+                "clicks": statistics.mean(values),
+                "stderr": statistics.mean(row["stderr"] for row in rows),
+                "spread over seeds": statistics.stdev(values) if len(values) > 1 else None,
+                "seeds": len(values),
+                "imagined": statistics.mean(imagined) if imagined else None,
+            },
+        )
     devices = sorted({row.get("device", "cpu") for row in read(options.out)})
     written.record("sardine", " and ".join(devices), WORLDS["BoredInf"][0], {"test_episodes": TEST_EPISODES})
 
@@ -266,7 +300,10 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     running = commands.add_parser("run")
     running.add_argument("out", type=Path)
-    running.add_argument("--kinds", nargs="+", default=["yardstick", "batch", "privileged", "peer"])
+    running.add_argument("--kinds", nargs="+", default=[], choices=["yardstick", "batch", "privileged", "peer"])
+    running.add_argument("--policies", nargs="+", default=[], metavar="POLICY")
+    running.add_argument("--sizes", nargs="+", type=int, default=[], choices=SIZES, help="sessions to learn from")
+    running.add_argument("--seeds", nargs="+", type=int, default=[], choices=range(SEEDS))
     running.add_argument("--processes", type=int, default=2)
     running.set_defaults(function=run)
     tabling = commands.add_parser("table")
