@@ -11,7 +11,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from results_claims import Evidence, deciding_judges, mean_of_seeds, paired_gap, trusted_from
+from results_comparisons import deciding_judges, mean_of_seeds, paired_gap, trusted_from
+from results_evidence import Evidence
 from results_experiments import ResultFiles, Row
 
 from mbcal.environments.newsfeed import oracle

@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from results_claims import CLAIMS, FAILS, HOLDS, UNKNOWN, Evidence, evidence, overall_verdict, paired_gap
+from results_claims import CLAIMS, evidence, overall_verdict
+from results_comparisons import paired_gap
+from results_evidence import FAILS, HOLDS, UNKNOWN, Evidence
 from results_experiments import DEFINITIONS, EXPERIMENTS, PAGES, ResultFiles
 from results_figures import TITLES
 

@@ -12,7 +12,9 @@ from tests.support.logs import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-from results_claims import CLAIMS, FAILS, HOLDS, TESTS, UNKNOWN, Claim, Evidence, evidence, overall_verdict, paired_gap
+from results_claims import CLAIMS, evidence, overall_verdict
+from results_comparisons import TESTS, paired_gap
+from results_evidence import FAILS, HOLDS, UNKNOWN, Claim, Evidence
 from results_experiments import EXPERIMENTS, PAGES, ResultFiles
 from results_page import cell_text
 
