@@ -1,6 +1,6 @@
 """Compare four policies in the generated newsfeed: random, the logging policy, myopic, and looking ahead.
 
-Run:  python examples/newsfeed_policies.py [STORE]      (default: generate the demo's store in a temporary folder)
+Run:  python examples/newsfeed_policies.py [STORE]      (default: generate 20,000 sessions in a temporary folder)
 """
 
 from __future__ import annotations

@@ -296,6 +296,9 @@ def test_seven_features_tell_what_they_should() -> None:
         ({"items": 150}, SessionConfig(horizon=80), "need 160 candidates, the feed has 150"),
         ({}, SessionConfig(gap=5), "leave out --gap, --min-length, --max-per-user"),
         ({}, SessionConfig(min_length=2), "leave out --gap, --min-length, --max-per-user"),
+        ({}, SessionConfig(none_reward=1.0), "--none-reward"),
+        ({}, SessionConfig(ends=("left",)), "give --leaving in place of --ends"),
+        ({}, SessionConfig(ends=("length",)), "give --leaving in place of --ends"),
     ],
 )
 def test_impossible_feeds_are_refused(tmp_path: Path, log: dict[str, int], how: SessionConfig, message: str) -> None:

@@ -78,7 +78,7 @@ def prepare_newsfeed(
     Args:
         out: The store's folder.
         newsfeed: How much to generate.
-        config: Horizon, history, split and seed. `gap` and `min_length` cannot be set: sessions are generated, not cut.
+        config: Horizon, history, split by user, and seed. Nothing else can be set: sessions are generated, not cut.
         overwrite: Replace a store that is there.
         progress: Notified of sessions.
 
@@ -90,8 +90,11 @@ def prepare_newsfeed(
         OutputError: If the folder exists or cannot be written.
     """
     newsfeed, config = newsfeed or NewsfeedConfig(), config or SessionConfig()
-    if config != replace(config, gap=None, min_length=1, max_per_user=None, split_by_time=False, alive=None, negatives=0):
-        unused = "--gap, --min-length, --max-per-user, --alive, --negatives and time:"
+    if config.ends:
+        raise OptionError("newsfeed: its users leave by themselves or not at all; give --leaving in place of --ends")
+    plain = SessionConfig(config.horizon, config.history, split=config.split, seed=config.seed)
+    if config != replace(plain, max_rejected=config.max_rejected):
+        unused = "--gap, --min-length, --max-per-user, --alive, --negatives, --none-reward and time:"
         raise OptionError(f"newsfeed: its sessions are generated, not cut from a log; leave out {unused}")
     if 2 * config.horizon > newsfeed.items:
         problem = f"{config.horizon} steps need {2 * config.horizon} candidates, the feed has {newsfeed.items} items"
