@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mbcal.agents import AGENTS
 from mbcal.agents.advantage_choice import AdvantageChoice, AdvantageTrial
-from mbcal.cli.fit import describe_advantage
+from mbcal.cli.fit import describe_advantage, fit_agent
+from mbcal.cli.simulator import simulator_command
+from mbcal.config import to_dict
+from mbcal.environments.simulator import SimulatorConfig
+from mbcal.nn.config import HIDDEN, NetConfig
 from tests.support.command_line import mbcal
 
 
@@ -17,6 +28,29 @@ def test_help_teaches() -> None:
         said = mbcal(command, "--help").stdout
         for option in options:
             assert option in said, f"{command}: {option}"
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        (fit_agent, AGENTS["mbcal-plan"].Config(net=NetConfig(hidden=HIDDEN))),
+        (fit_agent, AGENTS["mbcal"].Config(net=NetConfig(hidden=HIDDEN))),
+        (simulator_command, SimulatorConfig()),
+    ],
+)
+def test_help_shows_the_defaults_of_the_library(command: Callable[..., None], config: Any) -> None:
+    defaults: dict[str, Any] = {}
+    for name, value in to_dict(config).items():
+        defaults |= value if isinstance(value, dict) else {name: value}
+    checked = set()
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        shown = parameter.annotation.__metadata__[0].show_default if hasattr(parameter.annotation, "__metadata__") else None
+        if isinstance(shown, str) and defaults.get(name) is not None:
+            default = defaults[name]
+            expected = f"{default:g}" if isinstance(default, float) else str(default)
+            assert shown.replace(";", " ").split()[0] == expected, name
+            checked.add(name)
+    assert {"epochs", "patience", "learning_rate", "hidden", "embedding"} <= checked
 
 
 def test_fit_says_why_an_advantage_was_chosen() -> None:

@@ -63,7 +63,9 @@ UserColumnsOption = Annotated[
 UsersKeyOption = Annotated[
     str | None, typer.Option(help="User column of the user table, if not called as in the log.", show_default=False)
 ]
-HiddenOption = Annotated[int | None, typer.Option(help="Size of the hidden state.", show_default="64; 128 for large logs")]
+HiddenOption = Annotated[
+    int | None, typer.Option(help="Size of the hidden state.", show_default="64; 128 from two million steps on")
+]
 EmbeddingOption = Annotated[int | None, typer.Option(help="Size of every embedding.", show_default="32")]
 DataDir = Annotated[Path, typer.Argument(metavar="DIR", help="A store written by 'mbcal prepare'.")]
 

@@ -11,9 +11,9 @@ A session has `length` steps, so a difference of reward per session is trusted f
 
     length * (largest gap at a step + calibration error * (highest - lowest reward))
 
-on. The gap at a step includes its sampling error: a report card of few sessions vouches for less. The rule is a bound on
-errors seen on logged items; what a policy shows beyond them is the concern of `evaluation.coverage`. Compared with the truth
-of the generated newsfeed: docs/experiments.md.
+on. Where users can leave, the error of the length of simulated sessions is added, as a share of the reward per session. The
+gap at a step includes its sampling error: a report card of few sessions vouches for less. The rule knows errors on logged
+items; what a policy shows beyond them is the concern of `evaluation.coverage`. Compared with the truth: docs/models.md.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class ExperimentConfig:
     net: NetConfig = field(default_factory=NetConfig)
     """Networks of every agent. Features that are not named are those usual for the kind of store."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """How every network is trained. Networks whose targets move (DQN and its variants) make all epochs."""
+    """How every network is trained. Networks whose targets move (DQN and its variants) make ten passes, or as many as make
+    1,000 updates; all epochs if no user is held out."""
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     futures: int = 64
     """Resampled futures per state in the variance analysis."""

@@ -38,9 +38,9 @@ def run_experiment(
         out: Folder of the run.
         resume: Go on with the run in `out` instead of creating one.
         only: Which of the missing cells to run; by default all. The others stay missing.
-        workers: Cells at a time on this machine: processes on a CPU, threads with a CUDA stream each on a GPU. None is one
-            per core on a CPU, and 1 on a GPU. Processes import the calling script again, so call with more than 1 only under
-            `if __name__ == "__main__":`. With an engine it has no effect.
+        workers: Cells at a time on this machine, in processes if more than 1. None is one per core on a CPU, and 1 on a GPU.
+            Processes import the calling script again, so call with more than 1 only under `if __name__ == "__main__":`. With
+            an engine it has no effect.
         device: Where to compute on this machine.
         engine: Whose workers run the cells; by default this machine.
         resources: What each worker of the engine takes of a machine; with a share of a GPU it computes there.
