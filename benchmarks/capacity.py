@@ -35,8 +35,8 @@ LOGGED, PACKED, COMPACT, JOIN = 2_800.0, 8.2, 11_320 / 2, 8_883 / 2  # bytes; ti
 # counted in the files and arrays of: mbcal prepare newsfeed --sessions 24000 --out feed
 STORED, IN_MEMORY = 6.49e6 / 480_000, 612 / STEPS  # bytes per decision; with propensities, times and 40 candidates
 
-# of the networks with their default sizes
-EMBEDDING, HIDDEN, NETWORKS = 32, 32, 2
+# of the networks with their default sizes for a log of two million steps or more
+EMBEDDING, HIDDEN, NETWORKS = 32, 128, 2
 FLOATS = 4 * EMBEDDING + 3 * HIDDEN  # per item: weight, gradient, Adam's two moments; its row of the scoring tables
 PER_ITEM = NETWORKS * 4 * FLOATS
 
