@@ -77,7 +77,7 @@ def main() -> None:
 
 def label_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) -> Callable[[], object]:
     """Compute the labels of MBCAL, sessions completed first."""
-    return lambda: counterfactual_labels(net, rewards, batch, (0.95,))
+    return lambda: counterfactual_labels(net, rewards, batch, 1.0)
 
 
 def rollout_work(net: RecurrentNet, rewards: torch.Tensor, batch: SessionTensors) -> Callable[[], object]:  # noqa: ARG001 - called like `label_work`
