@@ -21,7 +21,6 @@ from mbcal.agents.values import reward_term, value_term
 from mbcal.nn.base import expected_reward
 from mbcal.nn.recurrent import RecurrentNet, ValueNet
 from mbcal.scoring.scorers import NetScorer
-from mbcal.training.losses import behaviour_nll
 from mbcal.types import SessionTensors
 
 
@@ -44,13 +43,13 @@ class Cautious(Agent):
         """Create a network of behaviours and a network of values."""
         shape = (domain.catalog, domain.behaviours, self.config.net)
         return {
-            "behaviour": RecurrentNet(*shape, len(domain.behaviours), domain.n_users),
-            "shortfall": ValueNet(*shape, domain.n_users, domain.horizon),
+            "behaviour": RecurrentNet(*shape, len(domain.behaviours), domain.n_users, domain.fields),
+            "shortfall": ValueNet(*shape, domain.n_users, domain.horizon, domain.fields),
         }
 
     def learn(self, context: FitContext) -> None:
-        """Train the network of behaviours; then fit the other to the first one's errors."""
-        context.train("behaviour", behaviour_nll(self.nets["behaviour"], context.data))
+        """Fit the network of behaviours; then fit the other to the first one's errors."""
+        context.fit_behaviours("behaviour")
         context.fit_values("shortfall", context.label("labels of shortfall", self.label))
 
     @torch.no_grad()
@@ -66,4 +65,4 @@ class Cautious(Agent):
             "instant": reward_term(self.nets["behaviour"], self.domain.behaviours),
             "caution": value_term(self.nets["shortfall"], -self.config.caution),
         }
-        return NetScorer(terms, self.domain.behaviours.start)
+        return NetScorer(terms, self.domain.behaviours.start, self.domain.fields)
