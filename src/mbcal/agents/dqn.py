@@ -11,9 +11,9 @@ Q' is a copy of Q, renewed every few updates. Candidates of all steps are scored
 
 Deviations: (1) whole logged sessions are the replay memory; (2) the maximum is over the candidates available at the next
 step, where the authors' code takes the session's own items; (3) targets are normalised by the returns of the first fit; (4)
-no held-out loss tells when to stop, since targets move with the network; (5) Q'(s_{t+1}, a) is clamped to what the rest of a session can
-pay, errors beyond one standard deviation of returns count linearly, and the interval between copies follows from the number
-of updates, where the paper copies every 20. docs/methods/dqn.md has the reasons.
+no held-out loss tells when to stop, since targets move with the network; (5) Q'(s_{t+1}, a) is clamped to what the rest of a
+session can pay, errors beyond one standard deviation of returns count linearly, and the interval between copies follows from
+the number of updates, where the paper copies every 20. docs/methods/dqn.md has the reasons.
 """
 
 from __future__ import annotations

@@ -309,7 +309,8 @@ def prepare_feed(
 ) -> None:
     """A generated newsfeed with known truth; nothing to download.
 
-    --seed decides everything. --memory-limit and --max-rejected have no effect, and it continues no store (--like).
+    --seed decides everything. Sessions are generated, not cut from a log.
+    Of the options that say how to cut one, only --horizon, --history and --split A,B,C apply.
     """
     from mbcal.environments.newsfeed.log import (  # imports torch, which takes a second
         NewsfeedConfig,
