@@ -12,17 +12,21 @@ def test_public_names_are_exactly_these() -> None:
         [
             "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "DDPG", "DDPGConfig",
             "DDQN", "DQN", "DQNConfig", "DynaQ", "ExperimentConfig", "Feature", "FittedModel", "GRU4Rec", "GRU4RecEpsilon",
-            "GateConfig", "GymnasiumWorld", "ItemTable", "KuaiRand", "Labels", "Levels", "LinUCB", "LinUCBConfig", "MBCAL",
-            "MBCALConfig", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError", "Mind", "MovieLens", "NetConfig",
-            "Netflix", "Newsfeed", "NewsfeedConfig", "NumberFeature", "Oracle", "Popular", "Random", "RankedItem", "RecBole",
-            "Recommendations", "Registry", "RetailRocket", "SessionConfig", "SessionTensors", "Sessions", "Simulator",
-            "SimulatorConfig", "Store", "TableLog", "TrainingConfig", "UpdateConfig", "UserTable", "ValueConfig",
-            "VectorFeature", "Yoochoose",
-            "__version__", "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models",
-            "fit", "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
+            "GRU4RecRegression", "GateConfig", "GymnasiumWorld", "ItemTable", "KuaiRand", "Labels", "Levels", "LinUCB",
+            "LinUCBConfig", "MBCAL", "MBCALConfig", "MBCALPlan", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError",
+            "Mind", "MovieLens", "NetConfig", "Netflix", "Newsfeed", "NewsfeedConfig", "NumberFeature", "Oracle",
+            "PlanConfig", "Popular", "Random", "RankedItem", "RecBole", "Recommendations", "Registry", "RetailRocket",
+            "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig", "Store", "TableLog",
+            "TrainingConfig", "UpdateConfig", "UserTable", "ValueConfig", "VectorFeature", "Yoochoose", "__version__",
+            "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models", "fit",
+            "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
             "run_experiment", "update",
         ]
     )  # fmt: skip
+
+
+def test_every_method_is_public() -> None:
+    assert {agent.__name__ for agent in mbcal.AGENTS.values()} <= set(mbcal.__all__)
 
 
 def test_every_public_name_resolves_and_is_listed() -> None:
