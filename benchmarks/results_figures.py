@@ -206,16 +206,16 @@ def _levels(files: ResultFiles, data: str, judge: str) -> dict[str, float]:
 
 
 def size_figure(files: ResultFiles, data: str) -> Any:
-    """Reward against the size of the log, under the judge that decides, with the spread over trainings; None if unknown."""
+    """Reward by size of the log under the deciding judge, with the spread over trainings; None below two sizes."""
     judge = deciding_judges(data)[0]
     rows = [_with_spread(row) for row in files.rows(f"{data}-size-size") if row["judge"] == judge]
-    if not rows:
+    sizes = sorted({row["log sessions"] for row in rows})
+    if len(sizes) < 2:
         return None
     figure, (axes,) = _panels(1, 2.8)
     rows.sort(key=lambda row: row["log sessions"])
     lines = {agent: [row for row in rows if row["agent"] == agent] for agent in METHODS}
     _draw_lines(axes, lines, "log sessions", ("below", "above"), {})
-    sizes = sorted({row["log sessions"] for row in rows})
     axes.set(xscale="log", xlabel="sessions of the log learned from", ylabel="reward per session")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
