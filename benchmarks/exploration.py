@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--round-sessions", type=int, default=800)
     parser.add_argument("--test-sessions", type=int, default=4_000)
-    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--hidden", type=int, help="units of every network; by default as the log's length asks for")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--output", type=Path, help="CSV file to write; a JSON file beside it says how it was made")
     options = parser.parse_args()
@@ -125,7 +125,7 @@ def main() -> None:
         store.sessions("train"),
         test[np.sort(rows)],
         {TRUTH: true_environment(store, options.device)},
-        tuple(store.catalog.features),
+        store.agent_features,
         options.device,
     )
     table = Measurements(options.output, ("data", "method", "strategy", "seed", "round"), ("collected", "reward", "stderr"))
