@@ -13,10 +13,12 @@ import torch
 from mbcal import NetConfig, Sessions, TrainingConfig, load
 from mbcal.agents import MBCALPlan, PlanConfig, advantage_choice, cross_fitting
 from mbcal.agents.advantage_choice import CANDIDATES
+from mbcal.agents.config import AgentConfig
 from mbcal.agents.cross_fitting import Fold, judged_gain, last_better, resample_users
 from mbcal.agents.fit_context import FitContext
 from mbcal.distributed.group import Group
 from mbcal.errors import ModelError, TrainingError
+from mbcal.progress import SILENT
 from mbcal.scoring.scorers import UNKNOWN_USER
 from mbcal.storage.checkpoints import Checkpoints
 from tests.support.batches import sessions
@@ -157,6 +159,22 @@ def test_a_planned_candidate_is_planned_as_often_as_it_would_be_fitted(monkeypat
     monkeypatch.setattr(MBCALPlan, "_fit_branches", count)
     agent(iterations=3).fit(sessions(count=200, seed=2))
     assert iterations[:6] == [1, 2, 3, 1, 2, 3]  # two folds
+
+
+def test_every_candidate_is_fitted_as_if_it_were_alone() -> None:
+    """Also where the log lacks an item, whose row is filled in when a fit ends."""
+    known = sessions(count=200, seed=2)
+    last, earlier = known.catalog.n_rows - 1, known.catalog.n_rows - 2
+    kept = {name: np.where(values == last, earlier, values) for name, values in vars(known).items() if "items" in name}
+    known = replace(known, **kept)
+    policies = agent()._fit_policies(known.tensors(), AgentConfig(SMALL, QUICK, 0), SILENT)
+    batch = sessions(count=20, seed=3).tensors()
+    begun = (batch.user, batch.history_items, batch.history_behaviours, batch.history_length)
+    candidates = torch.arange(1, known.catalog.n_rows).expand(len(batch), -1)
+    for kind, policy in zip(CANDIDATES, policies, strict=True):
+        alone = agent(advantage=kind).fit(known)
+        scores = [found.score(found.begin(*begun), candidates) for found in (policy, alone.fitted_scorer)]
+        assert torch.equal(*scores), kind
 
 
 def test_what_is_given_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mbcal
 from mbcal import MBCAL, MBCALConfig
-from mbcal.agents import MBCALPlan
+from mbcal.agents import MBCALPlan, MBCALWithoutVarianceReduction
 from mbcal.agents.mbcal import noise_draws
 from mbcal.errors import OptionError
 from mbcal.evaluation.experiment.config import experiment_config
@@ -157,6 +157,12 @@ def test_planning_does_the_same_where_it_takes_mbcals_advantage() -> None:
     agent.fit(known)
     abducted = noise_counterfactual_advantage(agent.nets["environment"], REWARDS, batch, 0.9, 8)
     assert torch.allclose(agent.value_regression(batch)[0], abducted)
+
+
+def test_labels_without_a_masked_branch_have_no_noise_to_keep() -> None:
+    known = sessions(count=100, horizon=6, seed=2)
+    agent = MBCALWithoutVarianceReduction(device="cpu", **SETTINGS).fit(known).fit(known)
+    assert agent.choices == {}
 
 
 @pytest.mark.parametrize(("count", "draws"), [(1, 8), (6_250, 8), (6_251, 7), (25_600, 1), (256_000, 1)])

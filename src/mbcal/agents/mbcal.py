@@ -241,6 +241,9 @@ class MBCALWithoutVarianceReduction(MBCAL):
     def advantage(self, batch: SessionTensors) -> Tensor:
         return self.future(batch)
 
+    def _noise_draws(self, context: FitContext) -> int:  # noqa: ARG002 - there is no masked branch
+        return 0
+
 
 def noise_draws(sessions: int) -> int:
     """Return how many draws of the noise a label should be the mean of: fewer if there are many sessions to learn from."""

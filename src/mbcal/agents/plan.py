@@ -290,8 +290,8 @@ class MBCALPlan(Agent):
 
     @torch.no_grad()
     def value_regression(self, batch: SessionTensors) -> tuple[Tensor, Tensor] | None:
-        if self._advantage == "planned":
-            return None  # its labels are not those of logged steps
+        if self._advantage == "planned" or not self._uses_advantage:
+            return None  # labels of planning are not of logged steps; without an advantage there are none
         return self._labels(batch), self.nets["advantage"].values(batch)
 
     # ---- ranking
@@ -316,16 +316,18 @@ class _Candidates(MBCALPlan):
     def learn(self, context: FitContext) -> None:
         self._choose_draws(context, self.is_update)
         self._fit_models(context)
-        self.policies = []
-        untrained = self.nets["advantage"]
+        untrained, fitted = self.nets["advantage"], {}
         for candidate in CANDIDATES:
-            net = self.nets["advantage"] = untrained.copy()
+            net = fitted[candidate] = self.nets["advantage"] = untrained.copy()
             optimisers = {**context.optimisers, "advantage": self.create_optimiser(net)}
             self.config = replace(self.config, advantage=candidate)
             self._fit_advantage(replace(context, nets=self.nets, optimisers=optimisers))
-            for trained in self.nets.values():
-                fill_unknown_items(trained)
-                centre_fields(trained, context.data.tensors, context.worker_slice.group)
+        for trained in (*self._models, *fitted.values()):  # after all candidates, so that they learn from the same models
+            fill_unknown_items(trained)
+            centre_fields(trained, context.data.tensors, context.worker_slice.group)
+        self.policies = []
+        for candidate, net in fitted.items():
+            self.config, self.nets["advantage"] = replace(self.config, advantage=candidate), net
             self.policies.append(self.build_scorer())
 
 
