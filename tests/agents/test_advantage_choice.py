@@ -21,6 +21,7 @@ from mbcal.errors import ModelError, TrainingError
 from mbcal.progress import SILENT
 from mbcal.scoring.scorers import UNKNOWN_USER
 from mbcal.storage.checkpoints import Checkpoints
+from mbcal.types import FIRST_ITEM_ROW, UNKNOWN_ROW
 from tests.support.batches import sessions
 from tests.support.progress import Interrupt
 from tests.support.toys import logged
@@ -164,13 +165,15 @@ def test_a_planned_candidate_is_planned_as_often_as_it_would_be_fitted(monkeypat
 def test_every_candidate_is_fitted_as_if_it_were_alone() -> None:
     """Also where the log lacks an item, whose row is filled in when a fit ends."""
     known = sessions(count=200, seed=2)
-    last, earlier = known.catalog.n_rows - 1, known.catalog.n_rows - 2
-    kept = {name: np.where(values == last, earlier, values) for name, values in vars(known).items() if "items" in name}
-    known = replace(known, **kept)
+    lacking = (UNKNOWN_ROW, known.catalog.n_rows - 1)
+    rows = {"items": known.items, "history_items": known.history_items}
+    kept = {name: np.where(np.isin(values, lacking), FIRST_ITEM_ROW, values) for name, values in rows.items()}
+    offered = np.tile(np.arange(FIRST_ITEM_ROW, known.catalog.n_rows, dtype=np.int32), (len(known), 1))
+    known = replace(known, **kept, candidates=offered)
     policies = agent()._fit_policies(known.tensors(), AgentConfig(SMALL, QUICK, 0), SILENT)
     batch = sessions(count=20, seed=3).tensors()
     begun = (batch.user, batch.history_items, batch.history_behaviours, batch.history_length)
-    candidates = torch.arange(1, known.catalog.n_rows).expand(len(batch), -1)
+    candidates = torch.arange(FIRST_ITEM_ROW, known.catalog.n_rows).expand(len(batch), -1)
     for kind, policy in zip(CANDIDATES, policies, strict=True):
         alone = agent(advantage=kind).fit(known)
         scores = [found.score(found.begin(*begun), candidates) for found in (policy, alone.fitted_scorer)]
