@@ -81,7 +81,7 @@ def test_a_session_by_hand() -> None:
         "headless": 0,
         "nameless": 0,
         "unlinked": 0,
-        "earlier": 0,
+        "since": None,
         "narrowed": 0,
         "lost": [],
         "new_items": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from mbcal.decision_log import DecisionLog, Loss, Missing, compact_log, read_log
 from mbcal.decision_log.archive import read_parquet
 from mbcal.decision_log.numbering import Mark, read_mark
+from mbcal.decision_log.reader import read_backwards
 from mbcal.decision_log.segments import scan_segment
 from mbcal.errors import LogError
 from tests.support.decision_records import mixed_records, write_log
@@ -66,6 +68,35 @@ def test_missing_segments_are_named(log: Path) -> None:
         for number, content in contents.items():
             segment(log, number).write_bytes(content)
     assert list(read_log(log)) == mixed_records(12)
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_segments_from_before_a_time_are_not_read_nor_missed(log: Path, is_compacted: bool) -> None:
+    if is_compacted:
+        compact_log(log)
+    for path in log.glob("*-00000*"):  # the first three were last written at 1,000 seconds, the others at 2,000
+        seconds = 1000 if int(path.stem.split("-")[1]) <= 3 else 2000
+        os.utime(path, (seconds, seconds))
+    assert list(read_log(log, since=1_900 * 10**6)) == mixed_records(12)[6:]
+    assert list(read_log(log, since=1_000 * 10**6)) == mixed_records(12)  # clocks may differ by a minute
+    assert list(read_log(log, since=9_000 * 10**6)) == mixed_records(12)[10:]  # the last is always read
+    for path in log.glob("*-000002.*"):
+        path.unlink()
+    lost: list[Loss] = []
+    assert list(read_log(log, lost, since=1_900 * 10**6)) == mixed_records(12)[6:]
+    assert lost == []
+    for path in log.glob("*-000005.*"):
+        path.unlink()
+    assert list(read_log(log, lost, since=1_900 * 10**6)) == mixed_records(12)[6:8] + mixed_records(12)[10:]
+    assert [str(loss).split("; ")[1] for loss in lost] == ["records 9 to 10 are lost"]
+
+
+def test_segments_are_read_backwards(log: Path) -> None:
+    compact_log(log)
+    write_log(log, mixed_records(1))
+    expected = [mixed_records(12)[n : n + 2] for n in range(10, -1, -2)]
+    found = [list(records) for records in read_backwards(log)]
+    assert found == [[*expected[0], *mixed_records(1)], *expected[1:]]
 
 
 def test_a_missing_parquet_file_is_named(log: Path) -> None:

@@ -16,8 +16,7 @@ from mbcal import AgentConfig, Behaviours, Catalog, GRU4Rec, NetConfig, Training
 from mbcal.agents.base import Agent
 from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
-from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import SKEW
+from mbcal.decision_log.records import SKEW, Decision, Feedback, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import policy_choices
 from mbcal.registry.registry import Registry

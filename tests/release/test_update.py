@@ -105,10 +105,10 @@ def test_only_the_newest_decisions_are_read(weak: Registry, weak_model: Path, lo
     weak.withdraw_canary()
     verdict = update(weak, log, candidate=load(weak_model, "cpu"), device="cpu", sessions=50, decisions=600)
     assert verdict.counts is not None
-    assert (verdict.counts.decisions, verdict.counts.steps, verdict.counts.earlier) == (600, 600, 300)
+    assert (verdict.counts.decisions, verdict.counts.steps, verdict.counts.since) == (600, 600, times[300])
     assert verdict.difference == expected.difference
     assert verdict.page is not None
-    assert re.search(r"earlier decisions.*?300", verdict.page.read_text())
+    assert re.search(r"read from.*?[0-9-]{10} [0-9:]{5} UTC", verdict.page.read_text())
     with pytest.raises(OptionError, match="must be at least 1, got 10, 0 and None"):
         update(weak, log, decisions=0)
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
-from mbcal.decision_log.reader import merge_by_time, read_bytes
-from mbcal.decision_log.records import Record, decode
-from mbcal.decision_log.segments import log_folders, parquet_paths, scan_segment, segment_numbers, segment_path
+from mbcal.decision_log.reader import is_older, merge_by_time, read_bytes
+from mbcal.decision_log.records import SKEW, Record, decode
+from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 
-CLOCK_SLACK = 60.0
-"""Seconds by which the clock of a disk may differ from that of a server, and those of two servers."""
 _HEAD_BYTES = 128
 """Bytes at the beginning of a segment by which it is recognised: its header and the checksum of its first record."""
 
@@ -44,7 +42,7 @@ class LogFollower:
     """
 
     def __init__(self, folder: str | Path, since: int = 0) -> None:
-        self._folder, self._since = Path(folder), since / 1e6 - CLOCK_SLACK
+        self._folder, self._since = Path(folder), since
         self._positions: dict[Path, _Position] = {}
 
     def read(self) -> Iterator[Record]:
@@ -76,7 +74,7 @@ class LogFollower:
     def _read_segment(self, folder: Path, segment: int, position: _Position) -> Iterator[Record]:
         data = self._segment_bytes(segment_path(folder, segment), segment, position)
         if data is None:
-            for number, record in [] if self._is_old_archive(folder, segment) else read_parquet(folder, segment):
+            for number, record in [] if is_older(folder, segment, self._since) else read_parquet(folder, segment):
                 if number > position.record:
                     yield record
                     position.record = number  # after it was taken: an error in another log loses nothing
@@ -93,17 +91,13 @@ class LogFollower:
                 position.record = number
             position.segment, position.size, position.head = segment, len(data), data[:_HEAD_BYTES]
 
-    def _is_old_archive(self, folder: Path, segment: int) -> bool:
-        """Whether a segment was compacted before the time that matters, and so last written before."""
-        return max(path.stat().st_mtime for path in parquet_paths(folder, segment)) < self._since
-
     def _segment_bytes(self, path: Path, segment: int, position: _Position) -> bytes | None:
         """The bytes of a segment; empty if nothing in it is new, None if it was compacted."""
         try:
             status = path.stat()
         except FileNotFoundError:
             return None
-        is_old = status.st_mtime < self._since or (segment, status.st_size) == (position.segment, position.size)
+        is_old = status.st_mtime < self._since / 1e6 - SKEW or (segment, status.st_size) == (position.segment, position.size)
         return b"" if is_old else read_bytes(path)
 
 

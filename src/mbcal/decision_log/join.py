@@ -27,8 +27,8 @@ import numpy as np
 from mbcal.data.cutting import SessionConfig
 from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts, Joined, StepOrigin
-from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import IDLE, SKEW, SessionlessDecision, anonymous, join_visits, newest_time, user_name
+from mbcal.decision_log.records import SKEW, Decision, Feedback, Record
+from mbcal.decision_log.visits import IDLE, SessionlessDecision, anonymous, join_visits, newest_time, user_name
 from mbcal.decision_log.windows import Step, Window, pad_windows
 from mbcal.types import LOG_ORIGIN, NO_FIELDS, Behaviours, Catalog, SessionFields, Sessions
 

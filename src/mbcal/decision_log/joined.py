@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.visits import IDLE, SKEW, newest_time
+from mbcal.decision_log.records import SKEW
+from mbcal.decision_log.visits import IDLE, newest_time
 from mbcal.types import Sessions
 
 
@@ -24,7 +25,7 @@ class JoinCounts:
     unanswered: int = 0
     """Decisions without usable feedback: left out."""
     repeated_decisions: int = 0
-    """Decisions with the id of another; the earliest counts."""
+    """Decisions with the id of another; the latest counts."""
     repeated_feedback: int = 0
     """Further feedback on the same item of the same decision; the earliest counts."""
     orphans: int = 0
@@ -45,8 +46,9 @@ class JoinCounts:
     unlinked: int = 0
     """Sessions that name no user, or visits that name no session, whichever are fewer: a visit may be known by its user
     alone at first, and by its session alone later."""
-    earlier: int = 0
-    """Decisions that were left out since others are newer (`release.log_records`). Who leaves them out fills it in."""
+    since: int | None = None
+    """Time before which decisions were left out, since newer ones are enough (`release.log_records`), in microseconds since
+    1970; None if all were read. Who leaves them out fills it in."""
     narrowed: int = 0
     """Steps with so many more candidates than others that only a sample of them is kept."""
     lost: list[str] = field(default_factory=list)

@@ -11,6 +11,7 @@ instead of the segment. So every record is read exactly once, at whatever point 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from typing import TypeVar
 
 from mbcal.decision_log.archive import compacted_numbers, read_parquet
 from mbcal.decision_log.numbering import GapFinder, Missing, read_mark
-from mbcal.decision_log.records import Record, decode
-from mbcal.decision_log.segments import log_folders, scan_segment, segment_numbers, segment_path
+from mbcal.decision_log.records import SKEW, Record, decode
+from mbcal.decision_log.segments import log_folders, parquet_paths, scan_segment, segment_numbers, segment_path
 from mbcal.errors import LogError
 from mbcal.storage.plain_file import read_plain
 
@@ -46,7 +47,7 @@ Loss = Damage | Missing
 """What a log has lost."""
 
 
-def read_log(folder: str | Path, lost: list[Loss] | None = None) -> Iterator[Record]:
+def read_log(folder: str | Path, lost: list[Loss] | None = None, since: int = 0) -> Iterator[Record]:
     """Yield every record in the order written, compacted or not. Needs no lock; a server may be writing.
 
     An incomplete record at the very end of the last segment is not yielded: it is being written, or was never acknowledged.
@@ -55,12 +56,26 @@ def read_log(folder: str | Path, lost: list[Loss] | None = None) -> Iterator[Rec
     Args:
         folder: The log.
         lost: If given, what is damaged or missing is appended to it and skipped. By default it raises.
+        since: The oldest segments are left out if they were last written before this time, in microseconds since 1970. What
+            is damaged or missing there is not reported.
 
     Raises:
         LogError: If the folder holds no log, or a file is damaged, missing or cannot be read.
     """
     for part in log_folders(Path(folder)):
-        yield from _read_folder(part, lost)
+        yield from _read_folder(part, lost, since)
+
+
+def read_backwards(folder: Path) -> Iterator[Iterator[Record]]:
+    """Yield the records of each segment of one worker's log, the newest segment first; what is lost is skipped.
+
+    Raises:
+        LogError: If a file cannot be read.
+    """
+    segments, compacted = segment_numbers(folder), compacted_numbers(folder)
+    for segment in sorted({*segments, *compacted}, reverse=True):
+        numbered = _numbered_records(folder, segment, segment in compacted, segment == max(segments, default=0), [])
+        yield (record for _, record in numbered)
 
 
 def read_logs(folders: Iterable[str | Path], lost: list[Loss] | None = None) -> Iterator[Record]:
@@ -74,28 +89,44 @@ def merge_by_time(logs: Iterable[Iterator[R]]) -> Iterator[R]:
     return heapq.merge(*logs, key=attrgetter("time"))
 
 
-def _read_folder(folder: Path, lost: list[Loss] | None) -> Iterator[Record]:
+def _read_folder(folder: Path, lost: list[Loss] | None, since: int = 0) -> Iterator[Record]:
     mark = read_mark(folder)  # before the segments: what they lack of it was lost, not written since
     segments, compacted = segment_numbers(folder), compacted_numbers(folder)
     last = max(segments, default=0)
+    numbers = sorted({*segments, *compacted})
+    oldest = next((place for place, segment in enumerate(numbers) if not is_older(folder, segment, since)), len(numbers) - 1)
     gaps = GapFinder(folder, lambda missing: _report(missing, lost))
-    for segment in sorted({*segments, *compacted}):
+    is_begun = oldest <= 0  # else the numbers begin with what is read
+    for segment in numbers[max(oldest, 0) :]:
         gaps.enter(segment)
-        path = segment_path(folder, segment)
-        data = None if segment in compacted else read_bytes(path)
-        if data is None:  # compacted already, or since the folder was listed
-            numbered = read_parquet(folder, segment)
-        else:
-            numbered = segment_records(path, segment, data, segment == last, lost)
         n_lost = 0 if lost is None else len(lost)
-        for number, record in numbered:
-            if number == gaps.next:
-                gaps.next += 1
+        for number, record in _numbered_records(folder, segment, segment in compacted, segment == last, lost):
+            if number == gaps.next or not is_begun:
+                gaps.next, is_begun = number + 1, True
             else:
                 gaps.skip_to(number, lost is not None and len(lost) > n_lost)
                 n_lost = 0 if lost is None else len(lost)
             yield record
     gaps.end(mark)
+
+
+def is_older(folder: Path, segment: int, since: int) -> bool:
+    """Whether a segment was last written before a time, in microseconds since 1970, as far as clocks tell (`SKEW`)."""
+    for paths in ((segment_path(folder, segment),), parquet_paths(folder, segment)):
+        with contextlib.suppress(FileNotFoundError):
+            return max(path.stat().st_mtime for path in paths) < since / 1e6 - SKEW
+    return False
+
+
+def _numbered_records(
+    folder: Path, segment: int, is_compacted: bool, is_last: bool, lost: list[Loss] | None
+) -> Iterator[tuple[int, Record]]:
+    """Yield the records of one segment with their numbers."""
+    path = segment_path(folder, segment)
+    data = None if is_compacted else read_bytes(path)
+    if data is None:  # compacted already, or since the folder was listed
+        return read_parquet(folder, segment)
+    return segment_records(path, segment, data, is_last, lost)
 
 
 def _report(loss: Loss, lost: list[Loss] | None) -> None:

@@ -11,6 +11,8 @@ try:
 except ModuleNotFoundError as error:
     raise OptionError("msgspec is not installed, the decision log needs it; pip install 'mbcal[serve]'") from error
 
+SKEW = 60.0
+"""Seconds by which the clocks of servers, and of their disks, may differ."""
 LoggedSteps = list[tuple[str, str]]
 """(item, behaviour) pairs, oldest first."""
 

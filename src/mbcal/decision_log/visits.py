@@ -19,8 +19,6 @@ from mbcal.decision_log.records import Decision
 IDLE = 1800.0
 """Seconds without a decision after which a user has left, as long as servers remember a session."""
 
-SKEW = 60.0
-"""Seconds by which the clocks of servers may differ."""
 _ANONYMOUS = "anonymous:"
 AHEAD = 0.005
 """Share of records whose clocks may run ahead of all others."""

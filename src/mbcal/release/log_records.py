@@ -17,9 +17,9 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.new_items import extend_by_log
 from mbcal.decision_log.new_values import extend_by_values
-from mbcal.decision_log.reader import Loss, read_log
-from mbcal.decision_log.records import Decision, Feedback, Record
-from mbcal.decision_log.visits import SKEW
+from mbcal.decision_log.reader import Loss, read_backwards, read_log
+from mbcal.decision_log.records import SKEW, Decision, Feedback, Record
+from mbcal.decision_log.segments import log_folders
 from mbcal.errors import printable
 from mbcal.types import Catalog
 
@@ -34,35 +34,41 @@ class NewestPart:
     log: LogFolders
     since: int | None
     """Time of its first decision, in microseconds since 1970; None for the whole log."""
-    earlier: int
-    """Decisions before that."""
 
     def records(self, versions: Collection[str] | None, lost: list[Loss] | None = None) -> Iterator[Record]:
-        """All feedback, and the decisions of some versions, None for all; what the whole log has lost is added to `lost`."""
-        for record in _read(self.log, lost):
-            if isinstance(record, Feedback):
-                is_wanted = self.since is None or record.time >= self.since - SKEW * 1e6
-            else:
-                is_wanted = self.since is None or record.time >= self.since
-                is_wanted &= versions is None or record.version in versions
-            if is_wanted:
-                yield record
+        """All feedback, and the decisions of some versions, None for all; what is lost of this part is added to `lost`."""
+        begin = 0 if self.since is None else self.since - int(SKEW * 1e6)  # of feedback on its first decisions
+        for folder in _folders(self.log):
+            for record in read_log(folder, [] if lost is None else lost, begin):
+                if isinstance(record, Feedback):
+                    is_wanted = record.time >= begin
+                else:
+                    is_wanted = self.since is None or record.time >= self.since
+                    is_wanted &= versions is None or record.version in versions
+                if is_wanted:
+                    yield record
 
 
 def newest_part(log: LogFolders, versions: Collection[str], most: int) -> NewestPart:
-    """Find the part with the newest decisions of some versions.
+    """Find the part with the newest decisions of some versions; what is older than that is not read.
 
     Args:
         log: The logs.
         versions: The versions.
         most: Decisions of theirs that it may have.
     """
-    read = (record.time for record in _read(log) if isinstance(record, Decision) and record.version in versions)
-    times = np.fromiter(read, np.int64)
-    if len(times) <= most:
-        return NewestPart(log, None, 0)
-    since = int(np.partition(times, len(times) - most)[len(times) - most])
-    return NewestPart(log, since, int((times < since).sum()))
+    newest, is_whole = np.zeros(0, np.int64), True
+    for folder in (part for given in _folders(log) for part in log_folders(Path(given))):
+        found: list[int] = []
+        for records in read_backwards(folder):
+            if len(found) > most:
+                is_whole = False
+                break
+            found += (record.time for record in records if isinstance(record, Decision) and record.version in versions)
+        newest = np.concatenate([newest, np.asarray(found, np.int64)])
+        if len(newest) > most:
+            newest, is_whole = np.partition(newest, len(newest) - most)[len(newest) - most :], False
+    return NewestPart(log, None if is_whole else int(newest.min()))
 
 
 def join_versions(part: NewestPart, versions: Collection[str], domain: Domain, catalog: Catalog) -> Joined:
@@ -78,12 +84,10 @@ def join_versions(part: NewestPart, versions: Collection[str], domain: Domain, c
     fields = extend_by_values(domain.fields, part.records(versions)) if domain.fields else domain.fields
     joined = join_sessions(records, grown, domain.behaviours, **sizes, fields=fields, versions=versions)
     joined.counts.new_items = len(grown) - len(catalog)
-    joined.counts.earlier = part.earlier
+    joined.counts.since = part.since
     joined.counts.lost = [printable(str(loss)) for loss in lost]
     return joined
 
 
-def _read(log: LogFolders, lost: list[Loss] | None = None) -> Iterator[Record]:
-    """All records of the logs; what is lost is skipped, and added to `lost`."""
-    for folder in [log] if isinstance(log, str | Path) else log:
-        yield from read_log(folder, [] if lost is None else lost)
+def _folders(log: LogFolders) -> Sequence[str | Path]:
+    return [log] if isinstance(log, str | Path) else log

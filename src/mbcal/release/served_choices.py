@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.join import available_candidates
 from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
-from mbcal.decision_log.records import Decision, Record
-from mbcal.decision_log.visits import SKEW, user_name
+from mbcal.decision_log.records import SKEW, Decision, Record
+from mbcal.decision_log.visits import user_name
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress

@@ -18,8 +18,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.decision_log.follow import CLOCK_SLACK
-from mbcal.decision_log.records import Decision
+from mbcal.decision_log.records import SKEW, Decision
 from mbcal.decision_log.visits import user_name
 
 Response = tuple[int, str, str]
@@ -28,7 +27,7 @@ RESPONSE_BYTES = 300
 """Memory of one response, about, without its names."""
 RARE = 0.01
 """Share of sessions, the longest, whose length says nothing about what others may earn."""
-_SLACK = int(CLOCK_SLACK * 1e6)
+_SLACK = int(SKEW * 1e6)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Session:
         self.complete: int | None = None
         """Time of the terminal behaviour; None if there was none."""
         self.has_beginning = False
-        """Whether nothing was shown before it, by a decision up to `CLOCK_SLACK` seconds after the first: clocks differ."""
+        """Whether nothing was shown before it, by a decision up to `SKEW` seconds after the first: clocks differ."""
         self.decisions: list[LoggedDecision] = []
         self._responses: list[tuple[Response, str]] = []  # with the decision's id
 

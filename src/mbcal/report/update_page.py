@@ -45,9 +45,9 @@ _COUNTS = {
     "headless": ("sessions without a beginning", "Something was shown before their first decision in the log."),
     "nameless": ("decisions with neither session nor user", "Any of them may belong to any session."),
     "unlinked": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
-    "earlier": (
-        "earlier decisions",
-        "They were left out with the feedback on them: only the newest are read (--decisions).",
+    "since": (
+        "read from",
+        "Earlier decisions were left out with the feedback on them: only the newest are read (--decisions).",
     ),
     "narrowed": ("steps with a sample of candidates", "They had so many more candidates than others that a sample is kept."),
     "lost": ("lost records", "What the log has lost: damaged bytes, missing segments."),
@@ -70,13 +70,12 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
     checks = [
         f"<p><b>By the {escape(c['name'])}</b> {state(c['answer'])} {escape(c['detail'])}</p>" for c in verdict["checks"]
     ]
-    made = datetime.fromtimestamp(verdict["time"], UTC)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<style>{style}</style>"
         f'<header><p class="kind"><a href="../">Back</a> · mbcal update of {escape(verdict["live"])}, '
-        f"{made:%Y-%m-%d %H:%M} UTC</p>"
+        f"{_utc(verdict['time'])}</p>"
         f"<h1>{escape(outcome)}</h1></header><main>{_reason_html(verdict['reason'])}{_next_html(verdict)}"
         f"<h2>What was compared</h2>{scroll_table(('', ''), _facts(verdict), label='what was compared')}"
         f"<h2>Checks</h2>{''.join(checks) or '<p>None was made.</p>'}"
@@ -193,10 +192,14 @@ def _number(value: float | None, significant: int = 3) -> str:
 def _counts(counts: Mapping[str, Any]) -> list[list[str]]:
     """Counts in words, without those that are zero."""
     return [
-        [_term(*_COUNTS.get(name, (name, ""))), escape(_plain(value))]
+        [_term(*_COUNTS.get(name, (name, ""))), escape(_utc(value / 1e6) if name == "since" else _plain(value))]
         for name, value in counts.items()
         if value or name in _ALWAYS
     ]
+
+
+def _utc(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _plain(value: Any) -> str:
