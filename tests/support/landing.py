@@ -43,6 +43,11 @@ def halves(visit: int, page: int) -> tuple[str, str]:
     return ("", f"s{visit}") if page else (f"u{visit}", "")
 
 
+def known_by_user(visit: int, _: int) -> tuple[str, str]:
+    """No page has a session."""
+    return f"u{visit}", ""
+
+
 def login(visit: int, page: int) -> tuple[str, str]:
     """Every page has the same session; the user is known from the second page on."""
     return f"u{visit}" if page else "", f"s{visit}"

@@ -97,7 +97,6 @@ def judge_by_log(
     joined: Joined,
     judges: Judges,
     read: ReadRecords,
-    known: Collection[str],
     gate: GateConfig,
     progress: Progress = SILENT,
     *,
@@ -110,7 +109,6 @@ def judge_by_log(
         joined: Sessions of the log.
         judges: Which of them judge.
         read: Reads the log again, to ask both versions about every logged decision.
-        known: The versions whose decisions were joined.
         gate: The conditions.
         progress: Notified of decisions.
         unread: What the candidate reads that the log does not hold (`why_unread`); empty if nothing.
@@ -122,10 +120,10 @@ def judge_by_log(
     rows, heavy = judges.judging, judges.heavy
     enough = most_unseen(joined.sessions[rows], gate.tolerance)
     served = served_choices(versions, read({live}), joined, rows, progress, enough=enough)
-    is_other = np.zeros(len(heavy), np.bool_)
+    is_other: NDArray[np.bool_] = np.zeros(0, np.bool_)
     if len(heavy):
         unasked = served_choices(versions, read({live}), joined, heavy, progress, enough=0)
-        is_other[:] = unasked.differing(joined.sessions[heavy]).any(1)
+        is_other = np.asarray(unasked.differing(joined.sessions[heavy]).any(1))
     tolerance = gate.tolerance * decided_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
     settled = settled_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
     served, rows = served.of_rows(np.searchsorted(rows, settled), joined.sessions.user[settled]), settled
@@ -140,7 +138,7 @@ def judge_by_log(
         largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
         obstacles += [
             why_in_parts(joined, rows, tolerance, largest_weight),
-            why_elsewhere(read(None), known, live, joined, judges.users, rows, tolerance),
+            why_elsewhere(read(None), live, joined, judges.users, rows, tolerance),
             why_unanswered(served, sessions, epsilon, tolerance),
             why_lost(joined.counts),
         ]

@@ -1,9 +1,9 @@
-"""Parts of judged visits that another version decided, one that is not joined: another surface, another registry."""
+"""Parts of judged visits that another version decided: one of another registry, or one that was live for a while."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -16,7 +16,6 @@ from mbcal.decision_log.visits import IDLE, user_name
 
 def why_elsewhere(
     records: Iterable[Record],
-    versions: Collection[str],
     live: str,
     joined: Joined,
     judges: Collection[str],
@@ -25,15 +24,14 @@ def why_elsewhere(
 ) -> str:
     """Say that other versions decided parts of the live version's sessions, and so hide what it led to; empty if not.
 
-    A decision of a version that was not joined is such a part if it has the user and session of a judging session, or if
-    its user had one that began or ended within `IDLE` seconds of it. Sessions that the live version began and another one
-    went on with, joined or not, judge nobody; but to leave out these alone would keep the short ones.
+    A decision of another version is such a part if it has the user and session of a judging session, or if its user had one
+    that began or ended within `IDLE` seconds of it. Sessions that the live version began and another one went on with judge
+    nobody; but to leave out these alone would keep the short ones.
 
     Args:
         records: All records of the log.
-        versions: The versions that were joined.
         live: The live version.
-        joined: Sessions of all versions that were joined.
+        joined: Sessions of the live version and of others.
         judges: Users who judge.
         judging: (N,) which of the sessions judge.
         tolerance: Share of the judging sessions that may have such parts, and share of their reward that these could hold if
@@ -47,19 +45,20 @@ def why_elsewhere(
         began[user].append((min(times), max(times), number))
     for spans in began.values():
         spans.sort()
-    parts, n_choices, idle = set[int](), 0, int(IDLE * 1e6)
-    begun: dict[tuple[str, str], tuple[int, str]] = {}  # time and version of a session's first decision
-    continued = Counter[tuple[str, str]]()  # choices of other versions in it
+    mixed = _mixed_rows(joined, judges)
+    parts, left, n_choices, idle = set[int](), set[int](), 0, int(IDLE * 1e6)
+    n_others = defaultdict[int, int](int)  # choices of other versions in a mixed row
     for record in records:
         if not isinstance(record, Decision):
             continue
-        user = user_name(record)
-        if record.session and user in judges:
-            key = user, record.session
-            begun[key] = min(begun.get(key, (record.time, record.version)), (record.time, record.version))
-            continued[key] += len(record.items) * (record.version != live)
-        if record.version in versions:
+        row = mixed.get(record.id)
+        if record.version == live:
+            if row is not None and joined.origins[row][0].decision == record.id:
+                left.add(row)
             continue
+        if row is not None:
+            n_others[row] += len(record.items)
+        user = user_name(record)
         spans = began.get(user, [])
         place = bisect_right(spans, record.time, key=lambda span: span[0])
         near = [
@@ -70,8 +69,7 @@ def why_elsewhere(
         if near := [*near, *named.get((user, record.session), [])]:
             parts.update(near)
             n_choices += len(record.items)
-    left = [key for key, (_, version) in begun.items() if version == live and continued[key] and key not in named]
-    n_choices += sum(continued[key] for key in left)
+    n_choices += sum(n_others[row] for row in left)
     table, earned = sessions.behaviour_set.rewards, (sessions.rewards * sessions.mask).sum(dtype=np.float64)
     largest = max(map(abs, table))
     n_parts = len(parts) + len(left)
@@ -83,6 +81,13 @@ def why_elsewhere(
             "judge by a log in which versions did not change so often, or serve all of a visit by one version"
         )
     return (
-        f"in or within {IDLE / 60:.0f} minutes of {len(parts):,} of {len(judging):,} judging sessions decided a version "
-        "that is not among those compared: serve all of a visit by one version"
+        f"in or within {IDLE / 60:.0f} minutes of {len(parts):,} of {len(judging):,} judging sessions another "
+        "version decided: serve all of a visit by one version"
     )
+
+
+def _mixed_rows(joined: Joined, judges: Collection[str]) -> dict[str, int]:
+    """By decision, its row, of the judges' rows that several versions decided."""
+    rows = [row for row, version in enumerate(joined.versions) if version is None]
+    of_judges = (row for row in rows if joined.users[joined.sessions.user[row]] in judges)
+    return {origin.decision: row for row in of_judges for origin in joined.origins[row]}

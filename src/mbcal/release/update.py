@@ -145,7 +145,7 @@ def update(
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
         unread = why_unread(candidate.domain, live.domain)
-        evidence = judge_by_log(versions, joined, judges, newest.records, known, gate, progress, unread=unread)
+        evidence = judge_by_log(versions, joined, judges, newest.records, gate, progress, unread=unread)
     judged, difference = evidence.sessions, evidence.difference
     verdict.checks, verdict.difference = [evidence.check], difference
     verdict.estimates, verdict.void = other_estimates(
