@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,20 @@ def judged(folder: Path, records: list[Record]) -> Verdict:
     registry.publish(agent_for("good"))
     write_quickly(folder / "log", records)
     return update(registry, folder / "log", candidate=agent_for("bait"), device="cpu", no_worse="publish")
+
+
+def test_a_log_without_exploration_cannot_tell(tmp_path: Path) -> None:
+    """No judging session could have been served by the candidate, so all of the usual estimates' weights are 0."""
+    known = list(visits(1200, whole))
+    baited = {record.session for record in known if isinstance(record, Decision) and record.items == ["bait"]}
+    records = [
+        msgspec.structs.replace(record, epsilon=0.0, propensities=[1.0]) if isinstance(record, Decision) else record
+        for record in known
+        if f"s{re.findall('[0-9]+', record.id if isinstance(record, Decision) else record.decision)[0]}" not in baited
+    ]
+    verdict = judged(tmp_path, records)
+    assert (verdict.answer, verdict.action, verdict.estimates) == ("cannot tell", "canary", [])
+    assert verdict.void == "the candidate would have served no judging session as it was served; no choice was explored"
 
 
 def answered_where(records: list[Record], keep: Callable[[Decision], bool]) -> list[Record]:

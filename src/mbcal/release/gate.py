@@ -21,7 +21,7 @@ from mbcal.data.user_split import stable_hash
 from mbcal.decision_log.joined import JoinCounts
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
-from mbcal.errors import OptionError
+from mbcal.errors import InputError, OptionError
 from mbcal.evaluation.ope.difference import Difference, bound_difference
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.estimators import Floats
@@ -206,7 +206,13 @@ def other_estimates(
     """
     if difference.users < 2:
         return [], "only one user judges; these estimates compare users with each other"
-    estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means", choices=choices)
+    try:
+        estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means", choices=choices)
+    except InputError:  # all weights are 0
+        return (
+            [],
+            "the candidate would have served no judging session as it was served; no choice was explored",
+        )
     if difference.seen >= min(ENOUGH_SEEN, difference.differing):
         return estimates, None
     return estimates, (
