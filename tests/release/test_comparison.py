@@ -47,6 +47,8 @@ def test_decisions_follow_the_limits() -> None:
     action, reason = judge_canary(shorter, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("its sessions are shorter, so a person has to decide")
+    action, reason = judge_canary(shorter, CONFIG, 1e9)
+    assert (action, reason.endswith("its sessions are shorter")) == ("withdraw", True)
     assert judge_canary(None, CONFIG, 10) == ("wait", UNSERVED)
     assert judge_canary(None, CONFIG, 1e9)[0] == "withdraw"
     for settings in (
@@ -328,8 +330,11 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
         assert (found, words in reason) == (action, True)
         assert judge_canary(replace(better, user_reward=gap), replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
         config = replace(CONFIG, undecided="promote", longest=1.0)
-        is_unsure = low < -0.4
+        is_unsure = low < -0.4 or value < 0
         assert judge_canary(replace(better, user_reward=gap), config, 2.0)[0] == ("wait" if is_unsure else "promote")
+    equal = compare_versions(trial_outcomes(0, np.full(12_000, 0.5), np.ones(12_000), 0.0, 3000), "a", "b")
+    gap = replace(equal.user_reward, value=-0.1, low=-0.2, high=0.1, base=4.0)  # as in half of trials
+    assert judge_canary(replace(equal, user_reward=gap), config, 2.0)[0] == "promote"
     once = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), 0.2, users=10**6)
     nobody_back = compare_versions(replace(once, user=np.arange(2000, dtype=np.int32)), "a", "b")
     assert nobody_back.visits.low == nobody_back.user_reward.low == -np.inf

@@ -37,7 +37,7 @@ class Blocks:
         Args:
             outcomes: N sessions.
             is_a: (N,) whether one is of version a.
-            is_b: (N,) whether it is of b. Of neither there may be none.
+            is_b: (N,) whether it is of b. There must be sessions of both.
         """
         begin, end = (
             extreme(other(outcomes.began[is_a]), other(outcomes.began[is_b]))

@@ -86,7 +86,6 @@ class VersionComparison:
     """Epsilon of sessions."""
     reward_difference: Difference
     """The difference in reward, for limits at other levels."""
-    length_difference: Difference
     together: bool
     """Whether the versions served at the same time; if not, they are not compared by block, and a difference may be due to
     the time."""
@@ -203,7 +202,6 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         earlier_visits=_per_user(outcomes, *named, ones, began, settled, in_blocks=True) if settled > began else None,
         exploration=_gap(compare_means(epsilon_a, epsilon_b), float(outcomes.epsilon[is_b].mean())),
         reward_difference=reward,
-        length_difference=length,
         together=blocks.together,
         least=outcomes.least,
         most=outcomes.most,

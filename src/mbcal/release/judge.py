@@ -40,7 +40,8 @@ class CanaryConfig:
     """Seconds after which a trial ends."""
     undecided: Action = "withdraw"
     """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
-    sessions were compared and nothing but its reward is undecided; if not, it waits."""
+    sessions were compared and nothing but its reward is undecided; if not, it waits. That its users earned less so far
+    counts only where its sessions surely earn more: users of an equal one earn less in half of trials."""
     promote_alpha: float = 0.05
     """Probability that a canary no better than the live version is ever promoted by its reward."""
     withdraw_alpha: float = 0.1
@@ -97,7 +98,7 @@ def judge_canary(
     """
     ignored = ignored or Ignored()
     not_whole = _why_not_whole(comparison, ignored)
-    words, may_promote = UNSERVED, False
+    words, may_promote, is_over = UNSERVED, False, elapsed > config.longest
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
         lower, upper = (
@@ -124,20 +125,21 @@ def judge_canary(
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if may_promote and safe > 0 and missing > 0:
             words += f"; {_still_waits(missing, comparison.settled > comparison.began)}"
-        may_promote &= missing <= 0
+        may_promote &= missing <= 0 and not (less and safe > 0)
         if lower > 0 >= unmet and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
         if lower > 0 >= safe:
             words += _hidden_hint(comparison, ignored)
-        if losses and (safe > 0 or elapsed > config.longest):
-            words += f"; {' and '.join(losses)}, so a person has to decide"
-        elif unsure and (safe > 0 or elapsed > config.longest):
+        if losses and (safe > 0 or is_over):
+            is_withdrawn = is_over and config.undecided == "withdraw"
+            words += f"; {' and '.join(losses)}{'' if is_withdrawn else ', so a person has to decide'}"
+        elif unsure and (safe > 0 or is_over):
             words += f"; {unsure}"
         elif less and safe > 0:
             words += f"; {less}"
     if not_whole:
         words += f"; {not_whole}"
-    if elapsed > config.longest:
+    if is_over:
         action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
         return action, f"undecided after {elapsed / DAY:.1f} days: {words}"
     return "wait", words

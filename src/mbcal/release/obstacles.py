@@ -55,13 +55,13 @@ def longest_pause(joined: Joined, judging: NDArray[np.int64], tolerance: float) 
         tolerance: Share of them that may pause for longer, and share of their reward that may come after longer pauses.
     """
     sessions, pauses = joined.sessions[judging], joined.pauses()[judging]
-    by_count = _exceeded_by(pauses.max(1), np.ones(len(judging)), tolerance * len(judging))
+    by_count = _weighted_quantile(pauses.max(1), np.ones(len(judging)), tolerance * len(judging))
     rewards = np.abs(sessions.rewards, dtype=np.float64) * sessions.mask
-    by_reward = _exceeded_by(pauses.ravel(), rewards.ravel(), tolerance * _net_reward(sessions))
+    by_reward = _weighted_quantile(pauses.ravel(), rewards.ravel(), tolerance * _net_reward(sessions))
     return max(int(IDLE * 1e6), by_count, by_reward)
 
 
-def _exceeded_by(values: NDArray[np.int64], weights: Floats, most: float) -> int:
+def _weighted_quantile(values: NDArray[np.int64], weights: Floats, most: float) -> int:
     """The least of some values for which all larger ones weigh at most so much; 0 if all together do."""
     order = np.argsort(-values, kind="stable")
     place = int(np.searchsorted(np.cumsum(weights[order]), most, side="right"))
