@@ -66,6 +66,40 @@ def test_a_follower_misses_the_folder_of_one_worker(tmp_path: Path) -> None:
     assert list(follower.read()) == records[2:3]
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_follower_counts_what_is_lost_between_others(tmp_path: Path, is_compacted: bool) -> None:
+    log, records = tmp_path / "log", mixed_records(12)
+    write_log(log, records, segment_bytes=260)  # two records in each
+    if is_compacted:
+        compact_log(log)
+    for path in log.glob("*-000003.*"):
+        path.unlink()
+    follower = LogFollower(log)
+    assert list(follower.read()) == records[:4] + records[6:]
+    assert follower.lost == 2
+    write_log(log, records[:3])
+    assert list(follower.read()) == records[:3]
+    assert follower.lost == 2
+
+
+def test_a_follower_that_is_started_again_misses_what_an_earlier_one_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for part in ("", "worker-1"):
+        write_log(log / part, mixed_records(4))
+    follower = LogFollower(log)
+    assert len(list(follower.read())) == 8
+    known = follower.folders
+    assert known == [".", "worker-1"]
+    assert len(list(LogFollower(log, known=known).read())) == 8
+    (log / "worker-1").rename(tmp_path / "away")
+    with pytest.raises(LogError, match="worker-1: the log was there and is gone"):
+        list(LogFollower(log, known=known).read())
+    log.rename(tmp_path / "gone")
+    with pytest.raises(LogError, match="log: the log was there and is gone"):
+        list(LogFollower(log, known=known).read())
+    assert list(LogFollower(log).read()) == []
+
+
 def test_an_error_in_one_log_loses_nothing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = mixed_records(20)
     for worker in range(2):

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from mbcal.cli import app
 from mbcal.decision_log import Decision, Feedback, Record
-from mbcal.errors import OptionError
+from mbcal.errors import LogError, OptionError
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher, Look, watch_canary
 from mbcal.release.gate import Verdict
-from mbcal.release.judge import CanaryConfig, judge_canary
+from mbcal.release.judge import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.update import loop
 from mbcal.serving.stats import registry_answer
@@ -90,19 +90,35 @@ def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None
     assert watcher_at(registry, log, 1000).look() is None
 
 
+def test_a_watcher_that_is_started_again_decides_nothing_while_a_log_that_was_read_is_gone(
+    registry: Registry, tmp_path: Path
+) -> None:
+    log = log_of(tmp_path, registry, 600, BETTER)
+    config = replace(CONFIG, promote_after=10_000)
+    assert watcher_at(registry, log, 1000, config).look().action == "wait"  # type: ignore[union-attr]
+    log.rename(tmp_path / "away")
+    with pytest.raises(LogError, match="log: the log was there and is gone"):
+        watcher_at(registry, log, 1000, config).look()
+    registry.withdraw_canary()
+    registry.start_canary(CANARY)  # another trial
+    assert watcher_at(registry, log, 1000, config).look().reason == UNSERVED  # type: ignore[union-attr]
+
+
 def test_a_canary_serves_three_days_before_it_is_promoted(registry: Registry, tmp_path: Path) -> None:
     """By default. The days count from its first session, not from when it became the canary: no server knew it before."""
     day, began = 86400, registry.pointer().canary_began
-    records = trial_records(600, canary=CANARY, live=LIVE, likes=BETTER, began=began + 2 * day * SECOND)
-    write_quickly(tmp_path / "log", records)
+    for part in range(3):
+        start = began + (2 + part) * day * SECOND
+        records = trial_records(400, canary=CANARY, live=LIVE, likes=BETTER, began=start, seed=part)
+        write_quickly(tmp_path / "log" / f"worker-{part}", records)
     config = replace(CONFIG, shortest=CanaryConfig().shortest)
     early = look_twice(watcher_at(registry, tmp_path / "log", 4.5 * day, config))
     assert (early.action, registry.canary()) == ("wait", CANARY)
-    assert "; better so far; promoted in 12.0 hours at the earliest, " in early.reason
+    assert "; better so far; promoted after 12.0 hours more of usual traffic, " in early.reason
     late = watcher_at(registry, tmp_path / "log", 5.1 * day, config)
     first = late.look()  # the clock may be wrong
     assert first is not None
-    assert (first.action, "promoted in 3.0 days at the earliest" in first.reason) == ("wait", True)
+    assert (first.action, "; better so far; promoted after " in first.reason) == ("wait", True)
     assert late.look().action == "promote"  # type: ignore[union-attr]
 
 
@@ -116,7 +132,10 @@ def test_a_promotion_waits_again_after_the_share_was_changed(registry: Registry,
     config = replace(CONFIG, shortest=day)
     early = look_twice(watcher_at(registry, tmp_path / "log", 2.5 * day, config))
     assert early.action == "wait"
-    assert "promoted in 12.0 hours at the earliest, since users met both versions as the share was changed" in early.reason
+    assert (
+        "promoted after 12.0 hours more of usual traffic, since users met both versions as the share was changed"
+        in early.reason
+    )
     assert look_twice(watcher_at(registry, tmp_path / "log", 3.1 * day, config)).action == "promote"
 
 
@@ -300,6 +319,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "repeated": 1200,
         "not_shown": 0,
         "dropped": 0,
+        "lost": 0,
         "apart": {},
     }
 

@@ -68,11 +68,19 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
     better, worse = (compare_versions(outcomes_of(1500, likes), "a", "b") for likes in (BETTER, WORSE))
     day = 86400.0
     config = replace(CONFIG, shortest=2 * day, longest=7 * day)
-    for elapsed, rest in ((0.1 * day, "1.9 days"), (1.5 * day, "12.0 hours")):
-        action, reason = judge_canary(better, config, elapsed)
+    for elapsed, served_days, rest in ((0.1, 1.0, "1.9 days"), (1.5, 2.0, "12.0 hours"), (3.0, 1.25, "18.0 hours")):
+        action, reason = judge_canary(replace(better, days=served_days), config, elapsed * day)
         assert action == "wait"
-        assert f"; better so far; promoted in {rest} at the earliest" in reason
+        assert f"; better so far; promoted after {rest} more of usual traffic" in reason
+        assert not reason.endswith("give more --canary-days")
+    action, reason = judge_canary(replace(better, days=1.0), config, 6.1 * day)
+    assert reason.endswith("the trial ends before: give more --canary-days")
+    better = replace(better, days=2.0)
     assert judge_canary(better, config, 2 * day)[0] == "promote"
+    for least, days, expected in ((6, 2.9, "wait"), (6, 3.0, "promote"), (1, 0.9, "wait"), (1, 1.0, "promote")):
+        config = replace(CONFIG, shortest=least * day, longest=10 * day)
+        assert judge_canary(replace(better, days=days), config, 6 * day)[0] == expected
+    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
     assert judge_canary(worse, config, 1.0)[0] == "withdraw"
     assert judge_canary(better, config, 6 * day, served=0.5 * day)[0] == "wait"  # servers gave it sessions late
     assert judge_canary(better, replace(config, undecided="promote"), 8 * day, served=0.5 * day)[0] == "wait"
@@ -81,6 +89,62 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
     assert CanaryConfig().shortest == 3 * day
     with pytest.raises(OptionError, match=r"at least and at most 3 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
         CanaryConfig(longest=0.5 * day)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "days"), [([100, 100, 100], 3.0), ([1000, 0, 0, 0], 1.0), ([1000, 200, 200, 1000], 2.77), ([0, 50], 1.0)]
+)
+def test_days_without_traffic_do_not_count(sessions: list[int], days: float) -> None:
+    outcomes = trial_outcomes(0, np.full(sum(sessions), 0.5), np.ones(sum(sessions)), users=sum(sessions))
+    day = np.repeat(np.arange(len(sessions)), sessions)
+    within = np.concatenate([np.arange(count) for count in sessions])
+    comparison = compare_versions(replace(outcomes, began=day * 86_400_000_000 + within), "a", "b")
+    assert comparison.days == pytest.approx(days, abs=0.05)
+
+
+def test_late_rewards_that_a_canary_has_more_of_keep_it_from_being_withdrawn() -> None:
+    worse = compare_versions(outcomes_of(1500, WORSE), "a", "b")
+    for signs, own, other, action in (
+        (0, 3.0, 0.5, "wait"),
+        (0, 0.5, 0.5, "withdraw"),
+        (0, 0.5, 3.0, "withdraw"),
+        (-1, 0.5, 3.0, "wait"),
+    ):
+        apart = {"a": Apart(late=5, reward=own * worse.a.sessions), "b": Apart(late=5, reward=other * worse.b.sessions)}
+        found = judge_canary(replace(worse, least=float(signs)), CONFIG, 0, Ignored(apart=apart))[0]
+        assert (signs, own, other, found) == (signs, own, other, action)
+
+
+def test_fewer_negative_rewards_promote_only_where_no_feedback_can_be_lost() -> None:
+    """A dislike in 200 steps costs 30 clicks; the canary has 10% fewer clicks, and none of its dislikes arrives."""
+    rng, count = np.random.default_rng(0), 40_000
+    user = rng.integers(20_000, size=count).astype(np.int32)
+    is_live = user % 2 == 1
+    clicks = rng.binomial(10, np.where(is_live, 0.6, 0.54))
+    dislikes = rng.binomial(10, np.where(is_live, 0.005, 0.0))
+    lost = rng.binomial(10, np.where(is_live, 0.0, 0.005))
+    columns = is_live.astype(np.int32), user, np.arange(count), clicks - 30.0 * dislikes, (10 - lost).astype(np.int32)
+    rest = np.full(count, 0.1), clicks + 30.0 * dislikes
+    outcomes = Outcomes(
+        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, least=-300.0, most=10.0, step_least=-30.0
+    )
+    config = replace(CONFIG, user_loss=1.0)
+    comparison = compare_versions(outcomes, "a", "b")
+    assert comparison.reward.lower > 0.5
+    assert comparison.b.negative == pytest.approx(1.5, abs=0.1)
+    action, reason = judge_canary(comparison, config, 0)
+    assert action == "wait"
+    assert "of negative rewards that it has less of, and whose feedback may be lost, do not count" in reason
+    whole = replace(outcomes, length=np.full(count, 10, np.int32))  # nothing is missing, since every step has feedback
+    assert judge_canary(compare_versions(whole, "a", "b"), config, 0)[0] == "promote"
+
+
+def test_nothing_is_promoted_where_the_log_has_lost_records() -> None:
+    better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
+    action, reason = judge_canary(better, CONFIG, 0, Ignored(lost=3))
+    assert (action, "3 records of its trial are lost (mbcal log show): begin it anew" in reason) == ("wait", True)
+    worse = compare_versions(outcomes_of(1500, WORSE), "a", "b")
+    assert judge_canary(worse, CONFIG, 0, Ignored(lost=3))[0] == "withdraw"
 
 
 def test_sentences_say_what_is_known() -> None:
@@ -458,7 +522,7 @@ def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tupl
     assert judge_canary(kept, CONFIG, 0)[0] == "promote"
     action, reason = judge_canary(kept, replace(CONFIG, shortest=7200.0), 9e4, served=3600.0)
     assert action == "wait"
-    assert "promoted in 1.0 hours at the earliest, since users met both versions as the share was changed" in reason
+    assert "promoted after 1.0 hours more of usual traffic, since users met both versions as the share was changed" in reason
     constant = compare_versions(raised_share((0.3, 0.3), 0.0), "a", "b")
     assert constant.settled == constant.began
 

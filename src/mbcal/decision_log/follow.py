@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +39,14 @@ class LogFollower:
     Args:
         folder: The log of a server, with the folders of its workers if it has several. It may not exist yet.
         since: Segments that were last written before this time may be left out, in microseconds since 1970.
+        known: Names of its folders that an earlier follower had read (`folders`): they must be there.
     """
 
-    def __init__(self, folder: str | Path, since: int = 0) -> None:
-        self._folder, self._since = Path(folder), since
+    def __init__(self, folder: str | Path, since: int = 0, known: Collection[str] = ()) -> None:
+        self._folder, self._since, self._known = Path(folder), since, {Path(folder, name) for name in known}
         self._positions: dict[Path, _Position] = {}
+        self.lost = 0
+        """Records that were damaged, or missing between others, so far."""
 
     def read(self) -> Iterator[Record]:
         """Yield the records that were added since the last call, by time where several workers write (`merge_by_time`).
@@ -55,12 +58,20 @@ class LogFollower:
         try:
             folders = log_folders(self._folder)
         except LogError as error:
-            if self._positions:
+            if self._positions or self._known:
                 raise LogError(f"{self._folder}: the log was there and is gone; bring it back, or begin it anew") from error
             return  # nothing was logged yet
-        if gone := [folder for folder, position in self._positions.items() if position.record and folder not in folders]:
+        was_read = {folder for folder, position in self._positions.items() if position.record}
+        if gone := sorted((was_read | self._known) - {*folders}):
             raise LogError(f"{gone[0]}: the log was there and is gone; bring it back, or begin it anew")
         yield from merge_by_time(map(self._read_folder, folders))
+
+    @property
+    def folders(self) -> list[str]:
+        """Names of the folders in which records were read: of workers, or `.` for the log's own."""
+        return sorted(
+            str(folder.relative_to(self._folder)) for folder, position in self._positions.items() if position.record
+        )
 
     def _read_folder(self, folder: Path) -> Iterator[Record]:
         segments = sorted({*segment_numbers(folder), *compacted_numbers(folder)})
@@ -77,7 +88,7 @@ class LogFollower:
             for number, record in [] if is_older(folder, segment, self._since) else read_parquet(folder, segment):
                 if number > position.record:
                     yield record
-                    position.record = number  # after it was taken: an error in another log loses nothing
+                    self._take_note(position, number)
             position.segment, position.size, position.head = segment + 1, 0, b""
         elif data:
             for _, _, number, payload in scan_segment(data, segment):
@@ -88,8 +99,13 @@ class LogFollower:
                 except ValueError:
                     continue
                 yield record
-                position.record = number
+                self._take_note(position, number)
             position.segment, position.size, position.head = segment, len(data), data[:_HEAD_BYTES]
+
+    def _take_note(self, position: _Position, number: int) -> None:
+        """Take note that a record was taken: only then, so that an error in another log loses nothing."""
+        self.lost += number - position.record - 1 if position.record else 0
+        position.record = number
 
     def _segment_bytes(self, path: Path, segment: int, position: _Position) -> bytes | None:
         """The bytes of a segment; empty if nothing in it is new, None if it was compacted."""

@@ -55,6 +55,8 @@ class Look:
     """Records of the trial that did not count."""
     ends: int
     """When the trial ends at the latest, in microseconds since 1970."""
+    logs: dict[str, list[str]]
+    """By log, the folders in which records were read: a watcher that is started again misses those that are gone."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -104,7 +106,7 @@ class CanaryWatcher:
         self._first: float | None = None  # time of the first look by the stopwatch, until the second
         self._ahead: float | None = None  # by how much the clock was ahead of the stopwatch at the last look
         self._outcomes: OutcomeReader
-        self._followers: list[LogFollower] = []
+        self._followers: dict[str, LogFollower] = {}
 
     def look(self) -> Look | None:
         """Read what was logged since the last look, compare, and act.
@@ -139,7 +141,10 @@ class CanaryWatcher:
                 served = min(served, (comparison.last - comparison.settled) / 1e6)
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, served)
         ends = now + int(max(self._config.longest - elapsed, 0.0) * 1e6)
-        look = Look(pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored, ends)
+        logs = {log: follower.folders for log, follower in self._followers.items()}
+        look = Look(
+            pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored, ends, logs
+        )
         look = self._act(look, pointer)
         if look.action == "wait" and self.registry.canary() != look.canary:
             return look  # another watcher or an operator ended the trial; what was written then stays
@@ -162,7 +167,8 @@ class CanaryWatcher:
     def _begin(self, canary: str, live: str, began: int, now: int) -> None:
         self._outcomes = OutcomeReader.of_version(self.registry.open(live), self._config.sessions, began)
         before = int(self._config.sessions.longest * 1e6)  # sessions that were going on when the trial began
-        self._followers = [LogFollower(log, began - before) for log in self._logs]
+        known = (read_trial(self.registry.path, canary, began) or {}).get("logs", {})  # of a watcher before this one
+        self._followers = {str(log): LogFollower(log, began - before, known.get(str(log), ())) for log in self._logs}
         self._trial = (canary, live, began)
         self._first = self._stopwatch()
         self._began = self._first - max(now - began, 0) / 1e6
@@ -176,8 +182,9 @@ class CanaryWatcher:
         self._began, self._first = max(self._began, min(by_clock, first)), None
 
     def _compare(self, canary: str, live: str, now: int) -> VersionComparison | None:
-        for record in merge_by_time(follower.read() for follower in self._followers):
+        for record in merge_by_time(follower.read() for follower in self._followers.values()):
             self._outcomes.add(record)
+        self._outcomes.ignored.lost = sum(follower.lost for follower in self._followers.values())
         outcomes = self._outcomes.outcomes(now - int(self._config.sessions.settling * 1e6))
         if canary not in outcomes.versions or live not in outcomes.versions:
             return None

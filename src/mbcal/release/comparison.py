@@ -65,6 +65,8 @@ class Side:
     """What sessions earned beyond the bounds of a session, without signs. It does not count."""
     most_cut: float
     """What was cut of the user of whom most was."""
+    negative: float
+    """The negative rewards of a session, without their sign; weighted as the mean of the reward."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,17 @@ class VersionComparison:
     """The smallest reward that a session may have; below 0 where a behaviour has a negative one."""
     most: float
     """The largest."""
+    step_least: float
+    """The smallest reward of a step, at most 0."""
     began: int
     """When a's first session began, in microseconds since 1970."""
     settled: int
     """Since when users have one version each, likewise: the share was last changed before. Not before `began`."""
     last: int
     """When the last session began, likewise."""
+    days: float
+    """Effective number of days since `settled` in which a served: (sum of n)² / (sum of n²) of a's sessions n by day. Days
+    without traffic do not count, and those with little count little."""
 
     @property
     def answer(self) -> str:
@@ -205,10 +212,18 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         together=blocks.together,
         least=outcomes.least,
         most=outcomes.most,
+        step_least=outcomes.step_least,
         began=began,
         settled=settled,
         last=last,
+        days=_effective_days(outcomes.began[is_a], settled),
     )
+
+
+def _effective_days(began: NDArray[np.int64], settled: int) -> float:
+    """The effective number of days in which sessions began (Kish), 0 without any."""
+    counts = np.bincount((began[began >= settled] - settled) // DAY).astype(np.float64)
+    return float(counts.sum() ** 2 / (counts**2).sum()) if counts.any() else 0.0
 
 
 def _capped(outcomes: Outcomes) -> tuple[Outcomes, NDArray[np.float64]]:
@@ -235,13 +250,13 @@ def _sessions_of(outcomes: Outcomes, name: str) -> NDArray[np.bool_]:
 def _side(outcomes: Outcomes, name: str, chosen: NDArray[np.bool_], blocks: Blocks, cut: NDArray[np.float64]) -> Side:
     rows = np.flatnonzero(chosen & (blocks.weight > 0))
     users, weights = outcomes.user[rows], blocks.weight[rows]
-    reward, length = (
+    reward, length, negative = (
         replace(UserSums.of(values[rows], users, len(outcomes.users), weights).mean(), count=len(rows))
-        for values in (outcomes.reward, outcomes.length)
+        for values in (outcomes.reward, outcomes.length, (outcomes.size - outcomes.reward) / 2)
     )
     size, cut_of_users = float(outcomes.size[rows].sum()), np.bincount(users, cut[rows])
     lost, most = float(cut_of_users.sum()), float(cut_of_users.max(initial=0.0))
-    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most)
+    return Side(name, len(rows), len(np.unique(users)), reward, length, size, lost, most, negative.mean)
 
 
 def _settled(outcomes: Outcomes, is_a: NDArray[np.bool_], is_b: NDArray[np.bool_], first: int) -> int:

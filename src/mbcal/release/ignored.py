@@ -42,6 +42,8 @@ class Ignored:
     """Feedback on items that its decision did not return."""
     dropped: int = 0
     """Feedback that waited in vain for its decision: longer than a session lasts, or until the memory for that was full."""
+    lost: int = 0
+    """Records that the logs have lost since the trial began: damaged, or in segments that are gone."""
     apart: dict[str, Apart] = field(default_factory=dict)
     """By version: that of the session's first decision, or of a decision that belongs to no session."""
 
@@ -55,7 +57,7 @@ class Ignored:
         return Apart(*map(sum, zip(*parts, strict=True)))
 
     def __bool__(self) -> bool:
-        return any((self.repeated, self.not_shown, self.dropped, self.total()))
+        return any((self.repeated, self.not_shown, self.dropped, self.lost, self.total()))
 
     def __str__(self) -> str:
         apart = self.total()
@@ -63,5 +65,5 @@ class Ignored:
             f"{self.repeated:,} decisions read before, {self.not_shown:,} feedback on items that were not shown, "
             f"{self.dropped:,} feedback whose decision did not come, {apart.nameless:,} decisions with neither session nor "
             f"user, {apart.late:,} with rewards that came after their session, "
-            f"{apart.headless:,} sessions without a beginning"
+            f"{apart.headless:,} sessions without a beginning" + (f", {self.lost:,} records lost" if self.lost else "")
         )

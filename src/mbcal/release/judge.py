@@ -18,6 +18,8 @@ MAX_APART = 0.01
 MAX_APART_REWARD = 0.03
 """Nor where `Apart.reward` is more than this share of their reward, without signs: as much may still come. Up to there a
 canary must earn more by what is known of it (`_hidden_loss`)."""
+ENOUGH_DAYS = 3.0
+"""Days with about as much traffic, of those that a canary has to serve at least: beyond these any count."""
 MAX_STEPS_LOST = 0.05
 """Where rewards may be negative, nothing is promoted while steps with feedback may be fewer by more than this share."""
 LEAST_EXPLORATION = 1e-6
@@ -97,7 +99,7 @@ def judge_canary(
         What to do, and why in words.
     """
     ignored = ignored or Ignored()
-    not_whole = _why_not_whole(comparison, ignored)
+    not_whole = _why_not_whole(comparison, ignored) or _why_lost(ignored)
     words, may_promote, is_over = UNSERVED, False, elapsed > config.longest
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -109,7 +111,7 @@ def judge_canary(
         size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
         unmet = float(comparison.reward_difference.safe_lower(config.promote_alpha))
         safe = unmet - sum(_hidden_loss(comparison, ignored))
-        upper += _hidden_gain(comparison)
+        upper += _hidden_gain(comparison, ignored)
         words = f"{counts}; {comparison.sentence()}"
         if comparison.together and upper < -config.withdraw_below * live:
             if more := _what_users_gain(comparison, config.withdraw_below):
@@ -119,12 +121,15 @@ def judge_canary(
         unsure = "; ".join(filter(None, (_why_unsure(comparison, config.user_loss), _why_silent(comparison))))
         is_enough = comparison.together and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
-        missing = config.shortest - (elapsed if served is None else served)
+        missing = max(
+            config.shortest - (elapsed if served is None else served),
+            min(config.shortest, ENOUGH_DAYS * DAY) - comparison.days * DAY,
+        )
         less = _why_less(comparison, config.user_loss)
         if may_promote and safe > 0 and missing <= 0 and not less:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if may_promote and safe > 0 and missing > 0:
-            words += f"; {_still_waits(missing, comparison.settled > comparison.began)}"
+            words += f"; {_still_waits(missing, comparison.settled > comparison.began, config.longest - elapsed)}"
         may_promote &= missing <= 0 and not (less and safe > 0)
         if lower > 0 >= unmet and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
@@ -145,11 +150,12 @@ def judge_canary(
     return "wait", words
 
 
-def _still_waits(seconds: float, share_changed: bool) -> str:
-    """Say that a canary is better so far, and how long and why it is not promoted all the same."""
+def _still_waits(seconds: float, share_changed: bool, left: float) -> str:
+    """Say that a canary is better so far, and how long and why it is not promoted all the same, or that time runs out."""
     why = "users met both versions as the share was changed" if share_changed else "rewards may come later than sessions end"
     time = f"{seconds / DAY:.1f} days" if seconds >= DAY else f"{seconds / 3600:.1f} hours"
-    return f"better so far; promoted in {time} at the earliest, since {why}"
+    text = f"better so far; promoted after {time} more of usual traffic, since {why}"
+    return f"{text}; the trial ends before: give more --canary-days" if left < seconds else text
 
 
 def _what_users_gain(comparison: VersionComparison, withdraw_below: float) -> str:
@@ -221,33 +227,53 @@ def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> st
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
 
 
+def _why_lost(ignored: Ignored) -> str:
+    """Say that the logs have lost records, which may show what a canary costs; empty if they have not."""
+    if not ignored.lost:
+        return ""
+    return f"not promoted, since {ignored.lost:,} records of its trial are lost (mbcal log show): begin it anew"
+
+
 def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side, Apart], tuple[Side, Apart]]:
     """Return the canary and the live version, each with what is apart of it. What is of neither counts for the live one."""
     a, b = comparison.a, comparison.b
     return (a, ignored.total([a.version])), (b, ignored.total(ignored.apart.keys() - {a.version}))
 
 
-def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float, float]:
+def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float, float, float]:
     """Reward per session that may be a loss of the canary: what was cut, and what is apart, of the live version.
 
-    Where rewards can be negative, what does not count of the canary may have been losses.
+    Where rewards can be negative, what does not count of the canary may have been losses. And of its feedback some may be
+    lost: of negative rewards what it has less of, unless its steps with feedback show that so much cannot be missing.
     """
     sides = _sides(comparison, ignored)[0 if comparison.least < 0 else 1 :]
-    return sum(side.cut / side.sessions for side, _ in sides), sum(apart.reward / side.sessions for side, apart in sides)
+    cut, apart = (sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True))
+    fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
+    most_lost = -comparison.step_least * max(-comparison.length.lower, 0.0) if comparison.step_least else 0.0
+    return cut, apart, min(fewer, most_lost)
 
 
-def _hidden_gain(comparison: VersionComparison) -> float:
-    """Reward per session by which a canary may be better, likewise; without one user, who must not stop a withdrawal."""
-    a, b = comparison.a, comparison.b
+def _hidden_gain(comparison: VersionComparison, ignored: Ignored) -> float:
+    """Reward per session by which a canary may be better, likewise.
+
+    Of what was cut not that of one user, who must not stop a withdrawal. Of late rewards and parts of visits, which both
+    versions have, what the canary has more; where rewards can be negative, the difference.
+    """
+    (a, own), (b, other) = _sides(comparison, ignored)
     lost = (b.cut - b.most_cut) / b.sessions if comparison.least < 0 else 0.0
-    return (a.cut - a.most_cut) / a.sessions + lost
+    apart = own.reward / a.sessions - other.reward / b.sessions
+    return (a.cut - a.most_cut) / a.sessions + lost + (abs(apart) if comparison.least < 0 else max(apart, 0.0))
 
 
 def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
     """Say how much does not count and may be what a canary loses; empty if all counts."""
-    sources = (f"long sessions earned beyond {comparison.most:.4g}", "came late or in parts of visits")
+    sources = (
+        f"that long sessions earned beyond {comparison.most:.4g}",
+        "that came late or in parts of visits",
+        "of negative rewards that it has less of, and whose feedback may be lost,",
+    )
     parts = zip(_hidden_loss(comparison, ignored), sources, strict=True)
-    return "".join(f"; {hidden:.3g} per session that {source} do not count" for hidden, source in parts if hidden)
+    return "".join(f"; {hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden)
 
 
 def _found(apart: Apart) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mbcal.decision_log.records import Decision, Feedback, Record
 from mbcal.decision_log.visits import is_anonymous
 from mbcal.errors import OptionError
-from mbcal.release.counted_ids import CountedDecisions, CountedIds, VersionIds
+from mbcal.release.counted_ids import CountedDecisions, CountedIds
 from mbcal.release.ignored import Ignored
 from mbcal.release.sessions import RESPONSE_BYTES, CountingRule, LoggedDecision, Response, Session, cut_sessions
 
@@ -85,6 +85,8 @@ class Outcomes:
     """The least that a session may earn (`CountingRule.bounds`). What a session earned beyond does not count."""
     most: float
     """The most: a reward this large may be there, and not have been met yet."""
+    step_least: float = 0.0
+    """The least that a step may earn, at most 0."""
 
     def __len__(self) -> int:
         return len(self.version)
@@ -125,7 +127,7 @@ class OutcomeReader:
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
         self._counted, self._late = CountedDecisions(), CountedIds()  # the latter: decisions with late rewards
-        self._nameless = VersionIds()  # of decisions that belong to no session, and of feedback on them
+        self._nameless = CountedDecisions()  # those that belong to no session
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
         self._without_session, self._without_user = Counter[str](), Counter[str]()  # counted sessions by version
@@ -162,9 +164,11 @@ class OutcomeReader:
     def _add_decision(self, record: Decision) -> None:
         decision = LoggedDecision.of(record)
         if decision is None:
-            if record.time >= self._rule.since and self._nameless.version_of(record.id) is None:
-                self.ignored.of(record.version).nameless += 1
-            self._nameless.add(record.id, record.version)
+            if self._nameless.version_of(record.id) is None:
+                is_of_trial = record.time >= self._rule.since
+                self._nameless.add(record.id, record.version, record.items, [] if is_of_trial else record.items)
+                if is_of_trial:
+                    self.ignored.of(record.version).nameless += 1
             for item, (_, _, behaviour) in self._take_early(record.id).items():
                 self._add_nameless(record.version, record.id, item, behaviour)
             return
@@ -216,10 +220,11 @@ class OutcomeReader:
         self._late.add(decision)
 
     def _add_nameless(self, version: str, decision: str, item: str, behaviour: str) -> None:
-        """Take note of feedback on a decision that belongs to no session, the first on each item."""
-        if self._nameless.version_of((decision, item)) is None:
+        """Take note of feedback on a decision that belongs to no session, the first on each item that it returned."""
+        kind = self._nameless.respond(decision, item)
+        self.ignored.not_shown += kind == "not shown"
+        if kind == "first":
             self.ignored.of(version).reward += abs(self._rule.rewards.get(behaviour, 0.0))
-        self._nameless.add((decision, item), version)
 
     def _change(self, group: _Group, size: int) -> None:
         """Take note that the decisions of a group changed, and of the bytes that came or went."""
@@ -256,7 +261,8 @@ class OutcomeReader:
         self._count(now)
         columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
         least, most = self._rule.bounds(columns["length"], self._horizon)
-        return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most)
+        step_least = min(0.0, *self._rule.rewards.values())
+        return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most, step_least=step_least)
 
     def _count(self, now: int) -> None:
         waiting: list[Session] = []

@@ -284,6 +284,8 @@ def registry_answer(registry: Registry) -> RegistryAnswer:
     except MbcalError:
         return RegistryAnswer(None, None, None, [], [], updates, "the registry cannot be read; the server's log says why")
     trial = None if pointer.canary is None else read_trial(registry.path, pointer.canary, pointer.canary_began)
+    if trial is not None:
+        trial.pop("logs", None)  # paths of this machine
     return RegistryAnswer(pointer.current, pointer.canary, trial, list(pointer.before), versions, updates)
 
 
