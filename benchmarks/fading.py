@@ -1,12 +1,13 @@
 """Whether an advantage fades in Growing Batch-RL: rounds in a world so small that its best answer is known.
 
-    python benchmarks/fading.py [--methods mbcal mbcal+counterfactual=behaviours] [--seeds 0 1 2] [--rounds 10]
+    python benchmarks/fading.py [--methods mbcal mbcal+counterfactual=behaviours] [--seeds 0] [--rounds 10]
         [--output docs/results/toy-fading.csv]
 
 A key item earns nothing and makes the following items worth more; sweet items earn a little at once (`DelayedPrize` in
 tests/support/toys.py). The best policy earns 15 per session, the myopic one 6. Every round is collected by the present
 policy, which then hardly varies: so logged behaviours tell which item must have been shown, and an advantage that compares
-with the same behaviours vanishes. All settings are the defaults.
+with the same behaviours vanishes. All settings are the defaults. Decision 25 has `--methods mbcal --seeds 0 1 2`, and
+the behaviours with seed 0.
 
 A seed whose rows are in the output is not run again.
 """

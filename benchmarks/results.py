@@ -111,6 +111,8 @@ class Part(NamedTuple):
 
 def run(name: str, build: Path, device: Device, workers: int | None, small: bool, part: Part) -> None:
     """Begin or resume an experiment, or a part of it, and write the report of each of its runs."""
+    if part.shares and name not in SIZES:
+        raise OptionError(f"--shares: {name} learns from the whole log; only {', '.join(sorted(SIZES))} have shares.")
     if small:
         build = build / "small"
         if not (build / "data" / "newsfeed" / "manifest.json").is_file():

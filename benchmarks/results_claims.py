@@ -15,11 +15,14 @@ from results_comparisons import TESTS
 from results_evidence import FAILS, HOLDS, UNKNOWN, Claim, Evidence, Verdict
 from results_experiments import ResultFiles
 
+_DEFINED = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
 CLAIMS = [
     Claim(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
-    for entry in tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))["claims"]
+    for entry in _DEFINED["claims"]
 ]
 """All claims, in the order of the page."""
+ANSWERS: list[str] = _DEFINED["answers"]["lines"]
+"""What the page says first, with placeholders for evidence: `results_page.answer_block`."""
 
 
 def evidence(claim: Claim, data: str, files: ResultFiles) -> Evidence | None:

@@ -10,16 +10,19 @@ with Student's t at Welch's degrees of freedom; with a single training the secon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from results_evidence import Claim, Evidence
-from results_experiments import DEFINITIONS, ResultFiles, Row
+from results_experiments import DEFINITIONS, SHARES, ResultFiles, Row
 
 from mbcal.metrics import t_quantile
 
 NORMAL = 1.959964
 RATINGS = ("netflix", "ml1m")
+PLANNING = "mbcal-plan"
+SMALLEST = f"1-{max(SHARES)}"
+"""The smallest share of the log, as records of experiments on sizes call it."""
 YARDSTICKS = ("yardstick", "BoredInf")
 """Rows of worlds.py whose policies play the world of the growing experiment."""
 
@@ -79,6 +82,7 @@ def _gap_over_users(rows: Sequence[Row], judge: str, more: str, less: str) -> tu
 def compare_rewards(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
     """Batch-RL and Growing Batch-RL."""
     experiment, found = f"{data}-{claim.table}", []
+    note = planned_note(files, experiment) if PLANNING in (*claim.more, *claim.less) else ""
     rewards = {(row["judge"], row["agent"]): row["reward per session"] for row in files.rows(f"{experiment}-{claim.table}")}
     for more in claim.more:
         for less in claim.less:
@@ -88,9 +92,22 @@ def compare_rewards(claim: Claim, data: str, files: ResultFiles) -> list[list[Ev
                 if gap is not None:
                     against = less if len(claim.less) > 1 else more if len(claim.more) > 1 else ""
                     bound, known = -claim.margin * rewards[judge, less], paper_gap(files, data, claim, more, less)
-                    by_judge.append(replace(gap, bound=bound, against=against, paper=known))
+                    by_judge.append(replace(gap, bound=bound, against=against, paper=known, note=note))
             found.append(by_judge)
     return found
+
+
+def planned_note(files: ResultFiles, experiment: str) -> str:
+    """In how many trainings mbcal-plan planned; empty where its choices are not known."""
+    chosen = [row for row in files.rows(f"{experiment}-choices") if row["agent"] == PLANNING and row["chosen"] == "True"]
+    if chosen:
+        return f"planned in {sum(row['advantage'] == 'planned' for row in chosen)} of {len(chosen)}"
+    table = experiment.partition("-")[2]
+    trainings = {row["seeds"] for row in files.rows(f"{experiment}-{table}") if row["agent"] == PLANNING}
+    regressions = [row["seeds"] for row in files.rows(f"{experiment}-variance") if row["agent"] == PLANNING]
+    if not trainings or not files.rows(f"{experiment}-variance"):
+        return ""
+    return f"planned in {max(trainings) - sum(regressions)} of {max(trainings)}"  # planned ones have no value regression
 
 
 def paper_gap(files: ResultFiles, data: str, claim: Claim, more: str, less: str) -> float | None:
@@ -102,15 +119,17 @@ def paper_gap(files: ResultFiles, data: str, claim: Claim, more: str, less: str)
 
 
 def compare_size(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """Rewards from the smallest share of the log; not paired, so the interval is wider than it had to be."""
+    """Rewards from a sixteenth of the log; not paired, so the interval is wider than it had to be."""
+    record = files.record(f"{data}-size").get(SMALLEST)
+    smallest = record["settings"]["log_sessions"] if record else None
     rows = files.rows(f"{data}-size-size")
-    smallest = min((row["log sessions"] for row in rows), default=0)
     table = {(row["judge"], row["agent"]): row for row in rows if row["log sessions"] == smallest}
     found = []
     for more in claim.more:
         for less in claim.less:
             pairs = [(judge, table.get((judge, more)), table.get((judge, less))) for judge in deciding_judges(data)]
-            gaps = [_difference(first, second, judge, less) for judge, first, second in pairs if first and second]
+            against = less if len(claim.less) > 1 else ""
+            gaps = [_difference(first, second, judge, against) for judge, first, second in pairs if first and second]
             found.append([replace(gap, trusted=trusted_from(files, f"{data}-batch", gap.judge)) for gap in gaps])
     return found
 
@@ -125,7 +144,7 @@ def _difference(first: Row, second: Row, judge: str, against: str) -> Evidence:
 
 
 def compare_variance(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """Factors between mean squared errors, from lowest to highest training."""
+    """Factors between mean squared errors; the ends are the lowest and highest between two trainings, no 95% interval."""
     rows = {row["agent"]: row for row in files.rows(f"{data}-batch-variance")}
     paper = files.paper("variance", data) if claim.by == "paper" else {}
     ends = {
@@ -153,8 +172,13 @@ def compare_choice(claim: Claim, data: str, files: ResultFiles) -> list[list[Evi
         reward = sum(row["reward"] for row in rows if row["judge"] == judge) / len(regrets)
         mean, half = mean_of_seeds([regret for regret, _ in regrets])
         half = math.hypot(half, sum(users for _, users in regrets) / len(regrets))
+        chosen = [row["chosen"] for row in rows if row["judge"] == judge]
+        notes = [f"planned in {chosen.count('planned')} of {len(chosen)}"]
+        if all(regret == 0 for regret, _ in regrets):
+            notes.append("the choice was the best in all trainings")
         found = Evidence(-mean, -mean - half, -mean + half, -claim.margin * reward, judge=judge, trainings=len(regrets))
-        by_judge.append(replace(found, loss=True, trusted=trusted_from(files, f"{data}-batch", judge)))
+        found = replace(found, loss=True, note=", ".join(notes))
+        by_judge.append(replace(found, trusted=trusted_from(files, f"{data}-batch", judge)))
     return [by_judge]
 
 
@@ -168,22 +192,30 @@ def mean_of_seeds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def compare_ranking(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """Rank correlations with the true advantage, on the largest log, mean over seeds."""
-    column, rows = claim.column or "rank, logging", files.rows(f"{data}-advantages")
-    largest = max((row["sessions"] for row in rows), default=0)
-    by_estimate: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row["sessions"] == largest and row.get(column) is not None:
-            by_estimate.setdefault(row["estimate"], {})[row.get("seed", 0)] = row[column]
-    found = []
-    for more in claim.more:
-        for less in claim.less:
-            first, second = by_estimate.get(more, {}), by_estimate.get(less, {})
-            seeds = sorted(set(first) & set(second))
-            if seeds:
-                mean, half = mean_of_seeds([first[seed] - second[seed] for seed in seeds])
-                found.append([Evidence(mean, mean - half, mean + half, trainings=len(seeds))])
-    return found
+    """Rank correlations with the true advantage, mean over seeds; the claim is about logs of every size."""
+    column = claim.column or "rank, logging"
+    ranks: dict[tuple[int, str], dict[int, float]] = {}
+    for row in files.rows(f"{data}-advantages"):
+        if row.get(column) is not None:
+            ranks.setdefault((row["sessions"], row["estimate"]), {})[row.get("seed", 0)] = row[column]
+    sizes = sorted({size for size, _ in ranks}, reverse=True)
+    return [
+        _rank_gaps({size: (ranks.get((size, more), {}), ranks.get((size, less), {})) for size in sizes}, size)
+        for more in claim.more
+        for less in claim.less
+        for size in sizes
+    ]
+
+
+def _rank_gaps(by_size: Mapping[int, tuple[Mapping[int, float], Mapping[int, float]]], size: int) -> list[Evidence]:
+    """The difference of ranks (by seed) on a log of one size, with a note of the others; empty without a common seed."""
+    gaps = {at: [first[seed] - second[seed] for seed in first if seed in second] for at, (first, second) in by_size.items()}
+    if not gaps[size]:
+        return []
+    mean, half = mean_of_seeds(gaps[size])
+    others = [f"{mean_of_seeds(found)[0]:+.3f} with {at:,}" for at, found in gaps.items() if found and at != size]
+    found = Evidence(mean, mean - half, mean + half, against=f"{size:,} sessions", trainings=len(gaps[size]))
+    return [replace(found, note=", ".join(others))]
 
 
 def compare_yardstick(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
@@ -205,17 +237,6 @@ def compare_yardstick(claim: Claim, data: str, files: ResultFiles) -> list[list[
     return found
 
 
-def compare_steady(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """Minus the largest fall of any training below its best round before."""
-    rows = [
-        row for row in files.rows(f"{data}-growing-curves") if row["agent"] in claim.more and row.get("fall") is not None
-    ]
-    if not rows:
-        return []
-    fall = max(row["fall"] for row in rows)
-    return [[Evidence(-fall, -fall, -fall, -claim.margin, trainings=rows[0]["seeds"], loss=True)]]
-
-
 TESTS: dict[str, Callable[[Claim, str, ResultFiles], list[list[Evidence]]]] = {
     "batch": compare_rewards,
     "growing": compare_rewards,
@@ -224,6 +245,5 @@ TESTS: dict[str, Callable[[Claim, str, ResultFiles], list[list[Evidence]]]] = {
     "choice": compare_choice,
     "ranking": compare_ranking,
     "yardstick": compare_yardstick,
-    "steady": compare_steady,
 }
 """By table of a claim: the evidence, pair by pair and judge by judge."""

@@ -24,11 +24,12 @@ class Claim:
     less: tuple[str, ...] = ()
     margin: float = 0.0
     column: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One number with its interval, and what it must exceed."""
+    """One number with its interval, and what it must exceed: with the whole interval, and by more than its judge may err."""
 
     value: float
     low: float
@@ -50,7 +51,9 @@ class Evidence:
     partial: bool = False
     """Whether something that the claim compares was not measured yet, so that it can be refuted only."""
     disputed: bool = False
-    """Whether another judge says the opposite."""
+    """Whether another judge does not agree."""
+    note: str = ""
+    """What else a reader must know of the number."""
 
     @property
     def verdict(self) -> Verdict:
@@ -62,20 +65,36 @@ class Evidence:
 
     @property
     def is_small(self) -> bool:
-        """Whether the judge's own error could explain how far the value is from the bound."""
-        return self.trusted is not None and abs(self.value - self.bound) < self.trusted
+        """Whether the judge's own error, added to the interval, could explain how far the value is from the bound."""
+        return self.trusted is not None and max(self.low - self.bound, self.bound - self.high) < self.trusted
 
     def __str__(self) -> str:
+        return " ".join(filter(None, (self.number, self.interval)))
+
+    @property
+    def number(self) -> str:
+        """The value as readers see it, rounded as its interval is."""
         if self.factor:
-            interval = f" [{_factor(self.low)}, {_factor(self.high)}]" if self.low < self.high else ""
-            return f"{_factor(self.value)}×{interval}"
-        numbers = (-self.value, -self.high, -self.low) if self.loss else (self.value, self.low, self.high)
-        sign = "" if self.loss else "+"
+            return f"{_factor(self.value)}×"
+        value, sign = (-self.value, "") if self.loss else (self.value, "+")
         if self.low == self.high:
-            return f"{numbers[0]:{sign}.3g}" if self.value else "0"
+            return f"{value:{sign}.3g}" if value else "0"
         decimals = _decimals(self.low, self.high)
-        value, low, high = (round(number, decimals) or 0.0 for number in numbers)  # no -0.0
-        return f"{value:{sign if value else ''}.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+        value = round(value, decimals) or 0.0  # no -0.0
+        return f"{value:{sign if value else ''}.{decimals}f}"
+
+    @property
+    def interval(self) -> str:
+        """The interval; of a factor from the lowest to the highest between two trainings; empty if there is none."""
+        if self.low == self.high:
+            return ""
+        if self.factor:
+            return f"{_factor(self.low)}× to {_factor(self.high)}×"
+        decimals = _decimals(self.low, self.high)
+        low, high = (
+            round(end, decimals) or 0.0 for end in ((-self.high, -self.low) if self.loss else (self.low, self.high))
+        )
+        return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
 
     @property
     def limit_text(self) -> str:

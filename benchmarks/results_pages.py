@@ -68,7 +68,9 @@ def _claims_parts(data: str, files: ResultFiles) -> Iterator[str]:
         yield "## Claims"
         yield (
             "✓ holds, ✗ does not hold, ? inconclusive; the comparison that decides, with its 95% interval over users and "
-            "trainings. ° could be the simulator's own error. More: [results.md](../results.md#how-to-read-the-tables)."
+            "trainings, not corrected for the number of comparisons. A factor (×) has the range between single trainings, "
+            "which is no 95% interval. ° the simulator's own error, added to the interval, could explain it. More: "
+            "[results.md](../results.md#how-to-read-the-tables)."
         )
         yield Table("", "", ("claim", "whose", "evidence", "judge"), rows).grid()
 
@@ -103,8 +105,9 @@ def _made_by(experiment: str, files: ResultFiles) -> str:
 
 
 def _script_parts(script: Mapping[str, Any], data: str, files: ResultFiles) -> Iterator[str]:
-    """Note, command and table of a script; or the command alone."""
-    command = script["command"].replace("DATA", data)
+    """Note, the command that was recorded and table of a script; or the command that would make it."""
+    recorded = files.record(script["file"]).get(data, {})
+    command = recorded.get("command", script["command"].replace("DATA", data))
     rows = [row for row in files.rows(script["file"]) if row.get("data", data) == data]
     if not rows:
         yield f"Not run yet: `{command}`."

@@ -15,6 +15,7 @@ import pytest
 
 from mbcal import NetConfig, TrainingConfig
 from mbcal.agents import AGENTS, agent_class
+from mbcal.config import to_dict
 from mbcal.errors import InputError
 from mbcal.evaluation.experiment.config import experiment_config
 from mbcal.evaluation.experiment.context import agent_config, split_agent_name
@@ -27,7 +28,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import results
 from results_experiments import EXPERIMENTS, PAGES, ResultFiles
 from results_figures import MAIN, METHODS, curve_figure, gap_figure
-from results_page import BLOCK, page_table, page_text
+from results_page import BLOCK, page_table, page_text, shortcomings
 from results_pages import data_page, pages_with_blocks
 
 SMALL: dict[str, tuple[str, ...]] = {
@@ -62,7 +63,7 @@ def test_pages_of_data_say_what_their_files_say(data: str) -> None:
 
 
 def test_the_main_page_can_be_read_in_five_minutes() -> None:
-    assert len((DOCS / "results.md").read_text().splitlines()) <= 150
+    assert len((DOCS / "results.md").read_text().splitlines()) <= 160
     methods = {page.stem for page in (DOCS / "methods").glob("*.md")}
     assert methods | {"results", "leaving"} == {page.stem for page in pages_with_blocks(DOCS)}
 
@@ -248,6 +249,8 @@ def test_a_part_of_an_experiment_is_run_and_resumed(tmp_path: Path, build: Path)
     assert json.loads((tmp_path / "docs" / "netflix-batch.json").read_text())["netflix-batch"]["cells"]["done"] == 2
     with pytest.raises(SystemExit, match=r"agents: 'mbcl' is not in the experiment; .*Did you mean 'mbcal'\?"):
         results.main([*part, "mbcl"])
+    with pytest.raises(SystemExit, match=r"--shares: netflix-batch learns from the whole log; only .*netflix-size"):
+        results.main([*command("netflix-batch"), "--build", str(tmp_path), "--shares", "16"])
     results.main([*command("netflix-size"), "--build", str(tmp_path), "--shares", "16", "4", "--agents", "gru4rec"])
     begun = sorted(path.name for path in (tmp_path / "small" / "results" / "netflix-size").iterdir())
     assert begun == ["1-16", "1-4"]
@@ -379,6 +382,46 @@ def test_gaps_have_the_intervals_of_claims(tmp_path: Path) -> None:
     found = [row[table.columns.index("gap to mbcal")] for row in table.rows]
     assert found == ["-2.00 [-2.69, -1.31]°", "-1 (one training)°", None]  # Student's t, four degrees of freedom
     assert table.rows[0][table.columns.index("interval over users")] == "[89, 91]"
+
+
+def test_growing_tables_have_the_largest_fall_of_any_training(tmp_path: Path) -> None:
+    lines = ["judge,agent,reward per session", "lstm,mbcal,90", "transformer,mbcal,89", "lstm,the log,80"]
+    (tmp_path / "ml1m-growing-growing.csv").write_text("\n".join(lines) + "\n")
+    curves = ["agent,seeds,round,fall", "mbcal,3,1,0", "mbcal,3,2,3.5", "mbcal,3,3,1"]
+    (tmp_path / "ml1m-growing-curves.csv").write_text("\n".join(curves) + "\n")
+    table = page_table(ResultFiles(tmp_path), ["ml1m-growing-growing"], ["columns: judge, agent, largest fall?"])
+    assert [row[2] for row in table.rows] == [3.5, None, None]  # rounds have the first judge alone
+
+
+def test_what_results_lack_is_said_of_all_shares_and_settings(tmp_path: Path) -> None:
+    defined = to_dict(results.experiment_config({**EXPERIMENTS["netflix-size"], "data": "build/data/netflix"}))
+    record = {"cells": {"all": 33, "done": 33, "missing": []}, "settings": {**defined, "log_sessions": 7}}
+    agents = EXPERIMENTS["netflix-size"]["agents"]
+    rows = ["log sessions,judge,agent", *(f"7,lstm,{agent}" for agent in agents)]
+    (tmp_path / "netflix-size-size.csv").write_text("\n".join(rows) + "\n")
+
+    def said(**settings: Any) -> list[str]:
+        changed = {**record, "settings": {**record["settings"], **settings}}
+        (tmp_path / "netflix-size.json").write_text(json.dumps({"1-16": changed}))
+        return shortcomings(ResultFiles(tmp_path), "netflix-size")
+
+    assert said() == [f"33 of {5 * 33} results"]
+    changes = said(gamma=0.95, judges=["lstm"], net={})[1:]
+    assert set(changes) == {
+        "gamma 0.95 in place of the default",
+        "judges lstm in place of lstm and transformer",
+        "other net",
+    }
+
+
+def test_commands_on_pages_are_those_that_were_run(tmp_path: Path) -> None:
+    rows = ["data,seed,models,imagined,true,planned in the true world,oracle", "newsfeed,0,2,109,105,107,109.5"]
+    (tmp_path / "planning-error.csv").write_text("\n".join(rows) + "\n")
+    assert "planning.py error build/data/newsfeed --device cuda --output" in data_page("newsfeed", ResultFiles(tmp_path))
+    (tmp_path / "planning-error.json").write_text(json.dumps({"newsfeed": {"command": "python … --models 2"}}))
+    page = data_page("newsfeed", ResultFiles(tmp_path))
+    assert "`python … --models 2`" in page
+    assert "planning.py error" not in page
 
 
 def test_a_log_that_is_not_there_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
