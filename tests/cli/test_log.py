@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from mbcal import Behaviours, Catalog
 from mbcal.decision_log import Decision, DecisionLog, Feedback
 from mbcal.decision_log.reader import read_log
+from mbcal.release.gate import GateConfig, split_judges
 from mbcal.storage.artifacts import MODEL_KIND, write_artifact
 from tests.support.command_line import mbcal, refused
 from tests.support.decision_records import decision, feedback, write_log
@@ -89,6 +91,13 @@ def test_compact_and_export(shop: Path) -> None:
         "first.items.parquet: 1 items that model does not know, with the features that requests gave",
         "left out: behaviour 'odd' is not in model, 1 feedback records",
     ]
+    printed = mbcal("log", "export", "log", "--model", "model", "--out", "part.parquet", "--teaching", cwd=shop).stdout
+    teaching = {row["user"] for row in pq.read_table(shop / "part.parquet").to_pylist()}
+    names = ("u0", "u1", "u2")
+    expected, _ = split_judges(names, np.arange(3, dtype=np.int32), GateConfig().judges)
+    assert {int(user[1:]) for user in teaching} == set(expected.tolist())
+    assert f" steps of {len(teaching)} users" in printed.splitlines()[0]
+    assert 0 < len(teaching) < 3
     assert f"log: {segments - 1} segments compacted" in mbcal("log", "compact", "log", cwd=shop).stdout
     assert list(read_log(shop / "log")) == before
     mbcal("log", "export", "log", "--model", "model", "--out", "second.parquet", "--horizon", "2", cwd=shop)

@@ -308,6 +308,36 @@ def test_all_sessions_begun_during_a_long_one_follow_it() -> None:
     assert set(names[follows]) == {"s1", "s3", "s5"}
 
 
+@pytest.mark.parametrize(("minutes", "is_one_visit"), [(29, True), (31, False)])
+def test_a_visit_goes_on_after_the_end_of_a_film(minutes: int, is_one_visit: bool) -> None:
+    """Films of an hour; feedback comes at their end, and the next one is chosen some minutes later."""
+    minute = 60 * 10**6
+    times = [1, 61 * minute + minutes * minute]
+
+    def watched(name: str, session: str) -> list[Record]:
+        place = int(name[1])
+        return [
+            decided(name, session=session, user="u", step=0, time=times[place], items=["ab"[place]]),
+            answered(name, "ab"[place], time=times[place] + 61 * minute - 1),
+        ]
+
+    found = joined(*watched("d0", "s0"), *watched("d1", "s1"))
+    assert [rows.tolist() for rows in found.in_succession()] == [[is_one_visit, False], [False, is_one_visit]]
+    found = joined(*watched("d0", ""), *watched("d1", ""))
+    assert found.sessions.length.tolist() == ([2] if is_one_visit else [1, 1])
+
+
+def test_feedback_that_comes_after_the_next_session_began_says_nothing_of_when_the_first_ended() -> None:
+    hour = 3600 * 10**6
+    records = [
+        decided("d0", session="s0", user="u", step=0, time=1),
+        answered("d0", time=9 * hour),
+        decided("d1", session="s1", user="u", step=0, time=5 * hour),
+        answered("d1", time=5 * hour + 1),
+    ]
+    assert not any(rows.any() for rows in joined(*records).in_succession())
+
+
 def test_what_was_served_before_feedback_came() -> None:
     """A list of two, then two lists of one; the feedback on the second list comes after the third was served."""
     found = joined(

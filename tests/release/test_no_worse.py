@@ -48,7 +48,7 @@ def test_it_is_published_if_asked_for(arguments: list[str], weak: Registry, caps
     assert run("update", *arguments, "--no-worse", "publish") == 0
     assert (weak.current(), weak.canary(), weak.previous_versions()) == ("v000002", None, ["v000001"])
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1].startswith("v000002 is live instead of v000001: the log shows that it is no worse (")
+    assert printed[-1].startswith("v000002 is live instead of v000001: the log shows that it is no worse, unless it learned")
 
 
 def test_the_command_says_what_to_do_next(
@@ -57,7 +57,7 @@ def test_the_command_says_what_to_do_next(
     assert run("update", *arguments) == 4
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
     *_, outcome, automatic, by_hand = capsys.readouterr().out.splitlines()
-    assert outcome.startswith("v000002 is the canary; v000001 stays live: the log shows that it is no worse (")
+    assert outcome.startswith("v000002 is the canary; v000001 stays live: the log shows that it is no worse, unless it")
     assert automatic == (
         "next: servers that run with --canary try it on users, and what these earn decides; if none does: "
         f"mbcal serve --registry {weak.path} --log {log} --canary 0.1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,6 +109,10 @@ def export_sessions(
     out: Annotated[Path, typer.Option(help="Parquet file to write, one row per session.", show_default=False)],
     horizon: Annotated[int, typer.Option(help="Most steps in a row. Longer sessions are cut into several rows.")] = 20,
     history: Annotated[int, typer.Option(help="Most history steps in a row.")] = 20,
+    teaching: Annotated[
+        bool,
+        typer.Option("--teaching", help="Without users who judge: for a model that 'mbcal update --candidate' is given."),
+    ] = False,
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Name damaged and missing records, and go on.")
     ] = False,
@@ -118,6 +123,8 @@ def export_sessions(
     Items keep their names, also those that the model does not know. Features that requests gave to such items are written
     beside the file, as NAME.items.parquet, which `mbcal prepare table --items` reads.
     """
+    import numpy as np
+
     from mbcal.decision_log import join_sessions, read_log
     from mbcal.decision_log.new_items import named_items
     from mbcal.storage.artifacts import MODEL_KIND, Artifact
@@ -143,12 +150,19 @@ def export_sessions(
         write_atomic(items_path, _items_to_parquet(catalog, new))
     else:
         items_path.unlink(missing_ok=True)  # of an earlier export, which is replaced
-    write_atomic(out, _to_parquet(joined))
+    rows = np.arange(len(joined.sessions))
+    if teaching:
+        from mbcal.release.gate import GateConfig, split_judges
+
+        rows, _ = split_judges(joined.users, joined.sessions.user, GateConfig.judges)
+    write_atomic(out, _to_parquet(joined, rows.tolist()))
     counts = asdict(joined.counts)
     unknown_behaviours = counts.pop("unknown_behaviours")
     del counts["lost"]
     other_counts = {name: count for name, count in counts.items() if count and name not in ("sessions", "steps")}
-    typer.echo(f"{out}: {counts['sessions']:,} sessions, {counts['steps']:,} steps of {len(joined.users):,} users")
+    sessions = joined.sessions[rows]
+    n_steps, n_users = int(sessions.length.sum()), len(np.unique(sessions.user))
+    typer.echo(f"{out}: {len(sessions):,} sessions, {n_steps:,} steps of {n_users:,} users")
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in other_counts.items()))
     if new:
         typer.echo(
@@ -177,22 +191,22 @@ def _items_to_parquet(catalog: Catalog, count: int) -> bytes:
     return content.getvalue()
 
 
-def _to_parquet(joined: Joined) -> bytes:
-    """Return a Parquet file with one row per session, items and behaviours by name."""
+def _to_parquet(joined: Joined, indices: Sequence[int]) -> bytes:
+    """Return a Parquet file with a row for each of these sessions, items and behaviours by name."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sessions, item_name = joined.sessions, joined.sessions.catalog.name_of
     behaviour_names = sessions.behaviour_set.names
     rows: list[dict[str, Any]] = []
-    for index, session_name in enumerate(joined.session_names):
+    for index in indices:
         values = {key: array[index] for key, array in sessions.arrays()}
         steps, history = int(values["length"]), int(values["history_length"])
         candidates = values["candidates"][:steps].tolist()
         rows.append(
             {
                 "user": joined.users[int(values["user"])],
-                "session": session_name,
+                "session": joined.session_names[index],
                 "items": [item_name(row) for row in values["items"][:steps].tolist()],
                 "behaviours": [behaviour_names[n] for n in values["behaviours"][:steps].tolist()],
                 "propensities": values["propensities"][:steps].tolist(),

@@ -80,7 +80,13 @@ def update_registry(
     min_sessions: SessionsOption = 200,
     tolerance: ToleranceOption = 0.01,
     no_worse: NoWorseOption = "canary",
-    candidate: Annotated[Path | None, typer.Option(help="Judge this model instead of learning one.")] = None,
+    candidate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Judge this model instead of learning one. It must not have learned from users who judge: "
+            "'mbcal log export --teaching' leaves them out."
+        ),
+    ] = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     engine: EngineOption = "local",

@@ -106,7 +106,13 @@ def join_sessions(
     builder = _SessionBuilder(catalog, behaviours, history, counts, fields)
     decisions, responses = _gather(records, builder, counts, versions)
     visits = join_visits(
-        SessionlessDecision(decision.user, decision.time, decision.step, decision_id)
+        SessionlessDecision(
+            decision.user,
+            decision.time,
+            decision.step,
+            decision_id,
+            tuple(response.time for response in responses.get(decision_id, {}).values()),
+        )
         for decision_id, decision in decisions.items()
         if not decision.session
     )

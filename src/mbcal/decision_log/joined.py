@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -130,23 +131,35 @@ class Joined:
     def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it.
 
-        What was chosen in the first may change the second: a landing page without a session, then pages with one.
+        What was chosen in the first may change the second: a landing page without a session, then pages with one. Feedback
+        belongs to the session, as at the end of a film: one that comes before the other session begins may be its end.
 
         Returns:
             The rows of the first, (N,), and those of the second, (N,).
         """
         spans: dict[tuple[int, str], tuple[int, int]] = {}  # of sessions, by user and name
+        answers: dict[int, list[tuple[int, tuple[int, str]]]] = defaultdict(list)  # by user, with the session
         keys = list(zip(self.sessions.user.tolist(), self.session_names, strict=True))
         for key, row in zip(keys, self.origins, strict=True):
             times = [*spans.get(key, ()), *(origin.time for origin in row)]
             spans[key] = min(times), max(times)
+            answers[key[0]] += ((origin.answered, key) for origin in row)
         preceding, following = set(), set()
         latest: tuple[int, str] | None = None  # the user's session that ended last so far
+        answered: list[tuple[int, tuple[int, str]]] = []
+        place = 0  # of these came before the present session
         for key in sorted(spans, key=lambda key: (key[0], spans[key])):
-            if latest is not None and latest[0] == key[0] and spans[key][0] - spans[latest][1] <= IDLE * 1e6:
-                preceding.add(latest)
+            if latest is None or latest[0] != key[0]:
+                latest, answered, place = None, sorted(answers[key[0]]), 0
+            before = [latest] if latest is not None and spans[key][0] - spans[latest][1] <= IDLE * 1e6 else []
+            while place < len(answered) and answered[place][0] <= spans[key][0]:
+                place += 1
+            if place and answered[place - 1][1] != key and spans[key][0] - answered[place - 1][0] <= IDLE * 1e6:
+                before.append(answered[place - 1][1])
+            if before:
+                preceding.update(before)
                 following.add(key)
-            if latest is None or latest[0] != key[0] or spans[key][1] > spans[latest][1]:
+            if latest is None or spans[key][1] > spans[latest][1]:
                 latest = key
         precedes, follows = ([key in found for key in keys] for found in (preceding, following))
         return np.asarray(precedes, np.bool_), np.asarray(follows, np.bool_)

@@ -2,12 +2,14 @@
 
 A request may carry no session. What its choice leads to is then in later decisions of the same user, which nothing but the
 user and the time connects with it. So a decision continues the visit of the user's decision before it, unless nothing was
-shown yet and that one is more than `IDLE` seconds ago. To join too much costs a gate evidence; to join too little would hide
+shown yet and nothing of that user is in the `IDLE` seconds before: neither a decision, nor feedback, as at the end of a film
+that began an hour ago. To join too much costs a gate evidence; to join too little would hide
 from it what a choice costs later.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -59,6 +61,8 @@ class SessionlessDecision(NamedTuple):
     shown: int
     """Number of steps that the request said were shown before."""
     id: str
+    answered: tuple[int, ...] = ()
+    """Times of the feedback on it, likewise."""
 
 
 class VisitPlace(NamedTuple):
@@ -74,11 +78,18 @@ def join_visits(decisions: Iterable[SessionlessDecision]) -> dict[str, VisitPlac
     """Return the visit of every decision, by the decision's id; independent of their order."""
     places: dict[str, VisitPlace] = {}
     previous: SessionlessDecision | None = None
+    latest, coming = 0, list[int]()  # times of the user: the latest, and of feedback that came after it
     for decision in sorted(decisions):
         place = VisitPlace(decision.id, 0)
         if previous is not None and previous.user == decision.user:
-            goes_on = decision.shown or decision.time - previous.time <= IDLE * 1e6
+            while coming and coming[0] <= decision.time:
+                latest = max(latest, heapq.heappop(coming))
+            goes_on = decision.shown or decision.time - latest <= IDLE * 1e6
             place = VisitPlace(places[previous.id].visit, places[previous.id].number + 1) if goes_on else place
+        else:
+            coming = []
+        latest, previous = decision.time, decision
+        for time in decision.answered:
+            heapq.heappush(coming, time)
         places[decision.id] = place
-        previous = decision
     return places

@@ -25,8 +25,8 @@ def why_elsewhere(
     """Say that other versions decided parts of the live version's sessions, and so hide what it led to; empty if not.
 
     A decision of another version is such a part if it has the user and session of a judging session, or if its user had one
-    that began or ended within `IDLE` seconds of it. Sessions that the live version began and another one went on with judge
-    nobody; but to leave out these alone would keep the short ones.
+    that began, ended or got feedback within `IDLE` seconds of it. Sessions that the live version began and another one went
+    on with judge nobody; but to leave out these alone would keep the short ones.
 
     Args:
         records: All records of the log.
@@ -39,12 +39,16 @@ def why_elsewhere(
     """
     sessions, named = joined.sessions[judging], defaultdict[tuple[str, str], list[int]](list)
     began = defaultdict[str, list[tuple[int, int, int]]](list)  # begin, end and number of a user's sessions
+    answered = defaultdict[str, list[tuple[int, int]]](list)  # time of feedback, and the session's number
     for number, row in enumerate(judging.tolist()):
         user, times = joined.users[joined.sessions.user[row]], [origin.time for origin in joined.origins[row]]
         named[user, joined.session_names[row]].append(number)
         began[user].append((min(times), max(times), number))
+        answered[user] += ((origin.answered, number) for origin in joined.origins[row])
     for spans in began.values():
         spans.sort()
+    for answers in answered.values():
+        answers.sort()
     mixed = _mixed_rows(joined, judges)
     parts, left, n_choices, idle = set[int](), set[int](), 0, int(IDLE * 1e6)
     n_others = defaultdict[int, int](int)  # choices of other versions in a mixed row
@@ -66,6 +70,9 @@ def why_elsewhere(
             for begin, end, number in spans[max(place - 1, 0) : place + 1]
             if begin - idle <= record.time <= end + idle
         ]
+        answers = answered.get(user, [])
+        place = bisect_right(answers, record.time, key=lambda answer: answer[0])
+        near += [number for time, number in answers[max(place - 1, 0) : place] if record.time - time <= idle]
         if near := [*near, *named.get((user, record.session), [])]:
             parts.update(near)
             n_choices += len(record.items)

@@ -6,10 +6,11 @@
                                          └─▶ users who judge ──▶ bounds by the log ──────┼─▶  cannot tell: canary
                                              simulator (if any) ──▶ both served, paired ─┘    worse: refused
 
-No user who taught a candidate judges it, in this update or a later one. By default no update makes a candidate live: it
-becomes the canary, and real users decide. With `no_worse="publish"` it goes live at once if the log shows that it is no
-worse than the version it would replace, up to a small tolerance, and no simulator finds it worse. A crash anywhere leaves
-the old version live; a version that an operator activates in the meantime stays live, too.
+No user who taught a candidate judges it, in this update or a later one; of a candidate that is given nothing is known. By
+default no update makes a candidate live: it becomes the canary, and real users decide. With `no_worse="publish"` it goes
+live at once if the log shows that it is no worse than the version it would replace, up to a small tolerance, and no
+simulator finds it worse. A crash anywhere leaves the old version live; a version that an operator activates in the meantime
+stays live, too.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def update(
         log: The decision log, or those of all servers.
         config: How to learn and judge.
         simulator: A simulator's folder; if given, a candidate that it finds worse is refused.
-        candidate: Judge this agent instead of learning one.
+        candidate: Judge this agent instead of learning one. It must not have learned from users who judge (`split_judges`).
         device: Where to learn and judge.
         engine: Whose workers learn; by default this process.
         resources: What each worker takes of a machine.
@@ -132,8 +133,10 @@ def update(
             f"{len(sessions)} sessions are logged, {len(judges.judging)} of users who judge are of the live version alone; "
             f"{gate.sessions} and at least one are needed"
         )
+        verdict.reason += "" if newest.since is None else "; older ones were left out (--decisions)"
         record_verdict(registry.path / FOLDER, verdict)
         return verdict
+    is_given = candidate is not None
     if candidate is None:
         teaching = sessions[judges.teaching]
         candidate = _learn(registry, live_name, teaching, config, device, engine, resources, progress)
@@ -164,17 +167,18 @@ def update(
             compare_by_simulator(candidate, live, users, judged, gate, seed=config.seed, progress=progress)
         )
     verdict.answer = combined_answer(verdict.checks)
-    verdict.reason = _reason(verdict, evidence, gate)
+    verdict.reason = _reason(verdict, evidence, gate, is_given)
     if judges.left_out:
         verdict.reason += f"; of every user at most {judges.cap:,} judged, and {judges.left_out:,} sessions were left out"
     _act(registry, pointer, candidate, verdict, gate)
     return verdict
 
 
-def _reason(verdict: Verdict, evidence: LogEvidence, gate: GateConfig) -> str:
-    """Why the answer is what it is, in words."""
+def _reason(verdict: Verdict, evidence: LogEvidence, gate: GateConfig, is_given: bool) -> str:
+    """Why the answer is what it is, in words; `is_given`: the candidate was not learned here."""
     if verdict.answer == "no worse":
-        return "the log shows that it is no worse"
+        unless = ", unless it learned from users who judge ('mbcal log export --teaching' leaves them out)"
+        return f"the log shows that it is no worse{unless if is_given else ''}"
     if verdict.answer == "worse":
         worse = (f"{check.name} {check.detail}" for check in verdict.checks if check.answer == "worse")
         return f"the candidate is worse: {'; '.join(worse)}"
