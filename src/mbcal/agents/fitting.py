@@ -31,6 +31,7 @@ from mbcal.training.holdout import split_held_out_users
 from mbcal.training.propensities import exploration_ratios, step_weights
 from mbcal.training.random import derive_seed, seeded_weights, uniform
 from mbcal.training.state import load_state_arrays, state_to_arrays
+from mbcal.training.threads import one_thread
 from mbcal.types import FIRST_ITEM_ROW, Sessions, SessionTensors
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ UNKNOWN_USER_SHARE = 0.1
 """Share of sessions whose user is masked for an id encoder, so that it learns a row for unknown users."""
 
 
+@one_thread()
 def fit_agent(
     agent: Agent,
     data: Store | Sessions | SessionTensors,

@@ -47,6 +47,7 @@ from mbcal.training.loop import TrainingJob, train
 from mbcal.training.losses import base_nll, behaviour_nll
 from mbcal.training.random import derive_seed, uniform
 from mbcal.training.record import TrainingRecord
+from mbcal.training.threads import one_thread
 from mbcal.types import Behaviours, Catalog, SessionFields, Sessions
 
 Family = Literal["lstm", "transformer"]
@@ -111,6 +112,7 @@ class Simulator:
         """Sampled negatives of the log it was fitted on for each pair of a row and an item not chosen (docs/clicks.md)."""
         self._environment: ModelEnvironment | None = None
 
+    @one_thread()
     def fit(
         self,
         data: Store | Sessions,

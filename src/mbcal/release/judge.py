@@ -146,16 +146,21 @@ def judge_canary(
         words += f"; {not_whole}"
     if is_over:
         action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
-        return action, f"undecided after {elapsed / DAY:.1f} days: {words}"
+        return action, f"undecided after {_duration(elapsed)}: {words}"
     return "wait", words
 
 
 def _still_waits(seconds: float, share_changed: bool, left: float) -> str:
     """Say that a canary is better so far, and how long and why it is not promoted all the same, or that time runs out."""
     why = "users met both versions as the share was changed" if share_changed else "rewards may come later than sessions end"
-    time = f"{seconds / DAY:.1f} days" if seconds >= DAY else f"{seconds / 3600:.1f} hours"
-    text = f"better so far; promoted after {time} more of usual traffic, since {why}"
+    text = f"better so far; promoted after {_duration(seconds)} more of usual traffic, since {why}"
     return f"{text}; the trial ends before: give more --canary-days" if left < seconds else text
+
+
+def _duration(seconds: float) -> str:
+    """A time in the largest unit of which it has one or more."""
+    units = (("days", DAY), ("hours", 3600.0), ("minutes", 60.0))
+    return next((f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= size), f"{seconds:.0f} seconds")
 
 
 def _what_users_gain(comparison: VersionComparison, withdraw_below: float) -> str:
