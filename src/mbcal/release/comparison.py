@@ -17,6 +17,7 @@ from mbcal.evaluation.sequential import Difference, UserSums, compare_means, ses
 from mbcal.metrics import Mean
 from mbcal.release.blocks import Blocks
 from mbcal.release.outcomes import Outcomes
+from mbcal.release.plain import finite, rounded
 
 ALPHA = 0.025
 """Probability with which each of the two limits that hold at all looks is wrong: together an interval of 95%."""
@@ -166,7 +167,7 @@ class VersionComparison:
         }
         missing = {"sessions_missing": self.sessions_missing(share), "for_difference": share}
         answer = {"answer": self.answer, "sentence": self.sentence(share), "together": self.together}
-        plain: dict[str, Any] = _plain({**values, **missing, **answer})
+        plain: dict[str, Any] = finite({**values, **missing, **answer})
         return plain
 
 
@@ -327,16 +328,3 @@ def _gap(difference: Difference, base: float) -> Gap:
 
 def _percent(share: float | None) -> str:
     return "from nothing" if share is None else f"{share:+.1%}"
-
-
-def rounded(count: float) -> str:
-    """Return a count with two significant digits."""
-    digits = len(str(int(count))) - 2
-    return f"{round(count, -max(digits, 0)):,.0f}"
-
-
-def _plain(value: Any) -> Any:
-    """The value with None for every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -29,6 +29,7 @@ from mbcal.evaluation.ope.intervals import Estimate
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.metrics import mean_interval
 from mbcal.progress import SILENT, Progress
+from mbcal.release.plain import rounded
 from mbcal.types import Sessions
 
 Answer = Literal["worse", "no worse", "cannot tell"]
@@ -268,7 +269,7 @@ def why_undecided(difference: Difference, tolerance: float, shares: Sequence[flo
     if difference.reward_variance == 0:
         return "the log cannot tell: the rewards of its judging sessions do not vary"
     in_log, by_canary = (
-        _listed([_count(sessions(share)) for share in shares])
+        _listed([rounded(max(sessions(share), 1.0)) for share in shares])
         for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
     )
     return (
@@ -300,11 +301,3 @@ def _found(value: float | None, low: float, high: float, least: float) -> str:
     """A difference with its bounds, or the bounds alone if it has no value, and what may be lost."""
     found = f"between {low:+.3g} and {high:+.3g}" if value is None else f"{value:+.3g} [{low:+.3g}, {high:+.3g}]"
     return f"{found} per session, where it may lose at most {-least:.3g},"
-
-
-def _count(sessions: float) -> str:
-    if sessions > 1e9:
-        return "a billion or more"
-    sessions = max(sessions, 1)
-    digits = max(len(str(int(sessions))) - 2, 0)
-    return f"{round(sessions, -digits):,.0f}"

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mbcal.errors import OptionError
-from mbcal.release.comparison import Side, VersionComparison, rounded
+from mbcal.release.comparison import Side, VersionComparison
 from mbcal.release.ignored import Apart, Ignored
 from mbcal.release.outcomes import SessionRule
+from mbcal.release.plain import rounded
 
 DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]

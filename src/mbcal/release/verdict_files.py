@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mbcal.errors import OutputError
 from mbcal.release.gate import Verdict
+from mbcal.release.plain import finite
 from mbcal.storage.atomic import write_atomic
 
 
@@ -46,7 +44,7 @@ def write_verdict(folder: str | Path, verdict: Verdict, page: Path | None = None
     """
     from mbcal.report.update_page import verdict_page
 
-    record: dict[str, Any] = _finite(asdict(verdict))
+    record: dict[str, Any] = finite(asdict(verdict))
     del record["page"], record["page_problem"]  # they are about the files
     content = json.dumps(record, indent=2, allow_nan=False, default=float) + "\n"
     html = verdict_page(record)
@@ -59,15 +57,6 @@ def write_verdict(folder: str | Path, verdict: Verdict, page: Path | None = None
             path.unlink(missing_ok=True)
         raise
     return path
-
-
-def _finite(value: Any) -> Any:
-    """The value with None in place of every number in it that is not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float | np.floating) and not math.isfinite(value) else value
 
 
 def _new_page(folder: Path) -> Path:
