@@ -155,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
             lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
             self._plain_head = b"\r\n".join([*lines, b"", b""])
             return
-        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
             self._problem = (501, "transfer-encoding: only chunked is known; send the body as it is", "invalid")
             raise RefusedHeadError
         if len(self.pipeline) >= self.shared.limits.max_pipelined:
