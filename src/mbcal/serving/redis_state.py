@@ -136,6 +136,10 @@ class RedisStore:
     async def begin(self, name: str, session: Session) -> Session:
         return await self._call(lambda: self._begin(name, session))
 
+    async def forget(self, name: str) -> None:
+        self._kept.pop(_session_key(name))
+        await self._call(lambda: self._redis.delete(_session_key(name)))
+
     async def add(self, name: str, step: Step) -> Session | None:
         turn = self._turns.setdefault(name, asyncio.Lock())  # calls of this process take turns; others are seen by REPLACE
         async with turn:

@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from mbcal.serving.messages import (
     TryAnswer,
     steps_as_text,
 )
-from mbcal.serving.ranked import RankedRequest, RankingFailedError, known_part, rank_request
+from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step, latest_steps
@@ -57,6 +58,16 @@ OnEvent = Callable[..., None]
 
 class NotReadyError(MbcalError):
     """No version is live yet."""
+
+
+class _Ranked(NamedTuple):
+    """A request ranked in its session."""
+
+    request: RankedRequest
+    is_remembered: bool
+    """Whether the session is remembered, if it has a name."""
+    is_begun: bool
+    """Whether this request has begun the session in the memory."""
 
 
 @dataclass
@@ -176,19 +187,27 @@ class Service:
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
         proposed, given = self._proposed_session(request, user, self.canary.version_for(user or session_name or ""))
-        ranked, remembered, is_new = await self._rank_in_session(request, proposed, session_name, given)
+        ranked, remembered, is_begun = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
-        counts = self.counts.setdefault(version, VersionCounts())
-        counts.sessions += is_new
         if self.log is not None:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
-            await self.log.append_async(record)
+            try:
+                await self.log.append_async(record)
+            except Exception:
+                if is_begun and session_name is not None:  # what is refused leaves nothing
+                    with contextlib.suppress(StateAwayError):
+                        await self.sessions.forget(session_name)
+                raise
+        # without a name or a memory, a session seems to begin when nothing was shown yet
+        is_new = not ranked.shown and (is_begun or session_name is None or not remembered)
         answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
         order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
         reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
         answer = await self.repeated.remember(decision, reference, answer)
+        counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
-        self.traffic.decision(version, session_name, not ranked.shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
+        counts.sessions += is_new
+        self.traffic.decision(version, session_name, is_new, ranked.n_candidates, ranked.n_unknown, now / 1e6)
         return answer
 
     def try_rank(self, request: RankRequest) -> TryAnswer:
@@ -225,36 +244,29 @@ class Service:
 
     async def _rank_in_session(
         self, request: RankRequest, proposed: Session, name: str | None, given: GivenFields
-    ) -> tuple[RankedRequest, bool, bool]:
-        """Rank in the session of this name, which begins as proposed if it is not known and the request can be ranked.
-
-        Returns:
-            The ranked request, whether the session is remembered, and whether it begins here: without a name or a memory, it
-            seems to when nothing was shown yet.
-        """
+    ) -> _Ranked:
+        """Rank in the session of this name, which begins as proposed if it is not known and the request can be ranked."""
         if name is None:
-            ranked = await self._rank_by_version(request, proposed, name, given)
-            return ranked, True, not ranked.shown
+            return _Ranked(await self._rank_by_version(request, proposed, name, given), True, False)
         try:
             known = await self.sessions.get(name)
         except StateAwayError as error:
             if request.shown is None:  # only the memory knows what was shown
                 raise StateAwayError(f"{error}, or send history and shown with the request") from error
-            ranked = await self._rank_by_version(request, proposed, name, given)
-            return ranked, False, not ranked.shown
-        session = proposed if known is None else known_part(known, self.live)
+            return _Ranked(await self._rank_by_version(request, proposed, name, given), False, False)
+        session = proposed if known is None else known
         session.require_user(proposed.user, name)
         ranked = await self._rank_by_version(request, session, name, given)
         if known is not None:
-            return ranked, True, False
+            return _Ranked(ranked, True, False)
         try:
             begun = await self.sessions.begin(name, proposed)
         except StateAwayError:
-            return ranked, False, not ranked.shown
+            return _Ranked(ranked, False, False)
         begun.require_user(proposed.user, name)
         if begun != proposed:  # another request began it in the meantime, and the first history counts
-            return await self._rank_by_version(request, known_part(begun, self.live), name, given), True, False
-        return ranked, True, not ranked.shown
+            return _Ranked(await self._rank_by_version(request, begun, name, given), True, False)
+        return _Ranked(ranked, True, begun is proposed)
 
     async def _rank_by_version(
         self, request: RankRequest, session: Session, name: str | None, given: GivenFields
