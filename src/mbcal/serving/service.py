@@ -23,6 +23,7 @@ import numpy as np
 from mbcal.decision_log.records import Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError, ModelError
+from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.canary import Canary, CanarySettings
@@ -45,6 +46,7 @@ from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step, latest_steps
 from mbcal.serving.stats import model_answer
+from mbcal.serving.threads import in_thread
 from mbcal.serving.traffic import Traffic, VersionCounts
 from mbcal.types import Name, to_name
 
@@ -102,6 +104,7 @@ class Service:
         self.refused = RefusedVersions()
         self.canary = Canary(self.canary_settings, self.registry, self.on_event)
         self.follower = Follower(self.refresh_version, self.on_event)
+        self._reading: asyncio.Future[Pointer] | None = None
         self.counts: dict[str, VersionCounts] = {}
         self.traffic = Traffic()
         self.started = time.monotonic()
@@ -120,7 +123,10 @@ class Service:
         Raises:
             ModelError: If the registry cannot be read, or has no live version any more, as when its folder is gone.
         """
-        pointer = await asyncio.to_thread(self.registry.pointer)
+        if self._reading is not None:
+            await asyncio.wait([self._reading])  # while it hangs, no other is begun
+        self._reading = asyncio.ensure_future(in_thread(self.registry.pointer))
+        pointer = await asyncio.shield(self._reading)
         if pointer.current is None and self.ranker is not None:
             raise ModelError(f"{self.registry.path}: the registry has no live version any more; bring its folder back")
         name = self.refused.wanted = pointer.current
@@ -136,12 +142,12 @@ class Service:
     async def _open(self, name: str) -> Ranker | None:
         """Open and verify a version; None if it is refused. It is tried again when its files change."""
         folder = self.registry.path / "versions" / name
-        if self.refused.still_holds(name, folder):
+        files = await in_thread(fingerprint, folder)
+        if self.refused.still_holds(name, files):
             return None
-        files = fingerprint(folder)
         try:
             memory = self.limits.max_memory // (8 if self.canary_settings.share else 4)  # for the canary as much again
-            ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name), memory, self.repeats))
+            ranker = await in_thread(lambda: Ranker(self.registry.open(name), memory, self.repeats))
         except MbcalError as error:
             self.refused.refuse(name, str(error), files)
             self.on_event("refused", version=name, error=str(error))
@@ -382,7 +388,7 @@ class Service:
     async def close(self) -> None:
         """Close the session store and the log; a disk that stalls holds that up for `LOG_SECONDS` only."""
         await self.sessions.close()
-        if self.log is not None and not await asyncio.to_thread(self.log.close, LOG_SECONDS):
+        if self.log is not None and not await in_thread(self.log.close, LOG_SECONDS):
             self.on_event("log not closed", records=self.log.waiting, problem="the disk does not answer")
 
 
