@@ -190,7 +190,7 @@ ROUTES = (
         "POST",
         "/v1/try",
         Endpoints.try_rank,
-        "Rank candidates by the live version, without exploration. Nothing is logged, counted or remembered.",
+        "Rank candidates by the live version, without exploration. Nothing is logged, remembered or counted as traffic.",
         request=(RankRequest,),
         response=(TryAnswer,),
         needs_version=True,

@@ -229,7 +229,7 @@ class HubStore:
         self._require_reader()
         try:
             return _decode_claim(await self._call("claim_decision", decision, None))
-        except BaseException:  # the supervisor may still read it; it reads this after it
+        except BaseException:  # the supervisor may grant the claim all the same; it reads the release after it
             self._send("release_decision", decision, None)
             raise
 

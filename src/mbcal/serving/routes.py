@@ -58,7 +58,7 @@ class Route:
 
     @property
     def is_probe(self) -> bool:
-        """Whether a request waits for no other of its client: a busy server is alive."""
+        """Whether a request waits only for other probes of its client: a busy server is alive."""
         return self.path in ("/healthz", "/readyz")
 
     @property

@@ -167,7 +167,7 @@ class App:
         methods = [method for method, other in self._routes if other == path]
         if not methods:
             return RefusedError(404, f"{path[:200]}: no such path; see /openapi.json")
-        allowed = ", ".join(methods)
+        allowed = ", ".join("GET, HEAD" if method == "GET" else method for method in methods)
         return RefusedError(405, f"{path}: takes {allowed} only", ((b"allow", allowed.encode()),))
 
     def _log_failure(self, path: str, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-// Rank by hand: a trial that the server neither logs nor counts, item by item, with the parts of every score.
+// Rank by hand: a trial that the server neither logs nor counts as traffic, item by item, with the parts of every score.
 import { ask, badge, byId, el, fixed, fixedSigned } from "./base.js";
 import { partsBars, partsLegend } from "./charts.js";
 
