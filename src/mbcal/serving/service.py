@@ -217,7 +217,7 @@ class Service:
         return answer
 
     def try_rank(self, request: RankRequest) -> TryAnswer:
-        """Rank the candidates of one user by the live version, without exploration; nothing is logged, kept or counted as traffic.
+        """Rank the candidates of one user by the live version, without exploration; nothing is logged, kept or counted.
 
         Args:
             request: The request, with all that was shown; session, user and id must be left out.
