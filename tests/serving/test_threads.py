@@ -24,7 +24,7 @@ from tests.support.versions import ITEMS
 def test_drives_that_hang_hold_up_neither_answers_nor_the_end(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging, began = threading.Event(), 0.0
+    hanging, began, threads = threading.Event(), 0.0, threading.active_count()
 
     def hang(*_: Any) -> None:
         hanging.wait(30)
@@ -49,7 +49,7 @@ def test_drives_that_hang_hold_up_neither_answers_nor_the_end(
         pages = await asyncio.gather(*(http.get("/updates/000001.html") for _ in range(endpoints.MAX_PAGES + 1)))
         assert {answer.status_code for answer in pages} == {503}
         assert (await http.post("/v1/rank", json={"candidates": ITEMS})).status_code == 200
-        assert threading.active_count() < endpoints.MAX_PAGES + 12
+        assert threading.active_count() - threads <= endpoints.MAX_PAGES + 4  # a statistic, a registry, a look, the log
         looking.cancel()
 
     for name, seconds in (("FOLDER_SECONDS", 0.01), ("DRIVE_SECONDS", 0.1)):

@@ -123,7 +123,7 @@ class Service:
         Raises:
             ModelError: If the registry cannot be read, or has no live version any more, as when its folder is gone.
         """
-        if self._reading is not None:
+        if self._reading is not None and not self._reading.done():
             await asyncio.wait([self._reading])  # while it hangs, no other is begun
         self._reading = asyncio.ensure_future(in_thread(self.registry.pointer))
         pointer = await asyncio.shield(self._reading)
