@@ -124,6 +124,34 @@ def test_a_number_is_never_used_twice(models: Path, registry: Registry) -> None:
     assert registry.publish(models / "random") == "v000004"
 
 
+@pytest.mark.parametrize("failing", ["open", "record", "pointer"])
+def test_a_version_that_cannot_go_live_is_taken_back_and_its_number_is_not_used_again(
+    models: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    registry.publish(models / "random")
+    told: list[str] = []
+
+    def record(name: str) -> None:
+        told.append(name)
+        if failing == "record":
+            raise OSError("full")
+
+    def fail(*_: object) -> None:
+        if failing == "open" or told:
+            monkeypatch.undo()
+            raise OutputError("cannot be written")
+
+    if failing == "open":
+        monkeypatch.setattr(registry, "open", fail)
+    elif failing == "pointer":
+        monkeypatch.setattr("mbcal.registry.registry.write_pointer", fail)
+    with pytest.raises((OSError, OutputError)):
+        registry.publish(models / "random", on_written=record)
+    assert (registry.versions(), registry.current()) == (["v000001"], "v000001")
+    assert [entry.name for entry in (registry.path / "versions").iterdir()] == ["v000001"]
+    assert registry.publish(models / "random") == "v000003"
+
+
 def test_a_refused_model_leaves_nothing(models: Path, registry: Registry, tmp_path: Path) -> None:
     for metrics in ({"x": float("nan")}, {"x": object()}):
         with pytest.raises(OptionError, match="metrics: must be names with finite numbers"):

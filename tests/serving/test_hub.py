@@ -23,7 +23,7 @@ from mbcal.serving.messages import RankAnswer, RankedItem
 from mbcal.serving.refusals import refusal, refusal_headers
 from mbcal.serving.repeats import IdConflictError, RepeatedRequests, logged_reference
 from mbcal.serving.run import ServerSettings
-from mbcal.serving.state import DecisionRef, StateAwayError
+from mbcal.serving.state import DecisionRef, Session, StateAwayError
 from mbcal.serving.supervisor import Supervisor
 from tests.support.decision_records import decision
 
@@ -173,6 +173,20 @@ def test_a_worker_that_was_started_again_cannot_end_the_claims_of_the_one_before
         assert await claims.claim("0", "a") is False
         await claims.settle("0", "a", answered())
         assert await claims.claim("0", "a") == answered()
+
+    asyncio.run(story())
+
+
+def test_of_two_workers_one_begins_a_session() -> None:
+    async def story() -> None:
+        async with workers_of(Hub(MemoryStore())) as ((first, second), _):
+            begins = [Session("ann", ()) for _ in range(2)]
+            assert await first.begin("s", begins[0]) is begins[0]
+            begun = await second.begin("s", begins[1])
+            assert begun == begins[1]
+            assert begun is not begins[1]
+            await first.forget("s")
+            assert await second.get("s") is None
 
     asyncio.run(story())
 

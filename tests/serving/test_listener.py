@@ -58,6 +58,7 @@ def test_after_the_system_refused_a_connection_there_is_a_pause(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
+    told: list[OSError] = []
 
     class Refusing(socket.socket):
         def accept(self) -> tuple[socket.socket, object]:
@@ -72,7 +73,7 @@ def test_after_the_system_refused_a_connection_there_is_a_pause(
     async def story() -> None:
         with Refusing(fileno=listening.dup().detach()) as refusing:
             refusing.setblocking(False)
-            listener = Listener(refusing, no_protocol)
+            listener = Listener(refusing, no_protocol, on_refused=told.append)
             assert await asyncio.to_thread(client.recv, 1) == b""
             listener.close()
             await listener.wait_closed()
@@ -80,6 +81,7 @@ def test_after_the_system_refused_a_connection_there_is_a_pause(
     asyncio.run(asyncio.wait_for(story(), 10))
     assert len(tries) == 4  # refused twice, accepted, and none is left
     assert tries[2] - tries[0] >= 0.09
+    assert [error.errno for error in told] == [errno.EMFILE] * 2
     client.close()
 
 

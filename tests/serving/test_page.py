@@ -237,6 +237,14 @@ def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, brows
     assert after["recent"]["requests"] <= before["recent"]["requests"]
     browser.run("document.getElementById('history').value = 'item 1:adored'; document.querySelector('#ask button').click()")
     browser.wait("document.querySelector('#ask-problem').innerText.includes('adored')")
+    browser.wait("document.querySelectorAll('#ranked .step').length === 3")
+    browser.run("document.querySelector('#ask-problem').replaceChildren()")
+    browser.run(f"{choose}.value = 'skip'; {choose}.dispatchEvent(new Event('change'))")
+    browser.wait("document.querySelector('#ask-problem').innerText.includes('adored')")
+    browser.run("document.getElementById('history').value = ''")
+    browser.run(f"{choose}.value = 'click'; {choose}.dispatchEvent(new Event('change'))")
+    browser.wait("document.querySelectorAll('#shown .step').length > 2")
+    assert browser.texts("#shown .act") == ["like", "click"]  # once, and not as it was refused
     refused = [error for error in browser.errors if "422" not in error]
     assert refused == []
     assert {url.split("/")[2] for url in browser.requested if not url.startswith("data:")} == {address.split("/")[2]}

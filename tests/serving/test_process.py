@@ -23,6 +23,7 @@ from mbcal.decision_log.records import Decision
 from mbcal.errors import ServiceError
 from mbcal.registry.registry import Registry
 from mbcal.serving import events
+from mbcal.serving.server import LINGER_SECONDS
 from tests.support.servers import serving
 from tests.support.versions import HISTORY, ITEMS, SHOWN
 
@@ -105,6 +106,12 @@ def test_bodies_that_are_too_large_or_too_slow(registry: Registry) -> None:
                 body = b"x" * 65536 if "length" in length else b"10000\r\n" + b"x" * 65536 + b"\r\n"
                 wire.sendall(f"{head}{length}\r\n\r\n".encode() + body)
                 assert wire.recv(4096).startswith(b"HTTP/1.1 413")
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
+            began = time.monotonic()
+            wire.sendall(f"{head}content-length: 5000\r\n\r\n".encode() + b"x" * 5000)
+            while wire.recv(4096):
+                pass
+            assert time.monotonic() - began < LINGER_SECONDS / 2  # all of it was sent: nothing is waited for
         with socket.create_connection(("127.0.0.1", port), timeout=10) as wire:
             wire.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())  # and nothing more
             assert wire.recv(4096).startswith(b"HTTP/1.1 408")

@@ -235,6 +235,7 @@ def test_an_address_whose_connections_are_all_busy_pushes_nobody_out() -> None:
         await asyncio.sleep(0.1)
         assert sum(not connection.is_waiting for connection in connections.open) == 9
         assert (await small_answer(port)).endswith(b"ok")  # a connection that is busy ends for it
+        assert connections.closed["evicted"] == 1
         writer.write(b"GET /small HTTP/1.1\r\nhost: x\r\n\r\n")
         await asyncio.wait_for(reader.readuntil(b"ok"), 5)
         writer.close()
@@ -300,7 +301,7 @@ def test_newcomers_that_are_refused_cost_little_and_take_no_place() -> None:
         assert len(connections.open) == 100
         assert not any(open_one("b").is_refused for _ in range(9))  # busy ones of the other address go
         await asyncio.sleep(0)
-        assert not open_one("a").is_refused  # there is room: several went at a time
+        assert open_one("a").is_refused  # only as many went as were needed
         assert Counter(one.address for one in connections.open) == {"a": 91, "b": 9}
 
     asyncio.run(story())
@@ -398,6 +399,40 @@ def test_codings_that_are_not_known_are_refused(coding: bytes) -> None:
         writer.close()
 
     run_server(ConnectionLimits(), story, echo)
+
+
+def test_spaces_around_a_coding_mean_nothing() -> None:
+    async def story(port: int, _: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding:  Chunked \r\n\r\n2\r\nxy\r\n0\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b";"), 5)).endswith(b"POST /a xy;")
+        writer.close()
+
+    run_server(ConnectionLimits(), story, echo)
+
+
+def test_of_many_busy_connections_only_as_many_end_as_newcomers_need() -> None:
+    class Busy:
+        is_waiting = is_idle = False
+        held = 0
+
+        def __init__(self, address: str) -> None:
+            self.address, self.since, self.ended = address, 0.0, ""
+
+        def end(self, reason: str) -> None:
+            self.ended = reason
+            connections.lost(self)
+
+        def refuse(self, _: int, __: str, reason: str, /) -> None:
+            self.ended = reason
+
+        def check_time(self, now: float, seconds: float) -> None: ...
+
+    connections = Connections(ConnectionLimits(max_connections=200))
+    of_a_proxy = [Busy("proxy") for _ in range(200)]
+    for connection in (*of_a_proxy, Busy("probe")):
+        connections.opened(connection)
+    assert [connection.ended for connection in of_a_proxy if connection.ended] == ["evicted"]
 
 
 HEAD_OF_CHUNKS = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -19,6 +19,7 @@ from mbcal.kernels import native
 from mbcal.scoring.backend import to_numpy
 from mbcal.scoring.choice import epsilon_greedy
 from mbcal.serving.candidates import CandidateReader, JsonNames, require_rankable
+from mbcal.serving.fields import GivenFields
 from mbcal.serving.messages import UndecodedRankRequest
 from mbcal.serving.ranker import Ranker, choose
 from mbcal.types import Catalog
@@ -102,7 +103,15 @@ def test_unknown_items_get_a_finite_score_and_are_flagged() -> None:
     assert np.isfinite(place.score)
     assert place.propensity == 1.0
     with pytest.raises(InputError, match="behaviour: 'loved' is unknown to version v1; its behaviours are skip, click"):
-        ranker.rank([("item 1", "loved")], ITEMS, [], **options(1))
+        ranker.require_known([("item 1", "loved")])
+
+
+def test_behaviours_that_the_version_does_not_know_are_not_read_but_their_items_were_shown() -> None:
+    ranker, lost = Ranker(version(fitted())), ("item 3", "loved")
+    found = ranker.rank([*HISTORY, lost], ITEMS, [lost, *SHOWN, lost], **options(12))
+    assert found == [place for place in ranker.rank(HISTORY, ITEMS, SHOWN, **options(12)) if place.item != "item 3"]
+    given = GivenFields(shown_context=("", *["{}"] * len(SHOWN), ""))
+    assert ranker.rank(HISTORY, ITEMS, [lost, *SHOWN, lost], given=given, **options(12)) == found
 
 
 def test_choosing_is_epsilon_greedy_at_every_rank() -> None:

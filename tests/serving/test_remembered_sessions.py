@@ -10,12 +10,22 @@ import httpx
 
 from mbcal.decision_log.reader import read_log
 from mbcal.decision_log.records import Decision, Feedback
+from mbcal.errors import LogUnavailableError
 from mbcal.registry.registry import Registry
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.service import Service
 from mbcal.serving.state import Session, Step
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS
+
+
+class Slow(MemoryStore):
+    """A store that several requests read before one of them begins the session."""
+
+    async def get(self, name: str) -> Session | None:
+        found = await super().get(name)
+        await asyncio.sleep(0.01)
+        return found
 
 
 def test_a_remembered_session_equals_one_sent_in_full(registry: Registry, tmp_path: Path) -> None:
@@ -44,7 +54,7 @@ def test_a_remembered_session_equals_one_sent_in_full(registry: Registry, tmp_pa
     assert (last.step, last.version, last.candidates) == (2, "v000001", ITEMS)
 
 
-def test_steps_that_the_live_version_does_not_know_are_left_out(registry: Registry, tmp_path: Path) -> None:
+def test_steps_that_the_live_version_does_not_know_are_not_read_but_were_shown(registry: Registry, tmp_path: Path) -> None:
     """As after a version with fewer behaviours went live."""
     steps = (Step(1, 0, "d", "item 1", "gone"), Step(2, 0, "e", "item 2", "click"))
     of_before = Session("ann", (("item 3", "gone"), ("item 4", "like")), steps)
@@ -53,7 +63,8 @@ def test_steps_that_the_live_version_does_not_know_are_left_out(registry: Regist
         await service.sessions.begin("s", of_before)
         remembered = await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s", "user": "ann"})
         known = {"history": [["item 4", "like"]], "shown": [["item 2", "click"]]}
-        in_full = await http.post("/v1/rank", json={"candidates": ITEMS, **known})
+        others = [item for item in ITEMS if item != "item 1"]
+        in_full = await http.post("/v1/rank", json={"candidates": others, **known})
         assert (remembered.status_code, remembered.json()["items"]) == (200, in_full.json()["items"])
         assert await service.sessions.get("s") == of_before  # another version may know them
         given = await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s", "shown": [["item 1", "gone"]]})
@@ -61,7 +72,7 @@ def test_steps_that_the_live_version_does_not_know_are_left_out(registry: Regist
 
     run_app(registry, story, tmp_path / "log")
     first = next(record for record in read_log(tmp_path / "log") if isinstance(record, Decision))
-    assert (first.history, first.shown) == ([("item 4", "like")], [("item 2", "click")])
+    assert (first.history, first.shown, first.step) == (list(of_before.history), list(of_before.shown), 2)
 
 
 def test_a_refused_request_leaves_nothing_of_its_session(registry: Registry) -> None:
@@ -86,15 +97,39 @@ def test_a_refused_request_leaves_nothing_of_its_session(registry: Registry) -> 
     run_app(registry, story)
 
 
+def test_a_request_whose_decision_cannot_be_logged_leaves_nothing_of_its_session(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        assert service.log is not None
+        append = service.log.append_async
+
+        async def fail(_: object) -> None:
+            raise LogUnavailableError("the log", "the disk is full")
+
+        body = {"candidates": ITEMS, "history": [["item 3", "click"]]}
+        service.log.append_async = fail  # type: ignore[method-assign]
+        for session in ({}, {"session": "s", "user": "mallory"}):
+            assert (await http.post("/v1/rank", json=body | session)).status_code == 503
+        assert sum(counts.sessions for counts in service.counts.values()) == 0
+        service.log.append_async = append  # type: ignore[method-assign]
+        assert await service.sessions.get("s") is None
+        assert (await http.post("/v1/rank", json=body | {"session": "s", "user": "ann"})).status_code == 200
+        assert sum(counts.sessions for counts in service.counts.values()) == 1
+
+    run_app(registry, story, tmp_path / "log")
+
+
+def test_of_two_equal_first_requests_one_begins_the_session(registry: Registry) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        body = {"candidates": ITEMS, "session": "s", "user": "ann"}
+        await asyncio.gather(*(http.post("/v1/rank", json=body) for _ in range(2)))
+        await http.post("/v1/rank", json=body)  # nothing was shown yet
+        assert service.counts["v000001"].sessions == 1
+        assert service.traffic.rewards.totals["v000001"].sessions == 1
+
+    run_app(registry, story, sessions=Slow())
+
+
 def test_of_two_first_requests_the_first_history_counts_for_both(registry: Registry, tmp_path: Path) -> None:
-    class Slow(MemoryStore):
-        """A store that both requests read before one of them begins the session."""
-
-        async def get(self, name: str) -> Session | None:
-            found = await super().get(name)
-            await asyncio.sleep(0.01)
-            return found
-
     async def story(http: httpx.AsyncClient, _: Service) -> None:
         bodies = [
             {"candidates": ITEMS, "session": "s", "user": "ann", "history": [[item, "click"]], "id": item}

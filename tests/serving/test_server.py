@@ -137,6 +137,7 @@ def test_unknown_items_are_ranked_and_invalid_requests_refused(registry: Registr
         assert (await http.get("/nowhere")).status_code == 404
         wrong = await http.get("/v1/rank")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert (await http.put("/healthz")).headers["allow"] == "GET, HEAD"
         assert (await http.head("/healthz")).status_code == 200
         assert (await http.head("/v1/rank")).status_code == 405
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from mbcal.serving.messages import FeedbackRequest, RankAnswer, RankRequest
 from mbcal.serving.redis_state import KeptKeys, RedisStore
 from mbcal.serving.service import Service
 from mbcal.serving.state import MAX_NAMES, DecisionRef, Session, StateAwayError, Step, latest_steps, session_store
+from tests.support.redis import RedisServer
 from tests.support.versions import ITEMS
 
 ANSWER = msgspec.msgpack.encode(RankAnswer("d", "v000001", 0.1, []))
@@ -82,6 +84,9 @@ def test_contexts_of_a_session_are_bounded_whatever_order_they_arrive_in(monkeyp
 
 
 async def story(store: MemoryStore | RedisStore) -> None:
+    assert await store.get("s") is None
+    assert await store.begin("s", BEGIN) is BEGIN
+    await store.forget("s")
     assert await store.get("s") is None
     assert await store.add("s", STEPS[0]) is None  # unknown
     assert await store.begin("s", BEGIN) == BEGIN
@@ -260,14 +265,14 @@ def test_a_session_that_others_change_all_the_time_is_no_outage(redis_address: s
     async def tell() -> None:
         store, other = RedisStore(redis_address), RedisStore(redis_address)
         await store.begin("s", BEGIN)
-        read = store._read
+        read, times = store._stored, itertools.count()
 
-        async def read_and_lose(redis: Any, key: str, kind: Any) -> Any:
-            found = await read(redis, key, kind)
-            await other.add("s", STEPS[0])
+        async def read_and_lose(key: str) -> bytes | None:
+            found = await read(key)
+            await other.add("s", Step(0, 0, f"x{next(times)}", "item 3", "skip"))
             return found
 
-        monkeypatch.setattr(store, "_read", read_and_lose)
+        monkeypatch.setattr(store, "_stored", read_and_lose)
         with pytest.raises(StateAwayError, match="too many requests change this session"):
             await store.add("s", STEPS[1])
         assert store.available
@@ -320,6 +325,58 @@ def test_an_event_loop_that_stands_still_makes_no_outage(redis_address: str, sta
             time.sleep(standstill)
         assert await asking == BEGIN
         assert (store.available, events) == (True, [])
+        await store.close()
+
+    asyncio.run(tell())
+
+
+def test_no_call_waits_for_a_redis_that_freezes_in_the_middle_of_it(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+
+    async def tell() -> int:
+        store = RedisStore(server.address)
+
+        async def add_forever(name: str) -> None:
+            await store.begin(name, BEGIN)
+            for moment in itertools.count():
+                await store.add(name, Step(moment, 0, f"d{moment}", "item 2", "like"))
+
+        adding = [asyncio.create_task(add_forever(f"s{number}")) for number in range(40)]
+        await asyncio.sleep(0.5)
+        server.pause()
+        _, waiting = await asyncio.wait(adding, timeout=5)
+        server.resume()
+        failures = await asyncio.gather(*adding, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {StateAwayError}
+        await store.close()
+        return len(waiting)
+
+    try:
+        assert asyncio.run(tell()) == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("fault", [RecursionError(), NotImplementedError(), KeyError("x")])
+def test_a_fault_of_this_program_is_no_outage_and_ends_none(redis_address: str, fault: Exception) -> None:
+    async def tell() -> None:
+        store = RedisStore(redis_address)
+        write, faults = store._redis.set, [fault]
+
+        async def faulty(*values: Any, **options: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return await write(*values, **options)
+
+        store._redis.set = faulty
+        with pytest.raises(type(fault)):
+            await store.begin("fault", BEGIN)
+        assert store.available
+        faults.append(fault)  # of the first ping
+        store._begin_outage(ConnectionError("away"))
+        async with asyncio.timeout(5):
+            while not store.available:
+                await asyncio.sleep(0.01)
         await store.close()
 
     asyncio.run(tell())

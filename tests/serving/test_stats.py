@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from mbcal.registry.registry import Registry
+from mbcal.serving import server
 from mbcal.serving.bounded import BoundedDict
 from mbcal.serving.hub import Hub
 from mbcal.serving.memory_state import MemoryStore
@@ -46,6 +47,29 @@ def test_many_who_ask_for_statistics_ask_the_supervisor_once(registry: Registry)
         assert workers.asked == 1  # type: ignore[attr-defined]
 
     asyncio.run(story())
+
+
+def test_a_worker_goes_on_reporting_after_any_failure(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REPORT_SECONDS", 0.001)
+    outcomes: list[Exception | None] = [StateAwayError("away"), RuntimeError("can't start new thread"), MemoryError(), None]
+    events: list[str] = []
+
+    class Failing(FakeWorkers):
+        async def report(self, _: str) -> None:
+            if outcomes and (outcome := outcomes.pop(0)) is not None:
+                raise outcome
+
+    async def story() -> None:
+        service = Service(registry, MemoryStore(), None, 0.0, on_event=lambda event, **_: events.append(event))
+        service.workers = workers = Failing()  # type: ignore[assignment]
+        reporting = asyncio.create_task(App(service)._report_metrics())
+        async with asyncio.timeout(5):
+            while not workers.asked:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.001)
+        reporting.cancel()
+
+    asyncio.run(story())
+    assert events == ["failed", "failed"]
 
 
 def test_a_shared_result_is_made_again_when_it_is_old_or_failed() -> None:

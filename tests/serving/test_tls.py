@@ -19,22 +19,29 @@ import uvicorn
 from mbcal.registry.registry import Registry
 from mbcal.serving import run
 from mbcal.serving.connections import ConnectionLimits, Connections
-from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME
+from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME, SHARED_AT_A_TIME
 from mbcal.serving.run import Server
-from mbcal.serving.server import App
 from tests.support.servers import events_of, serving
 
 MAX_CONNECTIONS = 40
 
 
-@pytest.mark.parametrize(("is_tls", "at_a_time"), [(False, AT_A_TIME), (True, HANDSHAKES_AT_A_TIME)])
-def test_few_handshakes_are_begun_at_a_time(
-    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, is_tls: bool, at_a_time: int
+@pytest.mark.parametrize(
+    ("is_tls", "workers", "at_a_time"),
+    [
+        (False, None, AT_A_TIME),
+        (False, Mock(), SHARED_AT_A_TIME),  # so that a burst of connections does not go to one worker
+        (True, None, HANDSHAKES_AT_A_TIME),
+        (True, Mock(), HANDSHAKES_AT_A_TIME),
+    ],
+)
+def test_few_handshakes_are_begun_at_a_time_and_workers_share_connections(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, is_tls: bool, workers: Mock | None, at_a_time: int
 ) -> None:
     given: list[int] = []
 
     async def story() -> None:
-        app, connections = cast(App, None), Connections(ConnectionLimits())
+        app, connections = Mock(service=Mock(workers=workers)), Connections(ConnectionLimits())
         cert, key = certificate if is_tls else (None, None)
         server = Server(
             uvicorn.Config(app, lifespan="off", ssl_certfile=cert, ssl_keyfile=key), app, connections, say_nothing

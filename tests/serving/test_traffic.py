@@ -206,3 +206,15 @@ def test_sessions_count_after_the_clock_was_set_back() -> None:
     traffic.feedback("after", "d", now[0], now[0] - 86_400, 2.0)
     assert traffic.rewards.slots[int((now[0] - 86_400) // SLOT_SECONDS)]["v1"].total == 2.0
     assert (len(traffic.rewards.slots), traffic.delay_seconds) == (SLOTS, 0.0)
+
+
+@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+def test_what_an_ended_worker_counted_by_another_clock_hides_nothing(ahead: float) -> None:
+    pool, live, other = TrafficPool(), Traffic(lambda: 1e6), Traffic(lambda: 1e6 + ahead)
+    for traffic in (other, live):
+        traffic.request(200, 0.01)
+    pool.exchange("0", Snapshot(other.slots(), {}, None, []))
+    pool.remove("0")
+    slots = pool.exchange("0", Snapshot(live.slots(), {}, None, [])).slots
+    assert slots[-1].number == live.slots()[-1].number
+    assert recent_traffic(slots).requests == 1

@@ -16,6 +16,7 @@ An operator's word wins.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -119,7 +120,8 @@ class Registry:
             activate: Whether to make it the live version. A canary ends with that.
             canary: Whether to make it the canary in the same step, if it is not activated.
             expected: Publish only if live version and canary are still those of this pointer; None publishes in any case.
-            on_written: Is given the name of the written version, not live nor canary yet, which is removed if it raises.
+            on_written: Is given the name of the written version, not live nor canary yet. If it raises, or the version
+                cannot be made live or the canary, it is removed again.
 
         Returns:
             The version's name, such as `v000003`.
@@ -140,15 +142,30 @@ class Registry:
                 self._require_trial(pointer)
             name = f"v{self._highest_number() + 1:06d}"
             content.write(self._versions / name, pointer.current, metrics)
-            self.open(name)
             try:
+                self.open(name)
                 on_written(name)
-            except Exception:
-                shutil.rmtree(self._versions / name)
+                if activate or canary:
+                    write_pointer(self.path, pointer.activated(name) if activate else self._with_canary(pointer, name))
+            except BaseException:
+                self._take_back(pointer, name)
                 raise
-            if activate or canary:
-                write_pointer(self.path, pointer.activated(name) if activate else self._with_canary(pointer, name))
         return name
+
+    def _take_back(self, pointer: Pointer, name: str) -> None:
+        """Remove a version that nobody was given; its number is not used again, since `on_written` may have told of it."""
+        try:
+            is_named = self.pointer() != pointer
+        except ModelError:
+            is_named = True  # perhaps
+        if is_named:
+            return
+        with contextlib.suppress(OutputError):  # a disk that is full: the number is used again
+            write_pointer(self.path, replace(pointer, newest=max(pointer.newest, version_number(name))))
+        removed = self._versions / f".{name}.partial-removed"  # renamed first: a reader sees a complete version or none
+        with contextlib.suppress(OSError):
+            os.rename(self._versions / name, removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def activate(self, name: str, *, expected: Pointer | None = None) -> None:
         """Make a version live. A canary ends: it was compared with the version live until now.

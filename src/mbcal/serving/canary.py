@@ -9,7 +9,6 @@ with one version, nor say what it earned. `release.sessions` counts by the same 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from mbcal.data.user_split import stable_hash
 from mbcal.errors import MbcalError, OutputError
 from mbcal.registry.registry import Registry
 from mbcal.serving.ranker import Ranker
+from mbcal.serving.threads import in_thread
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Canary:
         """
         self._reason, is_first = None, self._reason is None
         try:
-            await asyncio.to_thread(self._registry.withdraw_canary, name, reason=reason, wait=False)
+            await in_thread(self._registry.withdraw_canary, name, reason=reason, wait=False)
         except MbcalError as problem:  # another server did it, or the registry cannot be written
             if isinstance(problem, OutputError):
                 self._reason = reason

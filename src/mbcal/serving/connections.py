@@ -97,7 +97,7 @@ class Connections:
     def _to_close(self, newcomer: Connection) -> list[Connection]:
         """The connections that go for a newcomer; none if it must go itself.
 
-        Several at a time, since to find them is not free, but so that no address has fewer than another one before.
+        Several that wait at a time, since to find them is not free, but so that no address has fewer than another before.
         """
         first, second = [*nlargest(2, map(len, self._of_address.values())), 0][:2]
         several = max(1, min(self.limits.max_connections // 50, first - second))
@@ -105,7 +105,7 @@ class Connections:
         if waiting := [one for one in others if one.is_waiting]:
             return nsmallest(several, waiting, key=lambda one: (one.is_idle, one.since))
         if len(self._of_address[newcomer.address]) < first:
-            return nsmallest(several, others, key=lambda one: one.since)
+            return [min(others, key=lambda one: one.since)]  # no more requests than needed are cut off
         self._all_busy = newcomer.address
         asyncio.get_running_loop().call_soon(self._forget_busy)
         return []

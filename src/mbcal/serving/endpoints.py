@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache
 
 import msgspec
 
@@ -33,11 +33,13 @@ from mbcal.serving.messages import (
 )
 from mbcal.serving.metrics import RequestMetrics, merge_metrics
 from mbcal.serving.openapi import document
-from mbcal.serving.pool import Snapshot, pool_of_one, snapshot_of
+from mbcal.serving.pool import LogStats, Snapshot, pool_of_one, snapshot_of
 from mbcal.serving.readiness import ready_answer
+from mbcal.serving.refusals import RefusedError
 from mbcal.serving.routes import CSS, HTML, JAVASCRIPT, NAME_PART, PROMETHEUS, Response, Route
 from mbcal.serving.service import Service
-from mbcal.serving.stats import Cached, RegistryAnswer, Shared, StatsAnswer, log_stats, registry_answer, stats_answer
+from mbcal.serving.stats import RegistryAnswer, Shared, StatsAnswer, log_stats, registry_answer, stats_answer
+from mbcal.serving.threads import in_thread
 from mbcal.version import __version__
 
 _encode = msgspec.json.Encoder().encode
@@ -49,6 +51,12 @@ _decode_epsilon = msgspec.json.Decoder(EpsilonRequest).decode
 
 STATS_SECONDS = 1.0
 """Seconds for which a worker gives the same `/v1/stats`: the supervisor, whom all requests need, works for each new one."""
+DRIVE_SECONDS = 1.0
+"""Longest wait for the drive of the registry, or of the log, by whoever asks what is on it."""
+FOLDER_SECONDS = 2.0
+"""Seconds for which what was read of a folder is given again."""
+MAX_PAGES = 16
+"""Pages of updates that are read at a time."""
 
 
 class Endpoints:
@@ -57,8 +65,14 @@ class Endpoints:
     def __init__(self, service: Service, metrics: RequestMetrics) -> None:
         self._service, self._metrics = service, metrics
         log = service.log
-        self._log_stats = None if log is None else Cached(lambda: log_stats(log.folder, log.waiting), 2.0)
-        self._registry_answer = Cached(partial(registry_answer, service.registry), 2.0)
+        self._log_stats = (
+            None
+            if log is None
+            else Shared(lambda: in_thread(log_stats, log.folder, log.waiting), FOLDER_SECONDS, DRIVE_SECONDS)
+        )
+        self._read_registry = Shared(lambda: in_thread(registry_answer, service.registry), FOLDER_SECONDS, DRIVE_SECONDS)
+        self._registry = RegistryAnswer(None, None, None, [], [], [])  # as it was read last
+        self._pages: set[asyncio.Future[bytes]] = set()  # that are being read
         self._stats_of_workers = Shared(self._exchange_stats, STATS_SECONDS)
 
     async def rank(self, body: bytes, turn: Turn = no_turn) -> Response:
@@ -91,18 +105,34 @@ class Endpoints:
 
     async def snapshot(self) -> Snapshot:
         """Return what this process has counted, for the other workers."""
-        log = None if self._log_stats is None else await asyncio.to_thread(self._log_stats)
+        log = None
+        if self._log_stats is not None and self._service.log is not None:
+            try:
+                log = await self._log_stats()
+            except TimeoutError:
+                log = LogStats(None, None, None, self._service.log.waiting)
         return snapshot_of(self._service, log)
 
     async def registry(self, _: bytes) -> Response:
-        return _ok(await asyncio.to_thread(self._registry_answer))
+        try:
+            answer = self._registry = await self._read_registry()
+        except TimeoutError:
+            problem = "the drive of the registry does not answer; this is what was read of it before"
+            answer = msgspec.structs.replace(self._registry, problem=problem)
+        return _ok(answer)
 
     async def update_page(self, name: bytes) -> Response:
-        try:
-            page = await asyncio.to_thread(read_update_page, self._service.registry.path, name.decode())
-        except InputError as error:
-            return Response(404, _encode(Problem(str(error))))
-        return Response(200, page, HTML)
+        if len(self._pages) < MAX_PAGES:
+            page = asyncio.ensure_future(in_thread(read_update_page, self._service.registry.path, name.decode()))
+            self._pages.add(page)
+            page.add_done_callback(self._pages.discard)
+            await asyncio.wait([page], timeout=DRIVE_SECONDS)
+            if page.done():
+                try:
+                    return Response(200, page.result(), HTML)
+                except InputError as error:
+                    return Response(404, _encode(Problem(str(error))))
+        raise RefusedError(503, "the pages of updates cannot be read at the moment; try again in a second")
 
     async def health(self, _: bytes) -> Response:
         return _ok(AliveAnswer())
@@ -160,7 +190,7 @@ ROUTES = (
         "POST",
         "/v1/try",
         Endpoints.try_rank,
-        "Rank candidates by the live version, without exploration. Nothing is logged, counted or remembered.",
+        "Rank candidates by the live version, without exploration. Nothing is logged, remembered or counted as traffic.",
         request=(RankRequest,),
         response=(TryAnswer,),
         needs_version=True,

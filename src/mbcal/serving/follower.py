@@ -105,11 +105,11 @@ class RefusedVersions(dict[str, str]):
         name = self.wanted if self.wanted is not None and self.wanted in self else next(reversed(self))
         return f"version {name} cannot be used ({self[name]}); publish or activate another one with 'mbcal registry'"
 
-    def still_holds(self, name: str, folder: Path) -> bool:
-        """Whether a version was refused and its files are as they were; forgets the refusal if they are not."""
+    def still_holds(self, name: str, files: Fingerprint) -> bool:
+        """Whether a version was refused and its files are still these; forgets the refusal if they are not."""
         if name not in self:
             return False
-        if fingerprint(folder) == self._fingerprints.get(name):
+        if files == self._fingerprints.get(name):
             return True
         self.pop(name, None)
         return False

@@ -97,7 +97,7 @@ class Hub:
         Args:
             sessions: Where sessions and decisions are remembered.
         """
-        self.claims = WorkerClaims(sessions)
+        self.claims, self._sessions = WorkerClaims(sessions), sessions
         self._texts: dict[str, str] = {}
         self._traffic = TrafficPool()
         self._writers: dict[str, asyncio.StreamWriter] = {}
@@ -109,7 +109,8 @@ class Hub:
         """Workers that ended and were started again."""
         self._handlers: dict[str, Callable[[str, str, msgspec.Raw], Awaitable[Any]]] = {
             "get": lambda _, key, __: sessions.get(key),
-            "begin": lambda _, key, value: sessions.begin(key, msgspec.msgpack.decode(value, type=Session)),
+            "begin": self._begin,
+            "forget": lambda _, key, __: sessions.forget(key),
             "add": lambda _, key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
             "remember_decision": self._remember,
             "recall_decision": lambda _, key, __: sessions.recall_decision(key),
@@ -144,6 +145,12 @@ class Hub:
             self._writers.pop(worker, None)
             self.claims.end(worker)
             writer.close()
+
+    async def _begin(self, _: str, name: str, value: msgspec.Raw) -> Session | None:
+        """Begin a session; return the one that had begun before, None if there was none."""
+        session = _decode_session(value)
+        begun = await self._sessions.begin(name, session)
+        return None if begun is session else begun
 
     async def _remember(self, _: str, decision: str, value: msgspec.Raw) -> DecisionRef | None:
         """Store a decision; return the one that was stored before, None if there was none."""
@@ -203,7 +210,10 @@ class HubStore:
         return _decode_known(await self._call("get", name, None))
 
     async def begin(self, name: str, session: Session) -> Session:
-        return _decode_session(await self._call("begin", name, session))
+        return _decode_known(await self._call("begin", name, session)) or session
+
+    async def forget(self, name: str) -> None:
+        await self._call("forget", name, None)
 
     async def add(self, name: str, step: Step) -> Session | None:
         return _decode_known(await self._call("add", name, step))
@@ -219,7 +229,7 @@ class HubStore:
         self._require_reader()
         try:
             return _decode_claim(await self._call("claim_decision", decision, None))
-        except BaseException:  # the supervisor may still read it; it reads this after it
+        except BaseException:  # the supervisor may grant the claim all the same; it reads the release after it
             self._send("release_decision", decision, None)
             raise
 

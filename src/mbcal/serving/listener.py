@@ -13,6 +13,8 @@ from typing import Any
 
 AT_A_TIME = 64
 """Connections accepted in one pass of the event loop. They count from the next one: `run.SPARE_FILES` has room for them."""
+SHARED_AT_A_TIME = 8
+"""As many with several workers: who accepts all that waits leaves nothing to the others, which may be idle."""
 HANDSHAKES_AT_A_TIME = 8
 """As many with TLS: a handshake is a millisecond of work, and all requests wait for those that were begun together."""
 PAUSE_SECONDS = 0.1
@@ -26,7 +28,11 @@ class Listener:
     """Accepts connections; it is closed as an `asyncio.Server` is."""
 
     def __init__(
-        self, listener: socket.socket, begin: Callable[[socket.socket], Coroutine[Any, Any, Any]], at_a_time: int = AT_A_TIME
+        self,
+        listener: socket.socket,
+        begin: Callable[[socket.socket], Coroutine[Any, Any, Any]],
+        at_a_time: int = AT_A_TIME,
+        on_refused: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         """Begin to accept.
 
@@ -34,8 +40,9 @@ class Listener:
             listener: A socket that listens and does not block.
             begin: Gives an accepted socket its protocol, and owns the socket from then on.
             at_a_time: Connections accepted in one pass of the event loop.
+            on_refused: Called when the system refuses a connection, such as for want of files.
         """
-        self._listener, self._begin, self._at_a_time = listener, begin, at_a_time
+        self._listener, self._begin, self._at_a_time, self._on_refused = listener, begin, at_a_time, on_refused
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[Any]] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -50,7 +57,8 @@ class Listener:
                 accepted, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):  # none waits, or another process took it, or it has gone
                 return
-            except OSError:
+            except OSError as error:
+                self._on_refused(error)
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
                 return

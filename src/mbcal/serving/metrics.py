@@ -17,7 +17,7 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
 class RequestMetrics:
-    """Counts requests by path and status; durations are those of the limited routes."""
+    """Counts requests by path and status; durations are those of paths under /v1/, refused requests included."""
 
     def __init__(self, access: Access | None = None) -> None:
         """Start with nothing counted.

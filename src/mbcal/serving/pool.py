@@ -75,8 +75,8 @@ class Pool(msgspec.Struct, array_like=True):
                     slots[slot.number].merge(slot)
                 else:
                     slots[slot.number] = msgspec.structs.replace(slot, refusals=dict(slot.refusals))
-        last = max(slots)
-        first = max(min(slots), last - SLOTS + 1)  # a snapshot of before the clock was set may be far away
+        last = max(snapshot.slots[-1].number for snapshot in self.snapshots)  # `ended` may be of a clock ahead
+        first = min(last, max(min(slots), last - SLOTS + 1))  # a snapshot of before the clock was set may be far away
         return [slots.get(number) or Slot(number) for number in range(first, last + 1)]
 
     @property

@@ -50,9 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head = self._headers = 0  # bytes and headers of the request so far
         self._is_head = False  # the head is incomplete
         self._parts: list[bytes] = []  # of the body, in the piece that is being parsed
-        self._beside = (
-            0  # bytes since the last request ended, without those of the body: headers, chunk sizes, what is skipped
-        )
+        self._beside = 0  # bytes since the last request ended, but those of its body: headers, chunk sizes, what is skipped
         self._problem: tuple[int, str, str] | None = None  # status, sentence and reason of the refusal
         self._refusal = b""  # what is sent after the answers to earlier requests; nothing is read any more
         self._plain_head = b""  # of a request that wants another protocol, without that wish
@@ -155,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
             lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
             self._plain_head = b"\r\n".join([*lines, b"", b""])
             return
-        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
             self._problem = (501, "transfer-encoding: only chunked is known; send the body as it is", "invalid")
             raise RefusedHeadError
         if len(self.pipeline) >= self.shared.limits.max_pipelined:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from mbcal.decision_log.records import Decision
@@ -27,7 +26,7 @@ class RankedRequest(NamedTuple):
     version: str
     epsilon: float
     session: Session
-    """The session as it was known to the version."""
+    """All that is remembered of it, also behaviours that the version does not know."""
     shown: TextSteps
     given: GivenFields
     items: list[RankedItem]
@@ -72,16 +71,6 @@ class RankedRequest(NamedTuple):
             shown_context=list(self.given.shown_context),
             **answer_fields(hashed, self.items),
         )
-
-
-def known_part(session: Session, ranker: Ranker) -> Session:
-    """Return a session without the steps whose behaviours a version does not know: it may have gone live since."""
-    unknown = ranker.unknown_behaviours((*session.history, *session.shown))
-    if not unknown:
-        return session
-    history = tuple(step for step in session.history if step[1] not in unknown)
-    steps = tuple(step for step in session.steps if step.behaviour not in unknown)
-    return msgspec.structs.replace(session, history=history, steps=steps)
 
 
 def rank_request(

@@ -125,7 +125,8 @@ class Ranker:
         """Rank candidates for one session, epsilon-greedily at every rank.
 
         Args:
-            history: What the user did before the session; the version's latest `history` steps of it are used.
+            history: What the user did before the session; the version's latest `history` steps of it are used. Here as in
+                `shown`, steps whose behaviour the version does not know are not read: another one may have been live.
             candidates: Items to rank, C of them. Those already shown are ranked only if every candidate was,
                 or repeats are allowed.
             shown: What was shown in the session so far.
@@ -139,7 +140,7 @@ class Ranker:
             At most k items in order.
 
         Raises:
-            InputError: If a behaviour is unknown to the version, or more than `SPARE_ROWS` unknown items have features.
+            InputError: If more than `SPARE_ROWS` unknown items have features.
         """
         listed = NameList(candidates, self.version.catalog) if isinstance(candidates, Sequence) else candidates
         state = self.fields.with_context(self.state_after(history, shown, session, given), given.context)
@@ -160,14 +161,13 @@ class Ranker:
             )
         ]
 
-    def unknown_behaviours(self, steps: TextSteps) -> set[str]:
-        """Return the behaviours of steps that the version does not know."""
+    def _unknown_behaviours(self, steps: TextSteps) -> set[str]:
+        """The behaviours of steps that the version does not know."""
         return {behaviour for _, behaviour in steps} - self._behaviour_index.keys()
 
     def require_known(self, steps: TextSteps) -> None:
         """Raise InputError if the version does not know the behaviour of a step."""
-        unknown = self.unknown_behaviours(steps)
-        if unknown:
+        if unknown := self._unknown_behaviours(steps):
             names = ", ".join(self._behaviour_index)
             raise InputError(
                 f"behaviour: {min(unknown)!r} is unknown to version {self.version.name}; its behaviours are {names}"
@@ -231,6 +231,10 @@ class Ranker:
             given: The user's features, and the context of what was shown.
         """
         contexts = given.shown_context
+        if unknown := self._unknown_behaviours(history) | self._unknown_behaviours(shown):
+            history = [step for step in history if step[1] not in unknown]
+            contexts = tuple(context for context, step in zip(contexts, shown, strict=False) if step[1] not in unknown)
+            shown = [step for step in shown if step[1] not in unknown]
         if self._terminal:
             history, shown = _since_leaving(history, shown, self._terminal)
         history, shown = tuple(history[max(len(history) - self.version.history, 0) :]), tuple(shown)
@@ -273,7 +277,6 @@ class Ranker:
 
     def _encode(self, steps: TextSteps) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Catalogue rows (T,) and behaviours (T,) of steps."""
-        self.require_known(steps)
         items = self.version.catalog.rows_of(item for item, _ in steps)
         return items, np.fromiter((self._behaviour_index[behaviour] for _, behaviour in steps), np.uint8, len(steps))
 

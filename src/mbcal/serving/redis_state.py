@@ -27,6 +27,9 @@ from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, OnEvent, Session, St
 
 CALL_SECONDS = 0.25
 """Longest time a call may take, without moments in which the event loop stood still: the answer may have come in them."""
+SOCKET_SECONDS = 10.0
+"""A backstop for what the client would wait for beyond that. It counts moments in which the event loop stood still, too, so
+it is far longer than those are."""
 TICKS = 25
 """Parts of this time; a part in which the loop stood still counts as one, whatever it took."""
 PING_SECONDS = 0.2
@@ -34,6 +37,13 @@ PING_SECONDS = 0.2
 
 MAX_TRIES = 8
 """Times that a session is read again because another process has just changed it."""
+
+REPLACE = """
+if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[2], 'ex', ARGV[3])
+return 1
+"""
+"""Script that replaces a value, unless it has been changed since it was read."""
 
 _TIMES = range(1 << 62)
 """Times in microseconds; the next one, and one of the log, must fit into 64 bits."""
@@ -73,7 +83,8 @@ class KeptKeys(FairDict[str, float]):
 class RedisStore:
     """Sessions and decisions in Redis.
 
-    A session is one value, changed under WATCH, so that no step is lost when two servers add steps at the same time.
+    A session is one value, replaced only by whoever has read the latest one, so that no step is lost when two servers add
+    steps at the same time. A script does that, not WATCH: the client ends a WATCH with a call to Redis that nothing limits.
     """
 
     def __init__(
@@ -94,21 +105,19 @@ class RedisStore:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
-            from redis.exceptions import RedisError, ResponseError, WatchError
+            from redis.exceptions import RedisError, ResponseError
         except ImportError as error:
             raise OptionError("state: Redis needs the package redis; pip install 'mbcal[serve]'") from error
         try:
             self._redis: Any = Redis.from_url(
                 address,
-                socket_timeout=None,  # `_patience` limits what is waited for
-                socket_connect_timeout=None,
+                socket_timeout=SOCKET_SECONDS,
+                socket_connect_timeout=SOCKET_SECONDS,
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
             raise OptionError(f"state: the Redis address is not valid ({error}); write redis://HOST:PORT/NUMBER") from error
-        # the client writes to connections that the event loop has closed already, which uvloop reports as a RuntimeError
-        self._failures = (RedisError, OSError, TimeoutError, RuntimeError)
-        self._watch_error, self._response_error = WatchError, ResponseError
+        self._failures, self._response_error = (RedisError, OSError, TimeoutError), ResponseError
         self._lifetime, self._on_event = int(lifetime), on_event
         self._kept = KeptKeys(max_bytes, self._lifetime)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -127,8 +136,12 @@ class RedisStore:
     async def begin(self, name: str, session: Session) -> Session:
         return await self._call(lambda: self._begin(name, session))
 
+    async def forget(self, name: str) -> None:
+        self._kept.pop(_session_key(name))
+        await self._call(lambda: self._redis.delete(_session_key(name)))
+
     async def add(self, name: str, step: Step) -> Session | None:
-        turn = self._turns.setdefault(name, asyncio.Lock())  # calls of this process take turns; others are seen by WATCH
+        turn = self._turns.setdefault(name, asyncio.Lock())  # calls of this process take turns; others are seen by REPLACE
         async with turn:
             return await self._call(lambda: self._add(_session_key(name), step))
 
@@ -136,7 +149,7 @@ class RedisStore:
         return await self._call(lambda: self._remember(_decision_key(decision), reference))
 
     async def recall_decision(self, decision: str) -> DecisionRef | None:
-        return await self._call(lambda: self._read(self._redis, _decision_key(decision), DecisionRef))
+        return await self._call(lambda: self._read(_decision_key(decision), DecisionRef))
 
     async def claim_decision(self, decision: str) -> DecisionRef | bool:
         return await self._call(lambda: self._claim(decision))
@@ -148,7 +161,7 @@ class RedisStore:
         """Close all connections."""
         if self._pinging is not None:
             self._pinging.cancel()
-        with contextlib.suppress(*self._failures):
+        with contextlib.suppress(Exception):
             async with _patience():
                 await self._redis.aclose()
 
@@ -185,11 +198,15 @@ class RedisStore:
         if dropped:
             await self._redis.delete(*dropped)
 
-    async def _read(self, redis: Any, key: str, kind: type[T]) -> T | None:
+    async def _read(self, key: str, kind: type[T]) -> T | None:
+        return _decoded(await self._stored(key), kind)
+
+    async def _stored(self, key: str) -> bytes | None:
+        """The value of a key; None if there is none, or it is no text."""
         try:
-            return _decoded(await redis.get(key), kind)
+            return self._value_of(await self._redis.get(key))
         except self._response_error as error:
-            return _decoded(self._value_of(error), kind)
+            return self._value_of(error)
 
     def _value_of(self, result: bytes | Exception | None) -> bytes | None:
         """The result of GET; None if the key holds no text. Raises any other error that Redis answered with."""
@@ -200,28 +217,23 @@ class RedisStore:
         raise result
 
     async def _add(self, key: str, step: Step) -> Session | None:
-        async with self._redis.pipeline(transaction=True) as pipe:
-            for _ in range(MAX_TRIES):
-                await pipe.watch(key)
-                stored = await self._read(pipe, key, Session)
-                if stored is None:
-                    await pipe.unwatch()
-                    return None
-                session = stored.after(step)
-                value = msgspec.msgpack.encode(session)
-                pipe.multi()
-                pipe.set(key, value, ex=self._lifetime)
-                with contextlib.suppress(self._watch_error):  # another process changed it in between; read it again
-                    await pipe.execute()
-                    await self._count(key, value)
-                    return session
+        for _ in range(MAX_TRIES):
+            stored = await self._stored(key)
+            known = _decoded(stored, Session)
+            if known is None:
+                return None
+            session = known.after(step)
+            value = msgspec.msgpack.encode(session)
+            if await self._redis.eval(REPLACE, 1, key, stored, value, self._lifetime):
+                await self._count(key, value)
+                return session
         raise StateAwayError("state: too many requests change this session at once; try again in a second")
 
     async def _remember(self, key: str, reference: DecisionRef) -> DecisionRef:
         value = msgspec.msgpack.encode(reference)
         if await self._set(key, value, nx=True):
             return reference
-        first = await self._read(self._redis, key, DecisionRef)
+        first = await self._read(key, DecisionRef)
         if first is not None and first.answer:
             return first
         await self._set(key, value)  # it has just expired, or has no answer
@@ -251,10 +263,17 @@ class RedisStore:
         try:
             async with _patience():
                 return await work()
-        except self._failures as error:
+        except Exception as error:
+            if not self._is_failure(error):
+                raise
             if type(error) is not self._response_error or _reason(error).startswith("MISCONF"):
                 self._begin_outage(error)  # other responses are about this call: Redis has classes for those about itself
             raise StateAwayError("state: sessions cannot be remembered at the moment; try again in a second") from error
+
+    def _is_failure(self, error: Exception) -> bool:
+        """Whether an error is Redis', or that of the way to it, and not a fault of this program."""
+        # the client writes to connections that the event loop has closed already, which uvloop reports as a RuntimeError
+        return isinstance(error, self._failures) or type(error) is RuntimeError
 
     def _begin_outage(self, error: Exception) -> None:
         if self._away_since is not None:
@@ -272,7 +291,7 @@ class RedisStore:
                     await self._redis.connection_pool.disconnect(inuse_connections=False)  # of a server that may be gone
                     await self._redis.set("mbcal:ping", b"", ex=1)
                 break
-            except self._failures:
+            except Exception:  # whatever it is: without a ping, the outage would never end
                 await asyncio.sleep(PING_SECONDS)
         seconds = time.monotonic() - (self._away_since or 0.0)
         self._away_since = None

@@ -58,7 +58,7 @@ class Route:
 
     @property
     def is_probe(self) -> bool:
-        """Whether a request waits for no other of its client: a busy server is alive."""
+        """Whether a request waits only for other probes of its client: a busy server is alive."""
         return self.path in ("/healthz", "/readyz")
 
     @property
@@ -70,7 +70,7 @@ class Route:
         if self.path == "/v1/rank":  # another request had its id, or another user its session
             statuses |= {409}
         if self.has_name:
-            statuses |= {404}
+            statuses |= {404, 503}
         if self.needs_token:
             statuses |= {403}
         if self.limited:

@@ -29,7 +29,7 @@ from mbcal.serving.canary import CanarySettings
 from mbcal.serving.connections import ConnectionLimits, Connections
 from mbcal.serving.events import print_event
 from mbcal.serving.limits import Limits
-from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME, Listener
+from mbcal.serving.listener import AT_A_TIME, HANDSHAKES_AT_A_TIME, SHARED_AT_A_TIME, Listener
 from mbcal.serving.protocol import bounded_protocol
 from mbcal.serving.server import App
 from mbcal.serving.service import Service
@@ -189,8 +189,10 @@ class Server(uvicorn.Server):
             if config.ssl is None
             else partial(shake_hands, self._connections, config.ssl, protocol)
         )
-        at_a_time = AT_A_TIME if config.ssl is None else HANDSHAKES_AT_A_TIME
-        self.servers = [Listener(listener, begin, at_a_time) for listener in sockets or []]  # type: ignore[misc]
+        at_a_time = AT_A_TIME if self._app.service.workers is None else SHARED_AT_A_TIME
+        if config.ssl is not None:
+            at_a_time = HANDSHAKES_AT_A_TIME
+        self.servers = [Listener(one, begin, at_a_time, self._refused) for one in sockets or []]  # type: ignore[misc]
         self._sweeper = loop.create_task(self._connections.sweep_forever())
         gc.freeze()  # what is loaded now stays for good: the collector need not scan it
         gc.set_threshold(20_000)  # objects of requests in progress are freed by reference counting
@@ -198,6 +200,9 @@ class Server(uvicorn.Server):
         await self._announce(sockets or [])
         for number in self.early_signals:
             loop.call_soon(signal.raise_signal, number)  # now there is somebody to stop
+
+    def _refused(self, error: OSError) -> None:
+        self._connections.report_once("connections wait", problem=f"the system lets none be accepted ({error.strerror})")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         on_event = self._app.service.on_event

@@ -87,9 +87,13 @@ class App:
         """Report to the other workers, if there are any, until cancelled."""
         workers = self.service.workers
         while workers is not None:
-            with contextlib.suppress(StateAwayError):
+            try:
                 await workers.report(self.metrics.to_text(self.service))
                 await workers.exchange(await self._endpoints.snapshot())
+            except StateAwayError:
+                pass
+            except Exception as error:  # such as no memory, or no thread, left for the moment
+                self._log_failure("report to the other workers", error)
             await asyncio.sleep(REPORT_SECONDS)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,8 +144,7 @@ class App:
         scope["route"] = route.path
         if method == "POST":
             self.access.require_json(headers)
-        body = await self._body(receive) if method == "POST" else name.encode()
-        scope["is_unread"] = False
+        body = await self._body(scope, receive) if method == "POST" else name.encode()
         current_client.set(client)
         if route.is_probe:
             await self._turns.take(f"{client} probes", LITTLE_WORK)  # not behind what else the client asks
@@ -164,7 +167,7 @@ class App:
         methods = [method for method, other in self._routes if other == path]
         if not methods:
             return RefusedError(404, f"{path[:200]}: no such path; see /openapi.json")
-        allowed = ", ".join(methods)
+        allowed = ", ".join("GET, HEAD" if method == "GET" else method for method in methods)
         return RefusedError(405, f"{path}: takes {allowed} only", ((b"allow", allowed.encode()),))
 
     def _log_failure(self, path: str, error: BaseException) -> None:
@@ -184,7 +187,7 @@ class App:
                 while size < LINGER_BYTES and (message := await receive()).get("more_body"):
                     size += len(message["body"])
 
-    async def _body(self, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
         parts, size, limits = [], 0, self.service.limits
         try:
             async with asyncio.timeout(limits.body_seconds):
@@ -192,12 +195,13 @@ class App:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise RefusedError(400, "the client disconnected before the body was complete")
+                    scope["is_unread"] = message.get("more_body", False)
                     part = message.get("body", b"")
                     size += len(part)
                     if size > limits.max_body:
                         raise RefusedError(413, f"the body is larger than {limits.max_body} bytes; send fewer candidates")
                     parts.append(part)
-                    if not message.get("more_body"):
+                    if not scope["is_unread"]:
                         return b"".join(parts)
         except TimeoutError:
             raise RefusedError(408, f"the body was not sent within {limits.body_seconds:g} seconds") from None

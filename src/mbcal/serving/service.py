@@ -10,18 +10,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mbcal.decision_log.records import Feedback
 from mbcal.decision_log.writer import DecisionLog
 from mbcal.errors import InputError, MbcalError, ModelError
+from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.serving.answers import RememberedAnswers
 from mbcal.serving.canary import Canary, CanarySettings
@@ -39,11 +41,12 @@ from mbcal.serving.messages import (
     TryAnswer,
     steps_as_text,
 )
-from mbcal.serving.ranked import RankedRequest, RankingFailedError, known_part, rank_request
+from mbcal.serving.ranked import RankedRequest, RankingFailedError, rank_request
 from mbcal.serving.ranker import Ranker
 from mbcal.serving.repeats import RepeatedRequests, request_hash
 from mbcal.serving.state import DecisionRef, Session, SessionStore, StateAwayError, Step, latest_steps
 from mbcal.serving.stats import model_answer
+from mbcal.serving.threads import in_thread
 from mbcal.serving.traffic import Traffic, VersionCounts
 from mbcal.types import Name, to_name
 
@@ -57,6 +60,16 @@ OnEvent = Callable[..., None]
 
 class NotReadyError(MbcalError):
     """No version is live yet."""
+
+
+class _Ranked(NamedTuple):
+    """A request ranked in its session."""
+
+    request: RankedRequest
+    is_remembered: bool
+    """Whether the session is remembered, if it has a name."""
+    is_begun: bool
+    """Whether this request has begun the session in the memory."""
 
 
 @dataclass
@@ -91,6 +104,7 @@ class Service:
         self.refused = RefusedVersions()
         self.canary = Canary(self.canary_settings, self.registry, self.on_event)
         self.follower = Follower(self.refresh_version, self.on_event)
+        self._reading: asyncio.Future[Pointer] | None = None
         self.counts: dict[str, VersionCounts] = {}
         self.traffic = Traffic()
         self.started = time.monotonic()
@@ -109,7 +123,10 @@ class Service:
         Raises:
             ModelError: If the registry cannot be read, or has no live version any more, as when its folder is gone.
         """
-        pointer = await asyncio.to_thread(self.registry.pointer)
+        if self._reading is not None and not self._reading.done():
+            await asyncio.wait([self._reading])  # while it hangs, no other is begun
+        self._reading = asyncio.ensure_future(in_thread(self.registry.pointer))
+        pointer = await asyncio.shield(self._reading)
         if pointer.current is None and self.ranker is not None:
             raise ModelError(f"{self.registry.path}: the registry has no live version any more; bring its folder back")
         name = self.refused.wanted = pointer.current
@@ -125,12 +142,12 @@ class Service:
     async def _open(self, name: str) -> Ranker | None:
         """Open and verify a version; None if it is refused. It is tried again when its files change."""
         folder = self.registry.path / "versions" / name
-        if self.refused.still_holds(name, folder):
+        files = await in_thread(fingerprint, folder)
+        if self.refused.still_holds(name, files):
             return None
-        files = fingerprint(folder)
         try:
             memory = self.limits.max_memory // (8 if self.canary_settings.share else 4)  # for the canary as much again
-            ranker = await asyncio.to_thread(lambda: Ranker(self.registry.open(name), memory, self.repeats))
+            ranker = await in_thread(lambda: Ranker(self.registry.open(name), memory, self.repeats))
         except MbcalError as error:
             self.refused.refuse(name, str(error), files)
             self.on_event("refused", version=name, error=str(error))
@@ -176,23 +193,31 @@ class Service:
     async def _rank(self, request: RankRequest, decision: str, hashed: str) -> RankAnswer:
         session_name, user = _text_or_none(request.session, "session"), _text_or_none(request.user, "user") or ""
         proposed, given = self._proposed_session(request, user, self.canary.version_for(user or session_name or ""))
-        ranked, remembered, is_new = await self._rank_in_session(request, proposed, session_name, given)
+        ranked, remembered, is_begun = await self._rank_in_session(request, proposed, session_name, given)
         version, now = ranked.version, time.time_ns() // 1000
-        counts = self.counts.setdefault(version, VersionCounts())
-        counts.sessions += is_new
         if self.log is not None:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
-            await self.log.append_async(record)
+            try:
+                await self.log.append_async(record)
+            except Exception:
+                if is_begun and session_name is not None:  # what is refused leaves nothing
+                    with contextlib.suppress(StateAwayError):
+                        await self.sessions.forget(session_name)
+                raise
+        # without a name or a memory, a session seems to begin when nothing was shown yet
+        is_new = not ranked.shown and (is_begun or session_name is None or not remembered)
         answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
         order = ranked.session.time_of_next(now)  # a clock that is set back does not reorder what was shown
         reference = self.repeated.reference(hashed, session_name, order, answer, given.context)
         answer = await self.repeated.remember(decision, reference, answer)
+        counts = self.counts.setdefault(version, VersionCounts())
         counts.decisions += 1
-        self.traffic.decision(version, session_name, not ranked.shown, ranked.n_candidates, ranked.n_unknown, now / 1e6)
+        counts.sessions += is_new
+        self.traffic.decision(version, session_name, is_new, ranked.n_candidates, ranked.n_unknown, now / 1e6)
         return answer
 
     def try_rank(self, request: RankRequest) -> TryAnswer:
-        """Rank the candidates of one user by the live version, without exploration; nothing is logged, counted or kept.
+        """Rank the candidates of one user by the live version, without exploration; nothing is logged, kept or counted.
 
         Args:
             request: The request, with all that was shown; session, user and id must be left out.
@@ -225,36 +250,29 @@ class Service:
 
     async def _rank_in_session(
         self, request: RankRequest, proposed: Session, name: str | None, given: GivenFields
-    ) -> tuple[RankedRequest, bool, bool]:
-        """Rank in the session of this name, which begins as proposed if it is not known and the request can be ranked.
-
-        Returns:
-            The ranked request, whether the session is remembered, and whether it begins here: without a name or a memory, it
-            seems to when nothing was shown yet.
-        """
+    ) -> _Ranked:
+        """Rank in the session of this name, which begins as proposed if it is not known and the request can be ranked."""
         if name is None:
-            ranked = await self._rank_by_version(request, proposed, name, given)
-            return ranked, True, not ranked.shown
+            return _Ranked(await self._rank_by_version(request, proposed, name, given), True, False)
         try:
             known = await self.sessions.get(name)
         except StateAwayError as error:
             if request.shown is None:  # only the memory knows what was shown
                 raise StateAwayError(f"{error}, or send history and shown with the request") from error
-            ranked = await self._rank_by_version(request, proposed, name, given)
-            return ranked, False, not ranked.shown
-        session = proposed if known is None else known_part(known, self.live)
+            return _Ranked(await self._rank_by_version(request, proposed, name, given), False, False)
+        session = proposed if known is None else known
         session.require_user(proposed.user, name)
         ranked = await self._rank_by_version(request, session, name, given)
         if known is not None:
-            return ranked, True, False
+            return _Ranked(ranked, True, False)
         try:
             begun = await self.sessions.begin(name, proposed)
         except StateAwayError:
-            return ranked, False, not ranked.shown
+            return _Ranked(ranked, False, False)
         begun.require_user(proposed.user, name)
         if begun != proposed:  # another request began it in the meantime, and the first history counts
-            return await self._rank_by_version(request, known_part(begun, self.live), name, given), True, False
-        return ranked, True, not ranked.shown
+            return _Ranked(await self._rank_by_version(request, begun, name, given), True, False)
+        return _Ranked(ranked, True, begun is proposed)
 
     async def _rank_by_version(
         self, request: RankRequest, session: Session, name: str | None, given: GivenFields
@@ -370,7 +388,7 @@ class Service:
     async def close(self) -> None:
         """Close the session store and the log; a disk that stalls holds that up for `LOG_SECONDS` only."""
         await self.sessions.close()
-        if self.log is not None and not await asyncio.to_thread(self.log.close, LOG_SECONDS):
+        if self.log is not None and not await in_thread(self.log.close, LOG_SECONDS):
             self.on_event("log not closed", records=self.log.waiting, problem="the disk does not answer")
 
 

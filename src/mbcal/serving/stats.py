@@ -303,36 +303,27 @@ class Shared(Generic[T]):
     Args:
         compute: The coroutine function.
         seconds: Age at which its result is made again; a failure is made again at once.
+        patience: Seconds after its begin at which whoever waits for it gives up; None to wait. While it hangs, it is not
+            begun again, and whoever asks is told at once.
     """
 
-    def __init__(self, compute: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> None:
-        self._compute, self._seconds, self._at = compute, seconds, -1e9
+    def __init__(self, compute: Callable[[], Coroutine[Any, Any, T]], seconds: float, patience: float | None = None) -> None:
+        self._compute, self._seconds, self._patience, self._at = compute, seconds, patience, -1e9
         self._task: asyncio.Task[T] | None = None
 
     async def __call__(self) -> T:
-        """Return the result; those who ask while it is made wait for the same one."""
+        """Return the result; those who ask while it is made wait for the same one.
+
+        Raises:
+            TimeoutError: If it takes longer than `patience`.
+        """
         task = self._task
         is_old = task is None or time.monotonic() - self._at > self._seconds
         if task is None or (task.done() and (is_old or task.cancelled() or task.exception() is not None)):
             task = self._task = asyncio.create_task(self._compute())
             self._at = time.monotonic()
+        if self._patience is not None:
+            await asyncio.wait([task], timeout=max(self._at + self._patience - time.monotonic(), 0.0))
+            if not task.done():
+                raise TimeoutError("it takes too long")
         return await asyncio.shield(task)
-
-
-class Cached(Generic[T]):
-    """The result of a function, computed again when it is older than `seconds`.
-
-    Args:
-        compute: The function.
-        seconds: Age at which its result is computed again.
-    """
-
-    def __init__(self, compute: Callable[[], T], seconds: float) -> None:
-        self._compute, self._seconds, self._at = compute, seconds, -1e9
-        self._value: T | None = None
-
-    def __call__(self) -> T:
-        """Return the result; several threads may compute it at once, with the same result."""
-        if self._value is None or time.monotonic() - self._at > self._seconds:
-            self._value, self._at = self._compute(), time.monotonic()
-        return self._value

@@ -26,6 +26,7 @@ from mbcal.serving.hub import Hub
 from mbcal.serving.repeats import logged_reference
 from mbcal.serving.run import DRAIN_SECONDS, RECOVERED_BYTES, ServerSettings, address_of, bind
 from mbcal.serving.state import CLAIM_SECONDS, DecisionRef, StateAwayError, session_store
+from mbcal.serving.threads import in_thread
 from mbcal.serving.worker import WorkerTask
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
@@ -143,7 +144,7 @@ class Supervisor:
             return
         logged: dict[str, DecisionRef] = {}
         try:
-            logged = await asyncio.to_thread(self._logged, number, claimed)
+            logged = await in_thread(self._logged, number, claimed)
             if self._settings.state != "memory":
                 await self._share(logged)
         except Exception as error:  # whatever it is, the ids must not stay claimed for ever

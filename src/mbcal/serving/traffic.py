@@ -150,7 +150,7 @@ class SessionRewards:
                 self._keep_early(key, event.reward)
             else:
                 session.add(event.reward)
-        elif session is None:  # otherwise it was asked for twice before anything was shown
+        elif session is None:  # otherwise it was forgotten since, or the memory is away
             slot, totals = self._slot(event), self.totals.setdefault(event.version, Rewards())
             slot.sessions += 1
             totals.sessions += 1
@@ -222,13 +222,13 @@ class Traffic:
         else:
             slot.refusals[status] = slot.refusals.get(status, 0) + 1
 
-    def decision(self, version: str, session: str | None, is_first: bool, candidates: int, unknown: int, at: float) -> None:
+    def decision(self, version: str, session: str | None, is_new: bool, candidates: int, unknown: int, at: float) -> None:
         """Count a decision.
 
         Args:
             version: Which version decided.
             session: The session's name; sessions without a name have no reward here.
-            is_first: Whether nothing was shown in the session yet.
+            is_new: Whether the session begins with it.
             candidates: Number of candidates.
             unknown: How many of them are not in the version's catalogue.
             at: Time of the decision.
@@ -239,7 +239,7 @@ class Traffic:
         slot.unknown += unknown
         self.candidates += candidates
         self.unknown += unknown
-        if is_first and session is not None:
+        if is_new and session is not None:
             self._apply(SessionEvent(session, version, at))
 
     def feedback(self, session: str | None, decision: str, decided: float, at: float, reward: float) -> None:

@@ -1,4 +1,4 @@
-// Rank by hand: a trial that the server neither logs nor counts, item by item, with the parts of every score.
+// Rank by hand: a trial that the server neither logs nor counts as traffic, item by item, with the parts of every score.
 import { ask, badge, byId, el, fixed, fixedSigned } from "./base.js";
 import { partsBars, partsLegend } from "./charts.js";
 
@@ -15,8 +15,7 @@ export function startRanking(live) {
   });
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    shown = [];
-    rank();
+    rank([]);
   });
 }
 
@@ -28,12 +27,13 @@ function row(rank, item, parts, score, bar, act, marks = []) {
 }
 const head = (scale, last) => el("div", { class: "step head" }, ["", "item", scale, "instant", "future", "score", last].map((text, k) => el("span", { class: k === 2 ? "parts-head" : k > 2 && k < 6 ? "number" : null }, text)));
 
-async function rank() {
+async function rank(steps) {
   byId("ask-problem").replaceChildren();
   try {
     const history = lines("history").map((text) => { const at = text.lastIndexOf(":"); return [text.slice(0, at), text.slice(at + 1)]; });
     const candidates = lines("candidates");
-    const answer = await ask("v1/try", { history, candidates, shown: shown.map((step) => [step.item, step.behaviour]), k: Math.min(50, candidates.length) });
+    const answer = await ask("v1/try", { history, candidates, shown: steps.map((step) => [step.item, step.behaviour]), k: Math.min(50, candidates.length) });
+    shown = steps;
     const { bars, scale } = partsBars([...shown, ...answer.items].map((item) => item.parts));
     drawShown(bars.splice(0, shown.length), scale.cloneNode(true));
     byId("ranked").replaceChildren(el("h3", {}, shown.length ? "What to show next" : "What to show first"),
@@ -42,10 +42,7 @@ async function rank() {
       ...answer.items.map((item, k) => {
         const act = el("select", { "aria-label": `behaviour towards ${item.item}` });
         act.append(new Option("choose …", ""), ...model.behaviours.map((name) => new Option(name, name)));
-        act.addEventListener("change", () => {
-          shown.push({ ...item, behaviour: act.value });
-          rank();
-        });
+        act.addEventListener("change", () => rank([...shown, { ...item, behaviour: act.value }]));
         return row(k + 1, item.item, item.parts, item.score, bars[k], act, item.known ? [] : [" ", badge("unseen", "warn")]);
       }));
   } catch (error) {
