@@ -215,6 +215,16 @@ def test_workers_that_cannot_start_end_the_command(shared_registry: Registry, tm
         assert "Traceback" not in done.stderr
 
 
+def test_modules_in_the_folder_of_the_command_are_not_imported(shared_registry: Registry, tmp_path: Path) -> None:
+    """A script of the operator, such as http.py, took the place of Python's own: no worker started."""
+    for name in ("http", "queue", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    log = str(tmp_path / "log")
+    with serving(shared_registry, "--workers", "2", "--log", log, "--canary", "0.1", folder=tmp_path) as (process, port):
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert not any(event["event"] == "worker ended" for event in events_of(process))
+
+
 def test_requests_in_progress_finish_when_a_server_stops(shared_registry: Registry) -> None:
     with serving(shared_registry) as (process, port):
         body = b'{"candidates": ["item 1"]}'

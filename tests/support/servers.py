@@ -54,10 +54,10 @@ def run_app(
 
 
 @contextmanager
-def serving(registry: Registry, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run `mbcal serve` in a process; yields the process and its port, and kills it at the end."""
-    command = [sys.executable, "-m", "mbcal", "serve", "--registry", str(registry.path), "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def serving(registry: Registry, *options: str, folder: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run `mbcal serve` in a process, in a folder; yields the process and its port, and kills it at the end."""
+    command = [sys.executable, "-P", "-m", "mbcal", "serve", "--registry", str(registry.path), "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
     try:
         assert process.stderr is not None
         port = next(int(json.loads(line)["address"].rsplit(":", 1)[1]) for line in process.stderr if "listening" in line)

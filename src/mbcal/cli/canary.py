@@ -166,7 +166,7 @@ def canary_watcher(registry: Path, log: Path | None, options: list[str]) -> Iter
     if log is None:
         yield
         return
-    command = [sys.executable, "-m", "mbcal", "watch-canary", "--registry", str(registry), "--log", str(log), *options]
+    command = [sys.executable, "-P", "-m", "mbcal", "watch-canary", "--registry", str(registry), "--log", str(log), *options]
     command += ["--parent", str(os.getpid())]
 
     def start() -> subprocess.Popen[bytes]:

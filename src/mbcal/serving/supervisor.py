@@ -109,7 +109,7 @@ class Supervisor:
         """Run a worker until it ends; return its exit code."""
         ours, its = socket.socketpair()
         task = WorkerTask(self._settings, number, self._listener.fileno(), its.fileno())
-        program, stdin = (sys.executable, "-m", "mbcal.serving.worker"), asyncio.subprocess.PIPE
+        program, stdin = (sys.executable, "-P", "-m", "mbcal.serving.worker"), asyncio.subprocess.PIPE
         try:
             with its:
                 process = await asyncio.create_subprocess_exec(*program, stdin=stdin, pass_fds=(task.listener, task.hub))
