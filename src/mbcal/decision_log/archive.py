@@ -66,6 +66,19 @@ _BATCH_ROWS = 4096
 """Records read from Parquet at a time."""
 
 
+class DamagedArchiveError(LogError):
+    """A file of a compacted segment is damaged.
+
+    Args:
+        path: The file.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: cannot be read ({reason}); restore the file from a copy")
+        self.path, self.reason = path, reason
+
+
 def compacted_numbers(folder: Path) -> set[int]:
     """Return the numbers of segments whose two Parquet files both exist."""
     return {number for number in parquet_numbers(folder) if all(path.is_file() for path in parquet_paths(folder, number))}
@@ -124,8 +137,10 @@ def _rows(path: Path, to_record: Callable[[dict[str, Any]], Record]) -> Iterator
                     row = dict(zip(batch.schema.names, values, strict=True))
                     yield row.pop("number"), to_record(row)
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-        problem = " ".join(str(error).split())  # one line
-        raise LogError(f"{path}: cannot be read ({problem}); restore the file from a copy") from error
+        reason = " ".join(str(error).split())  # one line
+        if isinstance(error, OSError) and error.errno is not None:
+            raise LogError(f"{path}: cannot be read ({reason}); check its permissions") from error
+        raise DamagedArchiveError(path, reason) from error
 
 
 def _to_list(column: pa.Array) -> list[Any]:

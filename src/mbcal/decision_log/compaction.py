@@ -75,6 +75,7 @@ def _compact_segment(folder: Path, number: int, result: Compacted) -> None:
     if data is None:
         return
     if number not in compacted_numbers(folder):
+        written = path.stat().st_mtime
         damage: list[Loss] = []
         records = list(segment_records(path, number, data, False, damage))
         if damage:
@@ -82,6 +83,7 @@ def _compact_segment(folder: Path, number: int, result: Compacted) -> None:
             return
         for file, content in zip(parquet_paths(folder, number), to_parquet(records), strict=True):
             write_atomic(file, content)
+            os.utime(file, (written, written))  # readers leave out what was last written before a time
             result.bytes_after += len(content)
         result.records += len(records)
     path.unlink()

@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from mbcal.decision_log.archive import compacted_numbers, read_parquet
+from mbcal.decision_log.archive import DamagedArchiveError, compacted_numbers, read_parquet
 from mbcal.decision_log.numbering import GapFinder, Missing, read_mark
 from mbcal.decision_log.records import SKEW, Record, decode
 from mbcal.decision_log.segments import log_folders, parquet_paths, scan_segment, segment_numbers, segment_path
@@ -124,9 +124,13 @@ def _numbered_records(
     """Yield the records of one segment with their numbers."""
     path = segment_path(folder, segment)
     data = None if is_compacted else read_bytes(path)
-    if data is None:  # compacted already, or since the folder was listed
-        return read_parquet(folder, segment)
-    return segment_records(path, segment, data, is_last, lost)
+    if data is not None:
+        yield from segment_records(path, segment, data, is_last, lost)
+        return
+    try:  # compacted already, or since the folder was listed
+        yield from read_parquet(folder, segment)
+    except DamagedArchiveError as error:
+        _report(Damage(error.path, 0, error.path.stat().st_size, error.reason), lost)
 
 
 def _report(loss: Loss, lost: list[Loss] | None) -> None:

@@ -55,8 +55,9 @@ class Look:
     """Records of the trial that did not count."""
     ends: int
     """When the trial ends at the latest, in microseconds since 1970."""
-    logs: dict[str, list[str]]
-    """By log, the folders in which records were read: a watcher that is started again misses those that are gone."""
+    logs: dict[str, dict[str, int]]
+    """By log, the folders in which records were read, and the number of the first: a watcher that is started again misses
+    those that are gone."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -168,7 +169,7 @@ class CanaryWatcher:
         self._outcomes = OutcomeReader.of_version(self.registry.open(live), self._config.sessions, began)
         before = int(self._config.sessions.longest * 1e6)  # sessions that were going on when the trial began
         known = (read_trial(self.registry.path, canary, began) or {}).get("logs", {})  # of a watcher before this one
-        self._followers = {str(log): LogFollower(log, began - before, known.get(str(log), ())) for log in self._logs}
+        self._followers = {str(log): LogFollower(log, began - before, known.get(str(log))) for log in self._logs}
         self._trial = (canary, live, began)
         self._first = self._stopwatch()
         self._began = self._first - max(now - began, 0) / 1e6
