@@ -308,17 +308,21 @@ def test_all_sessions_begun_during_a_long_one_follow_it() -> None:
     assert set(names[follows]) == {"s1", "s3", "s5"}
 
 
+@pytest.mark.parametrize(("begun", "last"), [(False, "click"), (True, "click"), (True, "nothing that the model knows")])
 @pytest.mark.parametrize(("minutes", "is_one_visit"), [(29, True), (31, False)])
-def test_a_visit_goes_on_after_the_end_of_a_film(minutes: int, is_one_visit: bool) -> None:
+def test_a_visit_goes_on_after_the_end_of_a_film(minutes: int, is_one_visit: bool, begun: bool, last: str) -> None:
     """Films of an hour; feedback comes at their end, and the next one is chosen some minutes later."""
     minute = 60 * 10**6
     times = [1, 61 * minute + minutes * minute]
 
     def watched(name: str, session: str) -> list[Record]:
         place = int(name[1])
+        item, end = "ab"[place], times[place] + 61 * minute - 1
         return [
-            decided(name, session=session, user="u", step=0, time=times[place], items=["ab"[place]]),
-            answered(name, "ab"[place], time=times[place] + 61 * minute - 1),
+            decided(name, session=session, user="u", step=0, time=times[place], items=[item]),
+            *([answered(name, item, time=times[place] + 1)] if begun else []),  # what counts, since it is the first
+            answered(name, item, behaviour=last, time=end, name=f"end of {name}"),
+            *([answered(name, item, time=end + 300 * minute, name=f"rated {name}")] if begun else []),
         ]
 
     found = joined(*watched("d0", "s0"), *watched("d1", "s1"))

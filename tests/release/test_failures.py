@@ -141,5 +141,6 @@ def test_the_verdict_is_written_before_its_version_is_live_or_tried(
         assert (written["action"], written["version"]) == ("refused", None)
         assert written["reason"].endswith("; but v000002 is neither live nor the canary: current.json: no space left")
     verdict = update(weak, log, gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
-    assert (verdict.action, verdict.version) == (action, "v000003")
+    unnoted = killed is OutputError  # that v000002 was taken back
+    assert (verdict.action, verdict.version) == (action, "v000002" if unnoted else "v000003")
     assert verdict.page == weak.path / "updates" / "000002.html"

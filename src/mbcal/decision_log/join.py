@@ -104,14 +104,14 @@ def join_sessions(
     SessionConfig(horizon=horizon, history=history)  # checks the ranges
     counts = JoinCounts()
     builder = _SessionBuilder(catalog, behaviours, history, counts, fields)
-    decisions, responses = _gather(records, builder, counts, versions)
+    decisions, responses, active = _gather(records, builder, counts, versions)
     visits = join_visits(
         SessionlessDecision(
             decision.user,
             decision.time,
             decision.step,
             decision_id,
-            tuple(response.time for response in responses.get(decision_id, {}).values()),
+            active.get(decision_id, ()),
         )
         for decision_id, decision in decisions.items()
         if not decision.session
@@ -132,7 +132,8 @@ def join_sessions(
             headless.add((user, session))
         steps: list[Step] = []
         for _, _, decision_id in entries:
-            new_steps = builder.steps(decision_id, decisions[decision_id], responses.get(decision_id, {}), len(steps))
+            found = responses.get(decision_id, {}), active.get(decision_id, ())
+            new_steps = builder.steps(decision_id, decisions[decision_id], *found, len(steps))
             counts.unanswered += not new_steps
             steps += new_steps
         if steps:
@@ -149,13 +150,14 @@ def join_sessions(
 
 def _gather(
     records: Iterable[Record], builder: _SessionBuilder, counts: JoinCounts, versions: Collection[str] | None
-) -> tuple[dict[str, _CompactDecision], dict[str, dict[str, _Response]]]:
-    """Return decisions by id, and by decision the response to each of its items."""
+) -> tuple[dict[str, _CompactDecision], dict[str, dict[str, _Response]], dict[str, tuple[int, ...]]]:
+    """Return decisions by id, by decision the response to each of its items, and the times of all feedback on it."""
     decisions: dict[str, _CompactDecision] = {}
     others: set[str] = set()
     earliest: dict[tuple[str, str], _Response] = {}
     unknown: Counter[str] = Counter()
     repeats: Counter[tuple[str, str]] = Counter()
+    times: dict[str, list[int]] = defaultdict(list)
     for record in records:
         if isinstance(record, Decision):
             if versions is not None and record.version not in versions:
@@ -169,6 +171,7 @@ def _gather(
             decisions[record.id] = compact
         elif isinstance(record, Feedback):
             counts.feedback += 1
+            times[record.decision].append(record.time)
             if record.behaviour not in builder.behaviour_number:
                 unknown[record.behaviour] += 1
                 continue
@@ -187,7 +190,7 @@ def _gather(
         else:
             counts.orphans += count
     counts.unknown_behaviours = dict(sorted(unknown.items()))
-    return decisions, responses
+    return decisions, responses, {name: tuple(sorted(set(found))) for name, found in times.items() if name in decisions}
 
 
 def _has_begun_anew(decisions: Sequence[_CompactDecision]) -> bool:
@@ -247,7 +250,14 @@ class _SessionBuilder:
             hash(tuple(map(tuple, decision.shown))),
         )
 
-    def steps(self, decision_id: str, decision: _CompactDecision, responses: dict[str, _Response], first: int) -> list[Step]:
+    def steps(
+        self,
+        decision_id: str,
+        decision: _CompactDecision,
+        responses: dict[str, _Response],
+        active: tuple[int, ...],
+        first: int,
+    ) -> list[Step]:
         """Return the steps of one decision, in the order of its ranking, numbered from `first`."""
         steps: list[Step] = []
         if not responses:
@@ -260,7 +270,7 @@ class _SessionBuilder:
                 # a propensity that float32 would round to 0 becomes the smallest normal float32
                 propensity = max(propensity, _SMALLEST_PROPENSITY)
                 number = first + len(steps)
-                origin = StepOrigin(decision_id, decision.time, rank, response.time, decision.step, number)
+                origin = StepOrigin(decision_id, decision.time, rank, response.time, decision.step, number, active)
                 made = (decision.version, decision.epsilon, decision.context)
                 steps.append(Step(row, response.behaviour, origin, propensity, available, *made))
             if not pending:

@@ -73,6 +73,8 @@ class StepOrigin(NamedTuple):
     """Steps of the session that the server knew when it decided."""
     number: int
     """Number of the step in its session, also across rows."""
+    active: tuple[int, ...] = ()
+    """Times of all feedback on its decision, ascending, also of what does not count: a film is begun, and later watched."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Joined:
         for key, row in zip(keys, self.origins, strict=True):
             times = [*spans.get(key, ()), *(origin.time for origin in row)]
             spans[key] = min(times), max(times)
-            answers[key[0]] += ((origin.answered, key) for origin in row)
+            answers[key[0]] += ((time, key) for origin in row for time in origin.active)
         preceding, following = set(), set()
         latest: tuple[int, str] | None = None  # the user's session that ended last so far
         answered: list[tuple[int, tuple[int, str]]] = []

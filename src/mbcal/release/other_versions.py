@@ -44,7 +44,7 @@ def why_elsewhere(
         user, times = joined.users[joined.sessions.user[row]], [origin.time for origin in joined.origins[row]]
         named[user, joined.session_names[row]].append(number)
         began[user].append((min(times), max(times), number))
-        answered[user] += ((origin.answered, number) for origin in joined.origins[row])
+        answered[user] += ((time, number) for origin in joined.origins[row] for time in origin.active)
     for spans in began.values():
         spans.sort()
     for answers in answered.values():
