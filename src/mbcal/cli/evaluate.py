@@ -122,6 +122,6 @@ def _print(comparison: ModelComparison, as_json: bool) -> None:
             console.print(line, soft_wrap=True)
         console.print(table)
     if comparison.logged is not None:
-        console.print(f"{LOG_ROW}: what the logging policy earned in the same test sessions, from real users.")
+        console.print(f"{LOG_ROW}: what the logging policy earned in the same test sessions, from the users of the log.")
     for warning in comparison.warnings:
         console.print(f"Warning: {warning}", soft_wrap=True)
