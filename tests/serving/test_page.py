@@ -256,12 +256,14 @@ def test_every_part_of_a_score_has_a_column_and_a_colour(address: str, browser: 
     browser.open(address)
     browser.wait("document.body.dataset.drawn")
     found = browser.run(
-        "import('/page/charts.js').then(({ partsOf, partsNumbers, partsHead }) => { const parts = [{ instant: 1.5, future: -0.25,"
-        " residual: 0.5, bonus: 2 }, { instant: 1, future: 1, bonus: 0 }]; const { names, bars, scale, legend } = partsOf(parts);"
-        " const head = partsHead(names, scale, 'step'); return { head: [...head.querySelectorAll('.number')].map(e => e.textContent),"
-        " columns: head.style.getPropertyValue('--numbers'), numbers: partsNumbers(names, parts[0], 3.75).map(e => e.lastChild.data),"
-        " bars: bars.map(bar => [...bar.querySelectorAll('i:not(.zero)')].map(e => e.className)),"
-        " legend: [...legend.querySelectorAll('i')].map(e => e.className.split(' ')[1]) }; })"
+        "import('/page/charts.js').then(({ partsOf, partsNumbers, partsHead }) => {"
+        " const parts = [{ instant: 1.5, future: -0.25, residual: 0.5, bonus: 2 }, { instant: 1, future: 1, bonus: 0 }];"
+        " const { names, bars, scale, legend } = partsOf(parts), head = partsHead(names, scale, 'step');"
+        " const all = (node, selector, get) => [...node.querySelectorAll(selector)].map(get);"
+        " return { head: all(head, '.number', e => e.textContent), columns: head.style.getPropertyValue('--numbers'),"
+        " numbers: partsNumbers(names, parts[0], 3.75).map(e => e.lastChild.data),"
+        " bars: bars.map(bar => all(bar, 'i:not(.zero)', e => e.className)),"
+        " legend: all(legend, 'i', e => e.className.split(' ')[1]) }; })"
     )
     assert found["head"] == ["instant", "future", "residual", "bonus", "score"]
     assert found["columns"] == "5"

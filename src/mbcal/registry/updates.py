@@ -36,8 +36,9 @@ def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:
         most: How many.
 
     Returns:
-        Newest first: `number`, `time` (of the verdict, in seconds since 1970; of a damaged record that of the file), `live`, `answer`, `action`, `version`, `reason`, `checks` and
-        `page` (name of its page, None if it has none). A damaged record has `problem` instead of what it would say.
+        Newest first: `number`, `time` (of the verdict, in seconds since 1970; of a damaged record that of the file), `live`,
+        `answer`, `action`, `version`, `reason`, `checks` and `page` (name of its page, None if it has none). A damaged
+        record has `problem` instead of what it would say.
     """
     folder = registry / FOLDER
     try:

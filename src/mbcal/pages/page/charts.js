@@ -10,13 +10,13 @@ const svgNode = (tag, attributes = {}, text) => {
 // colours are CSS variables: they cannot be presentation attributes
 const coloured = (node, property, colour) => { node.style[property] = colour; return node; };
 
-// about `most` round numbers between low and high
+// about `most` round numbers between low and high, and no fewer than two
 export function ticks(low, high, most = 5) {
   const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((k) => k >= rough * 0.999);
   const values = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) values.push(+(k * step).toPrecision(12));
-  return values;
+  return values.length < 2 && low < high && most < 20 ? ticks(low, high, most + 1) : values;
 }
 
 // call draw(width) now and whenever the container's width changes
