@@ -101,8 +101,8 @@ function drawCalibration(container, card) {
   const box = make("div"), svg = newChart(box, size + 20, 290, "calibration");
   const x = scale(0, most, left, size), y = scale(0, most, bottom, top);
   svg.append(make("text", { x: left, y: 14, class: "label" }, "Is it as often right as it says?"));
-  yAxis(svg, y, ticks(0, most, 4), left, size, (value) => Math.round(value * 100) + "%");
-  xAxis(svg, x, ticks(0, most, 4), bottom, bottom, (value) => Math.round(value * 100) + "%");
+  yAxis(svg, y, ticks(0, most), left, size, (value) => Math.round(value * 100) + "%");
+  xAxis(svg, x, ticks(0, most), bottom, bottom, (value) => Math.round(value * 100) + "%");
   svg.append(make("text", { x: size, y: bottom + 34, "text-anchor": "end" }, "probability of the most likely behaviour"));
   svg.append(make("line", { x1: x(0), x2: x(most), y1: y(0), y2: y(most), class: "axis", "stroke-dasharray": "3 3" }));
   for (const bin of bins) svg.append(make("rect", { x: x(bin.value) - 4, y: y(bin.share), width: 8, height: bottom - y(bin.share), class: "zone" }));

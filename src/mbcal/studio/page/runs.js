@@ -14,13 +14,14 @@ const unclustered = () => el("p", { class: "message warn" }, "The data is outsid
 
 export async function runPage(path) {
   const run = await ask(`api/run?path=${encodeURIComponent(path)}`), content = [];
-  if (run.headline) content.push(el("p", { class: "title" }, run.headline));
+  if (run.headline) content.push(el("p", { class: "title" }, run.headline[0]), el("p", { class: "note" }, run.headline.slice(1).join(" ")));
   const done = run.cells - run.missing.length;
   content.push(el("p", {}, `${done} of ${run.cells} results. `, run.report ? el("span", {}, "See the ", reportLink(path), " of this run. ") : "Write its report with 'mbcal report'. ", el("a", { href: `#/compare?run=${encodeURIComponent(path)}` }, "Compare with others")));
   if (run.missing.length) content.push(el("details", {}, el("summary", {}, `${run.missing.length} results are missing`), el("p", { class: "note" }, run.missing.join(", "))));
   if (!run.clustered) content.push(unclustered());
   for (const title of groups(run.results)) {
-    const chart = el("div", { class: "chart" }), results = run.results.filter((one) => group(one) === title), warning = run.warnings[results[0].judge];
+    const chart = el("div", { class: "chart" }), results = run.results.filter((one) => group(one) === title), judge = results[0].judge;
+    const warning = run.results.find((one) => one.judge === judge) === results[0] ? run.warnings[judge] : null; // once for each judge
     dotChart(chart, results.map((one) => ({ ...one, name: one.agent, colour: agentColour(one.agent) })), { title });
     content.push(el("h2", {}, `Reward per session: ${title}`), warning ? el("p", { class: "message warn" }, warning) : null, chart);
   }
