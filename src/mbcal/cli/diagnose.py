@@ -78,7 +78,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         (
             "being shown counts for",
             f"{diagnosis.shown_evidence.slope:.0%}",
-            "of the best response, as evidence of taste; well above 0 if the log's policy knew more than the log holds",
+            "of the best response, as evidence of taste; well above 0 if the log's policy knew more than it holds",
         ),
     ):
         table.add_row(name, value, meaning)

@@ -92,7 +92,7 @@ class Diagnosis:
         """The conclusion in words."""
         gain, low, high = (100 * value / abs(self.myopic.mean) for value in (self.gap.mean, self.gap.low, self.gap.high))
         difference = f"{gain:+.1f}% [{low:+.1f}, {high:+.1f}] in simulation (interval of sampling only)"
-        warning = f" The simulator: {self.trust}" if self.trust else ""
+        warning = f" {self.trust}" if self.trust else ""
         if self.trusted is not None and abs(self.gap.mean) < self.trusted:
             warning += f" The difference, {self.gap.mean:+.3g}, is within that."
         if self.coverage < ENOUGH_COVERAGE:
@@ -178,7 +178,7 @@ def diagnose(
         length_share=share_of_length,
         length_by_outcome=tuple(facts.outcomes()),
         trusted=None if trust is None or trust.problem else trust.difference,
-        trust="" if trust is None else trust.sentence,
+        trust="" if trust is None else trust.problem or f"The simulator c{trust.sentence[1:]}",
     )
 
 
