@@ -218,8 +218,8 @@ def run_rounds(options: argparse.Namespace) -> None:
     registry, log, train = Registry(folder / "registry"), folder / "log", store.sessions("train")
     print(
         f"time is compressed: users come again at once, a trial takes {LONGEST_TRIAL:.0f} s at most, and a visit is all "
-        f"that a user does without a pause of {LIFETIME} s, here several sessions. So the gate finds that sessions may still be "
-        "going on, and the watcher, whose sessions are visits, that no day passed"
+        f"that a user does without a pause of {LIFETIME} s, here several sessions. So the gate finds that sessions may "
+        "still be going on, and the watcher, whose sessions are visits, that no day passed"
     )
     print(f"a first version learns from {FIRST_SESSIONS} logged sessions", flush=True)
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
