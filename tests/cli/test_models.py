@@ -44,6 +44,12 @@ def copy(shop: Path, tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
+def test_lengths_that_are_all_equal_are_not_drawn(shop: Path) -> None:
+    shown = mbcal_here("describe", "feed", cwd=shop)
+    assert "Session lengths" in shown
+    assert "Session length by outcome" not in shown
+
+
 def test_the_simulator_leaves_its_report_card(shop: Path) -> None:
     card = json.loads((shop / "sim" / "report-card.json").read_text())
     assert {"nll", "accuracy", "macro_f1", "weighted_f1", "rmse", "ece", "reliability", "real", "simulated", "drift"} <= set(

@@ -105,11 +105,12 @@ def _lengths(statistics: dict[str, Any]) -> Table:
 
 
 def _outcomes(statistics: dict[str, Any]) -> Table | None:
-    if len({f"{entry['mean_length']:.2f}" for entry in statistics["length_by_outcome"]}) < 2:
-        return None  # sessions that are all of one length tell nothing
+    outcomes = statistics["length_by_outcome"]
+    if not outcomes or len({f"{entry['mean_length']:.2f}" for entry in outcomes}) < min(len(outcomes), 2):
+        return None  # several outcomes of one length tell nothing
     table = _table("Session length by outcome", "last behaviour", "sessions", "mean length", "")
-    largest = max(entry["mean_length"] for entry in statistics["length_by_outcome"])
-    for entry in statistics["length_by_outcome"]:
+    largest = max(entry["mean_length"] for entry in outcomes)
+    for entry in outcomes:
         length = entry["mean_length"]
         table.add_row(entry["behaviour"], f"{entry['sessions']:,}", f"{length:.2f}", _bar(length, largest))
     return table
