@@ -164,7 +164,8 @@ def try_canary(users: Users, registry: Registry, canary: str) -> None:
     while registry.canary() is not None:
         for version, earned in users.serve(BATCH).items():
             rewards[version] += earned
-    look = read_trial(registry.path, canary)
+    seconds = users.wait_for(registry.current(), None)
+    look = read_trial(registry.path, canary)  # the last one is written after the version was promoted or withdrawn
     for version, role in ((canary, "the canary"), (live, "live")):
         earned = rewards[version]
         counted = f"{len(earned):,} sessions of {users.steps} steps"
@@ -174,8 +175,8 @@ def try_canary(users: Users, registry: Registry, canary: str) -> None:
         counted = f"{side['sessions']:,} visits of {side['length']['mean']:.0f} steps"
         print(f"  the watcher: {side['version']} had {counted}, reward {side['reward']['mean']:.2f} each")
     result = "promoted" if registry.current() == canary else "withdrawn"
-    print(f"  the watcher has {result} {canary}: {first_reason(look['reason']) if look else 'unknown reason'}")
-    seconds = users.wait_for(registry.current(), None)
+    reason = registry.pointer().withdrawn.get(canary) or (look["reason"] if look else "unknown reason")
+    print(f"  the watcher has {result} {canary}: {first_reason(reason)}")
     print(f"  the server ranks by {registry.current()} alone, {seconds:.2f} s later", flush=True)
 
 
