@@ -165,6 +165,13 @@ def _draw_references(axes: Any, panel: Panel) -> None:
     """Vertical lines that are not far from the rows, with names above them, and the zone that cannot be trusted."""
     low, high = axes.get_xlim()
     near = {name: at for name, at in panel.lines.items() if low - (high - low) / 2 < at < high + (high - low) / 2}
+    for side, word, place in (("left", "below", 0.02), ("right", "above", 0.98)):
+        far = [
+            f"{name} {at:+.1f}" for name, at in panel.lines.items() if name not in near and (at < low) == (side == "left")
+        ]
+        if far:
+            text, at = f"{word}: {', '.join(far)}", (place, 0.02)
+            axes.annotate(text, at, xycoords="axes fraction", ha=side, fontsize=8, color=GREY)
     for name, at in near.items():
         axes.axvline(at, color=GREY, linewidth=1, linestyle=(0, (4, 2)))
         axes.annotate(name, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8, color=GREY)
@@ -178,7 +185,10 @@ def _draw_references(axes: Any, panel: Panel) -> None:
 
 
 def curve_figure(files: ResultFiles, datasets: Sequence[str]) -> Any:
-    """Reward by round of Growing Batch-RL, a panel per data set, bands from lowest to highest training; None without any."""
+    """Reward by round of Growing Batch-RL, a panel per data set, bands from lowest to highest training; None without any.
+
+    Grey is what a simulator that judges cannot tell from GRU4Rec's last reward.
+    """
     known = {data: rows for data in datasets if (rows := files.rows(f"{data}-growing-curves"))}
     if not known:
         return None
@@ -190,10 +200,21 @@ def curve_figure(files: ResultFiles, datasets: Sequence[str]) -> Any:
             del lines[BEHAVIOURS_KEPT]
         _draw_lines(axes, lines, "round", ("lowest seed", "highest seed"), _levels(files, data, judge))
         axes.set_xlabel("round", fontsize=9)
-        axes.set_title(f"{TITLES[data]}, {judge}", fontsize=10)
+        axes.set_title(f"{TITLES[data]}, judged by {judge}", fontsize=10)
+        _draw_error(axes, lines["gru4rec"], trusted_from(files, f"{data}-growing", judge))
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
     figure.supylabel("reward per session", fontsize=9)
     return figure
+
+
+def _draw_error(axes: Any, rows: Sequence[Row], error: float | None) -> None:
+    """The zone around the last reward of a method within which a judge, by its own error, tells nothing."""
+    if rows and error:
+        low, high = axes.get_ylim()
+        last = rows[-1]["reward per session"]
+        axes.axhspan(last - error, last + error, color=SOFT, alpha=0.2, linewidth=0, zorder=0)
+        axes.set_ylim(low, high)
+        axes.set_title(f"{axes.get_title()}\ngrey: within its error of GRU4Rec", fontsize=9)
 
 
 def _levels(files: ResultFiles, data: str, judge: str) -> dict[str, float]:

@@ -12,6 +12,9 @@ Users of the generated newsfeed are served round by round. After every round a c
 the log shows that it is worse, it becomes the canary: the server gives it half of the sessions, and promotes or withdraws it
 by what they earn. Nobody does that by hand. Last comes a candidate that was fitted on shuffled behaviours. It must never go
 live.
+
+Time is compressed: users come again after seconds, sessions end after four idle seconds, and a trial takes a minute at most.
+So the gate finds that visits overlap and that sessions may still be going on, where with real users days lie between.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ SHARE = 0.5
 """Share of sessions that a canary gets; so large that a trial takes seconds."""
 LONGEST_TRIAL = 60.0
 """Seconds after which a trial ends undecided, and the canary is withdrawn."""
+LIFETIME = 4
+"""Seconds after which an idle session is finished."""
 FIRST_SESSIONS = 40
 """Logged sessions that the first version learns from."""
 BATCH = 50
@@ -66,7 +71,7 @@ def start_server(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]
         "--promote-after": 100,
         "--canary-days": LONGEST_TRIAL / 86400,
         "--canary-least-days": 0,  # these users do nothing later
-        "--lifetime": 4,  # seconds; a session that is idle for as long is finished, and the watcher looks every second
+        "--lifetime": LIFETIME,  # the watcher looks every second
     }
     command = [sys.executable, "-m", "mbcal", "serve", *(str(word) for pair in options.items() for word in pair)]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603 - ourselves
@@ -86,6 +91,7 @@ class Users:
     def __init__(self, store: mbcal.Store, address: str) -> None:
         self.world, self.sessions = mbcal.Newsfeed.from_options(store.manifest["options"]), store.sessions("train")
         self.http = httpx.Client(base_url=address, timeout=60)
+        self.steps = self.sessions.horizon
         self.noise, self.visits = torch.Generator().manual_seed(0), 0
 
     def serve(self, count: int) -> Rewards:
@@ -123,7 +129,7 @@ class Users:
             for row, (visit, length) in enumerate(zip(visits, sessions.history_length.tolist(), strict=True))
         ]
         state, totals, versions = self.world.begin(*sessions.tensors().history), np.zeros(BATCH), []
-        for step in range(sessions.horizon):
+        for step in range(self.steps):
             answers = self._post("/v1/rank", requests)
             versions = versions if step else [answer["version"] for answer in answers]
             items = torch.from_numpy(catalog.rows_of([answer["items"][0]["item"] for answer in answers]))
@@ -158,21 +164,34 @@ def try_canary(users: Users, registry: Registry, canary: str) -> None:
     while registry.canary() is not None:
         for version, earned in users.serve(BATCH).items():
             rewards[version] += earned
-    look = read_trial(registry.path, canary)
+    seconds = users.wait_for(registry.current(), None)
+    look = read_trial(registry.path, canary)  # the last one is written after the version was promoted or withdrawn
     for version, role in ((canary, "the canary"), (live, "live")):
         earned = rewards[version]
-        print(f"  trial: {version} ({role}) served {len(earned):,} sessions and earned {np.mean(earned):.2f} per session")
+        counted = f"{len(earned):,} sessions of {users.steps} steps"
+        print(f"  trial: {version} ({role}) served {counted}, reward {np.mean(earned):.2f} each")
+    compared = look["comparison"] if look and look.get("comparison") else {}
+    for side in (compared[name] for name in ("a", "b") if name in compared):
+        counted = f"{side['sessions']:,} visits of {side['length']['mean']:.0f} steps"
+        print(f"  the watcher: {side['version']} had {counted}, reward {side['reward']['mean']:.2f} each")
     result = "promoted" if registry.current() == canary else "withdrawn"
-    print(f"  the watcher has {result} {canary}: {look['reason'] if look else 'unknown reason'}")
-    seconds = users.wait_for(registry.current(), None)
+    reason = registry.pointer().withdrawn.get(canary) or (look["reason"] if look else "unknown reason")
+    print(f"  the watcher has {result} {canary}: {first_reason(reason)}")
     print(f"  the server ranks by {registry.current()} alone, {seconds:.2f} s later", flush=True)
+
+
+def first_reason(text: str) -> str:
+    """Return the first of several reasons, and how many there are beside it."""
+    first, *others = text.split("; ")
+    return f"{first} (and {len(others)} more)" if others else first
 
 
 def follow(users: Users, registry: Registry, verdict: Verdict) -> None:
     """Print what the gate said of a candidate, and try it on users if it became the canary."""
     for check in verdict.checks:
         print(f"  the gate's {check.name} check: {check.answer}. {check.detail}")
-    print(f"  so the candidate is {verdict.action}: {verdict.reason}", flush=True)
+    role = {"canary": "the canary", "published": "live"}.get(verdict.action, verdict.action)
+    print(f"  so the candidate is {role}: {first_reason(verdict.reason)}", flush=True)
     if verdict.version is not None:
         try_canary(users, registry, verdict.version)
 
@@ -198,6 +217,11 @@ def run_rounds(options: argparse.Namespace) -> None:
         mix=1.0,
     )
     registry, log, train = Registry(folder / "registry"), folder / "log", store.sessions("train")
+    print(
+        f"time is compressed: users come again at once, a trial takes {LONGEST_TRIAL:.0f} s at most, and a visit is all "
+        f"that a user does without a pause of {LIFETIME} s, here several sessions. So the gate finds that sessions may "
+        "still be going on, and the watcher, whose sessions are visits, that no day passed"
+    )
     print(f"a first version learns from {FIRST_SESSIONS} logged sessions", flush=True)
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
     settings = UpdateConfig(replay=100, epochs=10, gate=GateConfig(sessions=100))
@@ -218,6 +242,7 @@ def run_rounds(options: argparse.Namespace) -> None:
         if registry.current() != live:
             sys.exit("a candidate that was fitted on shuffled behaviours went live")
         print(f"{live} is still live; reward per session by round: {', '.join(f'{reward:.2f}' for reward in rewards)}")
+        print(f"all reasons are on the pages of the updates: {registry.path / 'updates'}/*.html")
         if rewards[-1] <= rewards[0]:
             sys.exit("the last round earned no more than the first")
     finally:

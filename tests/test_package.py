@@ -16,10 +16,10 @@ def test_public_names_are_exactly_these() -> None:
             "LinUCBConfig", "MBCAL", "MBCALConfig", "MBCALPlan", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError",
             "Mind", "MovieLens", "NetConfig", "Netflix", "Newsfeed", "NewsfeedConfig", "NumberFeature", "Oracle",
             "PlanConfig", "Popular", "Random", "RankedItem", "RecBole", "Recommendations", "Registry", "RetailRocket",
-            "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig", "Store", "TableLog",
-            "TrainingConfig", "UpdateConfig", "UserTable", "ValueConfig", "VectorFeature", "Yoochoose", "__version__",
-            "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models", "fit",
-            "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
+            "ServiceError", "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig", "Store",
+            "TableLog", "TrainingConfig", "UpdateConfig", "UserTable", "ValueConfig", "VectorFeature", "Yoochoose",
+            "__version__", "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models",
+            "fit", "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
             "run_experiment", "update",
         ]
     )  # fmt: skip

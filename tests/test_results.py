@@ -357,6 +357,23 @@ def test_curves_are_in_two_columns_with_names_at_their_ends(tmp_path: Path) -> N
     assert min(after - before for before, after in pairwise(places)) >= (high - low) / 13 - 1e-9
 
 
+def test_curves_show_what_their_judge_cannot_tell(tmp_path: Path) -> None:
+    rows = [
+        "agent,seeds,round,reward per session,lowest seed,highest seed,fall",
+        "gru4rec,1,1,4,4,4,0",
+        "gru4rec,1,2,5,5,5,0",
+    ]
+    rows += ["mbcal,1,1,5,5,5,0", "mbcal,1,2,6,6,6,0"]
+    for data in ("newsfeed", "kuairand"):
+        (tmp_path / f"{data}-growing-curves.csv").write_text("\n".join(rows) + "\n")
+        (tmp_path / f"{data}-growing-simulators.csv").write_text("family,trusted from\nlstm,0.5\n")
+    truth, judged = curve_figure(ResultFiles(tmp_path), ["newsfeed", "kuairand"]).axes
+    assert (truth.get_title(), len(truth.patches)) == ("newsfeed, judged by truth", 0)
+    assert judged.get_title() == "KuaiRand, judged by lstm\ngrey: within its error of GRU4Rec"
+    (zone,) = judged.patches
+    assert (zone.get_y(), zone.get_y() + zone.get_height()) == (4.5, 5.5)
+
+
 def test_yardsticks_have_neither_sessions_nor_trainings(tmp_path: Path) -> None:
     lines = ["kind,world,policy,sessions,clicks,stderr,spread over seeds,seeds"]
     lines += ["yardstick,BoredInf,chance,0,9,0.2,,1", "batch,BoredInf,mbcal,7200,41,0.4,0.3,3"]

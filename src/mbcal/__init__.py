@@ -22,7 +22,7 @@ from mbcal.data import (
     Yoochoose,
     prepare,
 )
-from mbcal.errors import MbcalError
+from mbcal.errors import MbcalError, ServiceError
 from mbcal.types import Behaviours, Catalog, Feature, NumberFeature, Sessions, SessionTensors, VectorFeature
 from mbcal.version import __version__
 
@@ -127,6 +127,7 @@ __all__ = [
     "Recommendations",
     "Registry",
     "RetailRocket",
+    "ServiceError",
     "SessionConfig",
     "SessionTensors",
     "Sessions",

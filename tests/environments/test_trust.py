@@ -31,6 +31,9 @@ def test_the_difference_is_drift_and_calibration_over_the_steps_of_a_session() -
     assert trust.covers(-0.61)
     assert not trust.covers(0.59)
     assert trust.sentence.startswith("Can be trusted for differences of 0.6 per session (7.5% of the log's reward) or more")
+    assert trust.sentence.endswith(
+        " or more between methods, as a rule; smaller ones may be its own error, and gaps to the log may be further off."
+    )
 
 
 def test_a_warning_is_due_above_five_percent() -> None:
@@ -76,7 +79,10 @@ def test_a_difference_that_is_too_small_says_why() -> None:
     table = ModelComparison(rows, None, 100, 0, {"sim": simulator_trust(CARD, REWARDS)}).table("sim")
     said = {row[0]: row[3] for row in table}
     assert said["close"] == "+0.500 [+0.400, +0.600] too small for this judge (within its own error) (!)"
-    assert said["far"] == "+1.000 [+0.900, +1.100] (!)"
+    assert said["far"] == "+1.000 [+0.900, +1.100]"
+    assert {row[1] for row in table} == {"8.000", "8.500", "9.000"}
+    nothing = ModelComparison(rows, None, 100, 0, {"sim": simulator_trust(None, REWARDS)}).table("sim")
+    assert all(row[1].endswith(" (!)") and (not row[3] or row[3].endswith(" (!)")) for row in nothing)
 
 
 def test_evaluations_by_a_simulator_say_how_far_to_trust_it() -> None:

@@ -35,7 +35,11 @@ def test_what_is_printed_names_no_behaviour_that_a_log_may_lack(capsys: pytest.C
 
 def test_the_verdict_in_words() -> None:
     assert FOUND.pays
-    assert FOUND.verdict == "Long-term optimisation is worth trying: +4.0% [+3.8, +4.2] in simulation."
+    interval = "+4.0% [+3.8, +4.2] in simulation (interval of sampling only)"
+    assert FOUND.verdict == f"Long-term optimisation is worth trying: {interval}."
+    for trusted, ending in ((1.5, " Trust."), (2.5, " Trust. The difference, +2, is within that.")):
+        judged = dataclasses.replace(FOUND, trusted=trusted, trust="Trust.")
+        assert judged.verdict == f"{FOUND.verdict}{ending}"
     for changes, said in (
         ({"gap": mean(0.0)}, "The present item hardly changes the future here"),
         ({"gap": mean(-1.0)}, "Not worth trying: a far-sighted policy earns less"),
@@ -68,6 +72,8 @@ def test_the_whole_of_it_on_a_small_store(tmp_path: Path) -> None:
     assert 0 < found.effective <= 1
     assert found.gap.mean == pytest.approx(found.far_sighted.mean - found.myopic.mean, abs=1e-4)
     assert found.unseen < 0.05
+    assert found.trust.startswith("The simulator ")  # which was fitted and tested here
+    assert f" {found.trust}" in found.verdict
     assert found.length_share == 0.0  # all sessions of the newsfeed are full
     assert sum(outcome["sessions"] for outcome in found.length_by_outcome) == 300
 

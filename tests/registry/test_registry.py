@@ -222,6 +222,10 @@ def test_long_texts_of_an_update_are_cut_in_lists(tmp_path: Path) -> None:
     }
     (tmp_path / "updates" / "000001.json").write_text(json.dumps(update))
     (listed,) = read_updates(tmp_path)
+    assert listed["time"] == (tmp_path / "updates" / "000001.json").stat().st_mtime
     assert listed["reason"] == "r" * 999 + "…"
     assert listed["checks"] == [check | {"detail": "d" * 999 + "…"}]
     assert listed["version"] is None
+    for time, is_known in ((1_800_000_000.5, True), ("noon", False), (float("nan"), False), (1e300, False)):
+        (tmp_path / "updates" / "000001.json").write_text(json.dumps(update | {"time": time}))
+        assert (read_updates(tmp_path)[0]["time"] == time) == is_known  # copies of files are younger than verdicts

@@ -35,7 +35,7 @@ def test_figures_name_the_protocol_and_mark_a_judge_with_a_warning(texts: dict[s
         for kind in ("", "-gaps"):
             found = texts[f"{name}{kind}.svg"]
             assert {title, "judged by truth", "judged by lstm (!)", "trusted for differences of 1.25 or more"} <= set(found)
-    assert texts["batch-gaps.svg"].count("grey: within the simulator's own error") == 1
+    assert texts["batch-gaps.svg"].count("grey: within the simulator's own error; gaps to the log may be further off") == 1
     assert texts["curves.svg"].count("Growing Batch-RL, judged by truth") == 1
 
 

@@ -95,13 +95,13 @@ def test_the_first_figure_is_the_gap_to_the_baseline(page: Path, tmp_path: Path)
 
 @needs_chromium
 def test_gaps_have_marks_intervals_and_a_legend(page: Path, tmp_path: Path) -> None:
-    """Hollow is what is not distinguishable from the baseline, whatever the role; a simulator's numbers are marked."""
+    """Hollow is what is not distinguishable from the baseline, whatever the role; too small gaps are marked."""
     script = """
       data.judges.lstm.trusted = 0.5; data.judges.lstm.warning = 'Large.';
       const ends = (mean) => ({low: mean - 0.01, high: mean + 0.01});
       const gap = (agent, mean, relation) => ({agent, mean, ...ends(mean), relation, reward: 5 + mean, spread: null});
       data.gaps.batch.lstm = [gap('mbcal', 2, 'ahead'), gap('random', 0.3, 'untrusted'), gap('gru4rec', 0, 'baseline'),
-        gap('the log', -1, 'behind')];
+        gap('the log', -1, 'unjudged')];
       drawGaps('batch', 'lstm');
       const all = (selector) => [...document.querySelectorAll('#gap-chart ' + selector)];
       window.result = {
@@ -113,14 +113,14 @@ def test_gaps_have_marks_intervals_and_a_legend(page: Path, tmp_path: Path) -> N
       window.result.choice = getComputedStyle(byId('gap-protocols')).display;
     """
     result = json.loads(in_browser(page, script, tmp_path, "--window-size=390,844"))["result"]
-    assert result["hollow"] == ["random"]
+    assert result["hollow"] == ["random", "the log"]
     assert len(result["drawn"]) == 3
     assert all(line.count("v14") == 2 for line in result["drawn"])  # ends that stand out beside the mark
     assert (result["zones"], result["papers"]) == (1, 4)
-    assert {"+2.00 [+1.99, +2.01] (!)", "−1.00 [−1.01, −0.99] (!)", "baseline", "the log"} <= set(result["texts"])
+    assert {"+2.00 [+1.99, +2.01]", "+0.30 [+0.29, +0.31] (!)", "−1.00 [−1.01, −0.99]", "the log"} <= set(result["texts"])
     assert "A hollow mark: not distinguishable from gru4rec." in result["note"]
     assert "The grey zone is the simulator's own error (±0.500)" in result["note"]
-    assert "(!) marks its numbers." in result["note"]
+    assert "(!) marks gaps inside." in result["note"]
     assert result["choice"] == "none"
 
 

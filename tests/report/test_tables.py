@@ -17,8 +17,8 @@ from tests.support.summaries import summary_of
 NOISE = np.random.default_rng(0).normal(size=400)
 
 
-def test_numbers_of_a_simulator_with_a_warning_are_marked() -> None:
-    """Truth and log are not; a gap within the simulator's own error has no p-value for readers."""
+def test_gaps_within_the_error_of_a_simulator_with_a_warning_are_marked() -> None:
+    """Rewards and larger gaps are not; a gap within the simulator's own error has no p-value for readers."""
     levels = {"mbcal": 7.0, "dqn": 5.2, "gru4rec": 5.0}
     earned = {
         agent: np.stack([level + NOISE + 0.1 * np.roll(NOISE, int(level * 10))] * 2) for agent, level in levels.items()
@@ -29,14 +29,14 @@ def test_numbers_of_a_simulator_with_a_warning_are_marked() -> None:
     texts = {(row[0], row[1]): dict(zip(table.columns, table.texts(row), strict=True)) for row in table.rows}
     for agent in levels:
         for column in ("reward per session", "spread over seeds", "low", "high"):
-            assert texts["lstm", agent][column] == texts["truth", agent][column] + " (!)", (agent, column)
+            assert texts["lstm", agent][column] == texts["truth", agent][column], (agent, column)
     assert texts["lstm", "the log"] == {**texts["truth", "the log"], "judge": "lstm"}
     assert not any("(!)" in text for (judge, _), row in texts.items() if judge == "truth" for text in row.values())
     close, far = texts["lstm", "dqn"], texts["lstm", "mbcal"]
     assert [close[f"{name} to gru4rec"] for name in ("gap", "gap low", "gap high", "p")] == [
         "0.200 (!)", "0.186 (!)", "0.214 (!)", "within its own error",
     ]  # fmt: skip
-    assert (far["gap to gru4rec"], far["p to gru4rec"]) == ("2.00 (!)", "<0.001")
+    assert (far["gap to gru4rec"], far["p to gru4rec"]) == ("2.00", "<0.001")
     assert texts["truth", "dqn"]["p to gru4rec"] == "<0.001"
     warning = f"(!) lstm: {trust.warning}"
     assert table.warnings == {4: warning}
@@ -45,6 +45,13 @@ def test_numbers_of_a_simulator_with_a_warning_are_marked() -> None:
     assert page.index("<td>truth</td>") < page.index("(!) lstm: ") < page.index("<td>lstm</td>")
     assert "(!)" not in table.csv()
     assert float(table.csv().splitlines()[5].split(",")[2]) == pytest.approx(7.0, abs=0.1)
+    assert "spread is their standard deviation" in table.note
+    useless = Trust(np.inf, np.inf, 0.0, "It knows nothing.")
+    one = rewards_table(
+        summary_of({"lstm": {name: values[:1] for name, values in earned.items()}}, trust={"lstm": useless}), "batch"
+    )
+    assert all(one.texts(row)[2].endswith(" (!)") for row in one.rows)  # nothing of it can be trusted
+    assert "spread" not in one.note
 
 
 def trial(kind: str, reward: float, gain: float, low: float, high: float) -> dict[str, Any]:

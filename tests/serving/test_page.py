@@ -252,6 +252,41 @@ def test_ranking_by_hand_shows_the_parts_as_numbers_and_bars(address: str, brows
 
 
 @needs_browser
+def test_every_part_of_a_score_has_a_column_and_a_colour(address: str, browser: Browser) -> None:
+    browser.open(address)
+    browser.wait("document.body.dataset.drawn")
+    found = browser.run(
+        "import('/page/charts.js').then(({ partsOf, partsNumbers, partsHead }) => {"
+        " const parts = [{ instant: 1.5, future: -0.25, residual: 0.5, bonus: 2 }, { instant: 1, future: 1, bonus: 0 }];"
+        " const { names, bars, scale, legend } = partsOf(parts), head = partsHead(names, scale, 'step');"
+        " const all = (node, selector, get) => [...node.querySelectorAll(selector)].map(get);"
+        " return { head: all(head, '.number', e => e.textContent), columns: head.style.getPropertyValue('--numbers'),"
+        " numbers: partsNumbers(names, parts[0], 3.75).map(e => e.lastChild.data),"
+        " bars: bars.map(bar => all(bar, 'i:not(.zero)', e => e.className)),"
+        " legend: all(legend, 'i', e => e.className.split(' ')[1]) }; })"
+    )
+    assert found["head"] == ["instant", "future", "residual", "bonus", "score"]
+    assert found["columns"] == "5"
+    assert found["numbers"] == ["1.500", "−0.250", "+0.500", "+2.000", "3.750"]
+    assert found["legend"] == ["instant", "future", "other", "third"]
+    assert found["bars"] == [found["legend"], ["instant", "future", "third"]]
+
+
+@needs_browser
+def test_the_page_says_why_a_version_was_withdrawn(models: list[Path], tmp_path: Path, browser: Browser) -> None:
+    registry = Registry(tmp_path / "registry")
+    for path in models[:2]:
+        registry.publish(path, activate=not registry.versions())
+    registry.start_canary("v000002")
+    registry.withdraw_canary(reason=f"earns less {HOSTILE}")
+    with serving(registry) as (_, port):
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait("document.querySelector('#versions li') !== null")
+        assert browser.texts("#versions li") == [f"v000002: earns less {HOSTILE}"]
+        assert sum("(read below why it was withdrawn)" in row for row in browser.texts("#versions tr")) == 1
+
+
+@needs_browser
 def test_the_page_asks_for_a_token(models: list[Path], tmp_path: Path, browser: Browser) -> None:
     registry = Registry(tmp_path / "registry")
     registry.publish(models[0])

@@ -1,4 +1,4 @@
-"""Progress on standard error: bars on a terminal, plain lines elsewhere. Results go to standard output."""
+"""Results on standard output, and progress on standard error: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ from rich.progress import Progress as Bars
 from mbcal.progress import Progress
 
 SECONDS_BETWEEN_LINES = 10.0
+PIPE_WIDTH = 160
+"""Characters per line of tables where the output is not a terminal."""
+
+
+def output() -> Console:
+    """Return the console for tables and sentences. Names are printed as they are, also with square brackets."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 class _ProgressBars:

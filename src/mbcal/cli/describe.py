@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mbcal.cli.console import output
 from mbcal.data import Store
 from mbcal.data.describe import describe
 
@@ -32,9 +32,7 @@ def describe_store(
     if as_json:
         typer.echo(json.dumps(statistics, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    console = Console(highlight=False, markup=False, emoji=False)  # names may contain square brackets
-    if not console.is_terminal:
-        console.width = 160
+    console = output()
     console.print(
         f"{path} ({statistics['source']}): {statistics['rows']:,} steps, {statistics['users']:,} users, "
         f"{statistics['items']:,} items, "
@@ -107,11 +105,12 @@ def _lengths(statistics: dict[str, Any]) -> Table:
 
 
 def _outcomes(statistics: dict[str, Any]) -> Table | None:
-    if not statistics["length_by_outcome"]:
-        return None
+    outcomes = statistics["length_by_outcome"]
+    if not outcomes or len({f"{entry['mean_length']:.2f}" for entry in outcomes}) < min(len(outcomes), 2):
+        return None  # several outcomes of one length tell nothing
     table = _table("Session length by outcome", "last behaviour", "sessions", "mean length", "")
-    largest = max(entry["mean_length"] for entry in statistics["length_by_outcome"])
-    for entry in statistics["length_by_outcome"]:
+    largest = max(entry["mean_length"] for entry in outcomes)
+    for entry in outcomes:
         length = entry["mean_length"]
         table.add_row(entry["behaviour"], f"{entry['sessions']:,}", f"{length:.2f}", _bar(length, largest))
     return table

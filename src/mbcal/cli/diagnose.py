@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mbcal.cli.console import progress
+from mbcal.cli.console import output, progress
 from mbcal.cli.options import DataDir, DeviceOption, Json, Seed
 
 if TYPE_CHECKING:
@@ -60,9 +59,9 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     effective = diagnosis.effective
     for name, value, meaning in (
         (
-            "future explained by the item",
+            "later rewards due to the item",
             f"{diagnosis.share:.2%}",
-            f"of its variance; {diagnosis.chance_share:.2%} at random",
+            f"of their variance is explained by the item shown now; {diagnosis.chance_share:.2%} by an item of chance",
         ),
         ("myopic policy", str(diagnosis.myopic), "reward per session, simulated"),
         ("far-sighted policy", str(diagnosis.far_sighted), ""),
@@ -79,16 +78,16 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         (
             "being shown counts for",
             f"{diagnosis.shown_evidence.slope:.0%}",
-            "of the best response, as evidence of taste; well above 0 if the log's policy knew more than the log holds",
+            "of the best response, as evidence of taste; well above 0 if the log's policy knew more than it holds",
         ),
     ):
         table.add_row(name, value, meaning)
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = output()
     console.print(table)
     lengths = {entry["behaviour"]: f"{entry['mean_length']:.1f}" for entry in diagnosis.length_by_outcome}
     if len(set(lengths.values())) > 1:  # sessions that are all of one length tell nothing
         outcomes = ", ".join(f"{length} steps if {behaviour}" for behaviour, length in lengths.items())
         console.print(f"Logged sessions by their last behaviour: {outcomes}")
-    console.print(f"\n{diagnosis.verdict}")
+    console.print(f"\n{diagnosis.verdict}", soft_wrap=True)
     for warning in diagnosis.warnings:
-        console.print(f"Warning: {warning}")
+        console.print(f"Warning: {warning}", soft_wrap=True)

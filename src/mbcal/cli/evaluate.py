@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mbcal.cli.console import progress
+from mbcal.cli.console import output, progress
 from mbcal.cli.options import (
     AddressOption,
     DeviceOption,
@@ -26,9 +25,6 @@ from mbcal.errors import OptionError
 
 if TYPE_CHECKING:
     from mbcal.evaluation.comparison import ModelComparison
-
-PIPE_WIDTH = 160
-"""Characters per line where the output is not a terminal."""
 
 
 def evaluate_command(
@@ -107,9 +103,7 @@ def _print(comparison: ModelComparison, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
         return
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    console = output()
     for judge in comparison.judges:
         table = Table(box=None, pad_edge=False)
         for number, column in enumerate(comparison.columns):
@@ -122,6 +116,6 @@ def _print(comparison: ModelComparison, as_json: bool) -> None:
             console.print(line, soft_wrap=True)
         console.print(table)
     if comparison.logged is not None:
-        console.print(f"{LOG_ROW}: what the logging policy earned in the same test sessions, from real users.")
+        console.print(f"{LOG_ROW}: what the logging policy earned in the same test sessions, from the users of the log.")
     for warning in comparison.warnings:
         console.print(f"Warning: {warning}", soft_wrap=True)

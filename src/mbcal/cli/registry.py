@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mbcal.cli.console import output
 from mbcal.cli.options import Json, shell_quoted
 from mbcal.errors import ModelError, OptionError
 from mbcal.registry.registry import Registry
@@ -72,7 +72,7 @@ def list_versions(folder: RegistryOption, as_json: Json = False) -> None:
         state = "damaged" if "damaged" in row else row["state"] or "not live"
         published = (row.get("published") or "")[:16].replace("T", " ")
         table.add_row(row["version"], state, row.get("agent"), published, row.get("parent") or "", _notes(row))
-    _console().print(table if rows else f"{folder}: no versions yet; publish a model with 'mbcal registry publish'")
+    output().print(table if rows else f"{folder}: no versions yet; publish a model with 'mbcal registry publish'")
 
 
 @app.command("show")
@@ -119,7 +119,7 @@ def show_version(
         *((f"check {name}", text) for name, text in _checks(opened.metrics).items()),
     ):
         table.add_row(name, str(value))
-    _console().print(table)
+    output().print(table)
 
 
 @app.command("activate")
@@ -216,10 +216,3 @@ def _checks(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 160
-    return console

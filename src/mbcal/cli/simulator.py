@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mbcal.cli.console import progress
+from mbcal.cli.console import output, progress
 from mbcal.cli.options import (
     BatchOption,
     ContextOption,
@@ -111,4 +110,4 @@ def _print_card(card: ReportCard) -> None:
         rows.append(("length", f"{card.length_drift:+.2%}", "steps until users leave, against the real ones"))
     for name, value, meaning in rows:
         table.add_row(name, value, meaning)
-    Console(highlight=False).print(table)
+    output().print(table)

@@ -50,12 +50,16 @@ class Trust:
 
     @property
     def is_low(self) -> bool:
-        """Whether numbers of this simulator need a warning."""
+        """Whether this simulator needs a warning."""
         return bool(self.problem) or self.share > LARGE
 
     def covers(self, gap: float) -> bool:
         """Return whether a difference in reward per session is large enough to be trusted."""
         return abs(gap) >= self.difference
+
+    def marks(self, gap: float | None = None) -> bool:
+        """Whether a number gets the mark of the warning: a gap that is too small, and all if nothing can be trusted."""
+        return self.is_low and (bool(self.problem) or (gap is not None and not self.covers(gap)))
 
     @property
     def sentence(self) -> str:
@@ -63,11 +67,14 @@ class Trust:
         if self.problem:
             return self.problem
         size = f"{self.difference:.3g} per session ({self.share:.1%} of the log's reward)"
-        return f"Can be trusted for differences of {size} or more; smaller ones may be the simulator's own error."
+        return (
+            f"Can be trusted for differences of {size} or more between methods, as a rule; smaller ones may be its own "
+            "error, and gaps to the log may be further off."
+        )
 
     @property
     def warning(self) -> str | None:
-        """The warning that belongs beside every number of this simulator; None if none is due."""
+        """The warning that belongs beside the numbers of this simulator; None if none is due."""
         if not self.is_low:
             return None
         if self.problem:

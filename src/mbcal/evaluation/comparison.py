@@ -17,7 +17,7 @@ from mbcal.metrics import Mean, mean_interval
 LOG_ROW = "the log"
 """How tables name the logged sessions themselves: what the logging policy earned from the same users."""
 MARK = "(!)"
-"""Stands beside every number of a simulator that has a warning."""
+"""Stands beside the warning of a simulator, and beside the numbers that it concerns (`Trust.marks`)."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,20 @@ class ModelComparison:
         """Return one row of text per model under a judge: model, reward, 95% interval, difference to the first model.
 
         Where users can leave, also the steps of a session, and the share of sessions that the user left. The last row is the
-        log itself. Numbers of a simulator that has a warning are marked, and differences that are smaller than it can be
-        trusted for say so.
+        log itself. Differences that are smaller than a simulator can be trusted for say so, and are marked if it has a
+        warning; all its numbers are if it can be trusted for nothing.
         """
         rows, trust = [row for row in self.rows if row.judge == judge], self.trust.get(judge)
-        mark = f" {MARK}" if trust is not None and trust.is_low else ""
+
+        def mark(gap: float | None = None) -> str:
+            return f" {MARK}" if trust is not None and trust.marks(gap) else ""
+
         texts: list[tuple[str, ...]] = [
             (
                 row.model,
-                f"{row.reward.mean:.3f}{mark}",
+                f"{row.reward.mean:.3f}{mark()}",
                 _interval_text(row.reward, ".3f"),
-                "" if row is rows[0] else _gap_text(row.gap, trust) + mark,
+                "" if row is rows[0] else _gap_text(row.gap, trust) + mark(row.gap.mean),
                 *([] if row.length is None or row.left is None else [f"{row.length:.2f}", f"{row.left:.1%}"]),
             )
             for row in rows

@@ -77,6 +77,10 @@ class Diagnosis:
     """Share of the variance of the logged reward per session that the session's length alone explains."""
     length_by_outcome: tuple[Mapping[str, Any], ...] = ()
     """For each behaviour that ends sessions of the log: its name, sessions and their mean length."""
+    trusted: float | None = None
+    """Smallest `gap` that the simulator's own error does not explain (`environments.trust`); None if that is not known."""
+    trust: str = ""
+    """For what differences the simulator can be trusted, in a sentence; empty if the truth judges."""
 
     @property
     def pays(self) -> bool:
@@ -87,10 +91,12 @@ class Diagnosis:
     def verdict(self) -> str:
         """The conclusion in words."""
         gain, low, high = (100 * value / abs(self.myopic.mean) for value in (self.gap.mean, self.gap.low, self.gap.high))
-        difference = f"{gain:+.1f}% [{low:+.1f}, {high:+.1f}] in simulation"
-        warning = ""
+        difference = f"{gain:+.1f}% [{low:+.1f}, {high:+.1f}] in simulation (interval of sampling only)"
+        warning = f" {self.trust}" if self.trust else ""
+        if self.trusted is not None and abs(self.gap.mean) < self.trusted:
+            warning += f" The difference, {self.gap.mean:+.3g}, is within that."
         if self.coverage < ENOUGH_COVERAGE:
-            warning = (
+            warning += (
                 f" Only {self.coverage:.0%} of what is shown is well covered by the log: collect more before trusting this."
             )
         if self.pays:
@@ -150,6 +156,9 @@ def diagnose(
         name: evaluate(agent, environment, test, seed=TEST_SEED, title=f"{name} policy", progress=progress)
         for name, agent in (("myopic", myopic), ("far-sighted", far_sighted))
     }
+    if isinstance(environment, Simulator) and environment.card is None:
+        environment.evaluate(test, progress=progress)
+    trust = environment.trust if isinstance(environment, Simulator) else None
     progress.phase("dependence of the future on the item", PERMUTATIONS + 1)
     share, chance_share = dependence(far_sighted, test, seed, progress)
     facts, share_of_length = LogFacts.of(store), length_share(test)
@@ -168,6 +177,8 @@ def diagnose(
         unseen=float((times_shown[test.items[test.mask]] == 0).mean()),
         length_share=share_of_length,
         length_by_outcome=tuple(facts.outcomes()),
+        trusted=None if trust is None or trust.problem else trust.difference,
+        trust="" if trust is None else trust.problem or f"The simulator c{trust.sentence[1:]}",
     )
 
 

@@ -71,10 +71,10 @@ def _draw_calibration(axes: Any, card: ReportCard) -> None:
 
 
 def _draw_drift(axes: Any, card: ReportCard) -> None:
-    """Mean reward by step: real users, and the simulator on its own behaviours."""
+    """Mean reward by step: as logged, and the simulator on its own behaviours."""
     steps = np.arange(1, len(card.real) + 1)
     simulated, error = np.asarray(card.simulated), 1.96 * np.asarray(card.error)
-    axes.plot(steps, card.real, color=REAL, label="real users")
+    axes.plot(steps, card.real, color=REAL, label="logged")
     axes.plot(steps, simulated, color=MODEL, label="simulator on its own behaviours")
     axes.fill_between(steps, simulated - error, simulated + error, color=MODEL, alpha=0.2, linewidth=0)
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -23,6 +23,7 @@ MAX_BYTES = 4 << 20
 """Larger files are not read."""
 MAX_TEXT = 1_000
 """Characters of a reason or a check that a list of updates shows; the page of the update has all."""
+_YEAR_9999 = 253_370_764_800
 _RECORD_NAME = re.compile(r"(\d{6,12})\.json")
 _PAGE_NAME = re.compile(r"\d{6,12}\.html")
 
@@ -35,8 +36,9 @@ def read_updates(registry: Path, most: int = 20) -> list[dict[str, Any]]:
         most: How many.
 
     Returns:
-        Newest first: `number`, `time` (seconds since 1970), `live`, `answer`, `action`, `version`, `reason`, `checks` and
-        `page` (name of its page, None if it has none). A damaged record has `problem` instead of what it would say.
+        Newest first: `number`, `time` (of the verdict, in seconds since 1970; of a damaged record that of the file), `live`,
+        `answer`, `action`, `version`, `reason`, `checks` and `page` (name of its page, None if it has none). A damaged
+        record has `problem` instead of what it would say.
     """
     folder = registry / FOLDER
     try:
@@ -90,12 +92,19 @@ def _read_update(folder: Path, number: str) -> dict[str, Any]:
         record = json.loads(content)
         return entry | {
             "live": record["live"],
+            "time": _time_of(record, entry["time"]),
             **{key: _shown(record[key]) for key in ("answer", "action", "version", "reason")},
             "checks": [{key: _shown(check[key]) for key in ("name", "answer", "detail")} for check in record["checks"]],
             "page": f"{number}.html" if (folder / f"{number}.html").is_file() else None,
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return entry | {"problem": f"damaged ({type(error).__name__})"}
+
+
+def _time_of(record: dict[str, Any], changed: float) -> float:
+    """When the verdict was reached; when its file was changed if the record does not say."""
+    time = record.get("time")
+    return time if isinstance(time, int | float) and 0 <= time < _YEAR_9999 else changed
 
 
 def _shown(value: Any) -> Any:

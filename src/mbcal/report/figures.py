@@ -113,7 +113,7 @@ def _gap_figure(summary: RunSummary, protocol: str, base: str) -> Any:
         trust, legend = summary.trust.get(name), ""
         if trust is not None and not trust.problem:
             axes.axvspan(-trust.difference, trust.difference, color=SOFT, alpha=0.3, linewidth=0, zorder=0)
-            legend = "\ngrey: within the simulator's own error"
+            legend = "\ngrey: within the simulator's own error; gaps to the log may be further off"
         axes.set_xlim(min(low, 0), max(high, 0))
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_xlabel(f"reward per session minus {base}'s, paired 95% interval{legend}")

@@ -17,7 +17,7 @@ ROUNDING = 1e-6
 
 
 class Marked(float):
-    """A number by a simulator that has a warning: readers see it with a mark."""
+    """A number that the warning of a simulator concerns: readers see it with a mark."""
 
 
 class WithinError(float):

@@ -56,8 +56,8 @@ def render_page(summary: RunSummary, tables: list[Table]) -> str:
         "ASKED": escape(asked(summary)),
         "RESULT": escape(summary.result()),
         "MEASURED": escape(summary.measured()),
-        "DISAGREEMENT": _paragraph(summary.disagreement(), "note strong"),
-        "WARNINGS": "".join(_paragraph(warning, "warning") for warning in summary.warnings()),
+        "GROWING": _paragraph(summary.after_rounds(), "note strong"),
+        "WARNINGS": _paragraph(summary.warnings().get(summary.judges[0], ""), "warning"),
         "CERTAINTY": "".join(f"<li>{escape(sentence)}</li>" for sentence in certainty(summary)),
         "JUDGES": _judges_html(summary),
         "NEXT": "".join(_step_html(*step) for step in next_steps(summary)),
@@ -129,7 +129,8 @@ def _gaps(summary: RunSummary, protocol: str) -> dict[str, list[dict[str, Any]]]
             gap = compare(agent, base, rewards, summary.users, summary.trust.get(judge))
             values = {"mean": gap.gap.mean, "low": gap.gap.low, "high": gap.gap.high}
             finite = {name: value if abs(value) != float("inf") else None for name, value in values.items()}
-            relation = "baseline" if agent == base else gap.relation
+            is_unjudged = agent == LOG_ROW and judge in summary.trust
+            relation = "baseline" if agent == base else "unjudged" if is_unjudged else gap.relation
             entries.append({"agent": agent, **finite, "relation": relation, "reward": mean.mean, "spread": spread})
         gaps[judge] = entries
     return gaps

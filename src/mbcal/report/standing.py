@@ -85,9 +85,17 @@ class Standing:
         return f"{text}."
 
     def log_sentence(self) -> str:
-        """Return that no method earns more than the log, or that this cannot be told, in a sentence; empty otherwise."""
-        if self.log is None or self.log.relation == "ahead":
+        """Return that no method earns more than the log, or that this cannot be told, in a sentence; empty otherwise.
+
+        A simulator does not tell: what it can be trusted for are differences between methods.
+        """
+        if self.log is None or (self.log.relation == "ahead" and self.log.trust is None):
             return ""
+        if self.log.trust is not None:
+            return (
+                f"{self.best} against the log ({self.logged:.2f}): {self.log.amount} per session, which a simulator cannot "
+                "judge; its gaps to the log may be further off than those between methods."
+            )
         if self.log.gap.mean <= 0:
             return f"No method earns more than the log ({self.logged:.2f})."
         return (

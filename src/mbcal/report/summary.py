@@ -159,8 +159,8 @@ class RunSummary:
         return " ".join(self.sentences())
 
     def sentences(self) -> list[str]:
-        """Return who leads, what was measured and, if so, that the protocols disagree: a sentence each."""
-        return [sentence for sentence in (self.result(), self.measured(), self.disagreement()) if sentence]
+        """Return who leads, after growing rounds, too, and what was measured: a sentence each."""
+        return [sentence for sentence in (self.result(), self.after_rounds(), self.measured()) if sentence]
 
     def result(self) -> str:
         """Return who leads in Batch-RL (Growing Batch-RL if that is all there is), by the first judge.
@@ -187,22 +187,23 @@ class RunSummary:
             f"{len(self.users):,} test sessions of {users:,} users, {trained}."
         )
 
-    def disagreement(self) -> str:
-        """Return how Growing Batch-RL disagrees with Batch-RL on who leads; empty if it does not."""
+    def after_rounds(self) -> str:
+        """Return who leads in Growing Batch-RL, and whether that disagrees with Batch-RL; empty unless both are done."""
         judge = self.judges[0]
         batch, growing = (self.standing(protocol, judge) for protocol in PROTOCOLS)
-        if batch is None or growing is None or (batch.best in growing.leaders and growing.best in batch.leaders):
+        if batch is None or growing is None:
             return ""
+        if batch.best in growing.leaders and growing.best in batch.leaders:
+            return f"After the last round of Growing Batch-RL, {growing.sentence()}"
         return f"Growing Batch-RL disagrees: there {growing.sentence()}"
 
-    def warnings(self) -> list[str]:
-        """Return reasons not to trust the results: one for every simulator that cannot be trusted far.
+    def warnings(self) -> dict[str, str]:
+        """Return reasons not to trust what a judge says, by judge: of every simulator that cannot be trusted far.
 
-        That of a judge other than the headline's says that it does not concern the headline.
+        Only that of the first judge concerns the headline.
         """
-        return [
-            f"{JUDGES[judge][0].upper()}{JUDGES[judge][1:]}: {trust.warning}"
-            + ("" if judge == self.judges[0] else f" This concerns what {JUDGES[judge]} judges, not the result above.")
+        return {
+            judge: f"{JUDGES[judge][0].upper()}{JUDGES[judge][1:]}: {trust.warning}"
             for judge, trust in self.trust.items()
             if trust.warning
-        ]
+        }

@@ -112,7 +112,7 @@ def _finite(value: float) -> float | None:
 def rewards_table(summary: RunSummary, protocol: str) -> Table:
     """Reward per session of every method under every judge, the number of its trainings, and tests against the `BASES`.
 
-    Numbers of a simulator that has a warning are `Marked`, and p-values of gaps within its own error are `WithinError`.
+    Numbers that the warning of a simulator concerns are `Marked`, and p-values of gaps within its own error `WithinError`.
     """
     tests: dict[tuple[str, str], dict[str, Comparison]] = {}
     tested = {judge: summary.rewards(protocol, judge) for judge in summary.judges}
@@ -129,15 +129,16 @@ def rewards_table(summary: RunSummary, protocol: str) -> Table:
             own = mark if agent in tested[judge] else float
             row: Row = [judge, agent, own(mean.mean), None if spread is None else own(spread), own(mean.low), own(mean.high)]
             for base in BASES:
-                row += _test_values(tests.get((judge, base), {}).get(agent), mark, trust)
+                row += _test_values(tests.get((judge, base), {}).get(agent), trust)
             row.append(oracle_reward - mean.mean if oracle_reward is not None and judge == "truth" else None)
             is_growing = protocol == "growing" and judge == summary.judges[0]
             row.append(_mean_rounds(summary, agent) if is_growing else None)
             rows.append([*row, len(tested[judge][agent]) if agent in tested[judge] else None])
     columns = ["judge", "agent", "reward per session", "spread over seeds", "low", "high"]
     columns += [f"{name} to {base}" for base in BASES for name in ("gap", "gap low", "gap high", "p")]
+    spread_note = " spread is their standard deviation;" if any(row[3] is not None for row in rows) else ""
     note = (
-        "Mean over trainings, each with another seed; spread is their standard deviation; low and high bound the 95% "
+        f"Mean over trainings, each with another seed;{spread_note} low and high bound the 95% "
         "interval, clustered by user. Gaps are paired (same users, candidates and noise); p is two-sided after Holm's "
         "correction over the methods under one judge, for these trained models. The log is what the logging policy earned "
         "in the same test sessions."
@@ -147,8 +148,8 @@ def rewards_table(summary: RunSummary, protocol: str) -> Table:
 
 
 def _mark(summary: RunSummary, *judges: str) -> type[float]:
-    """The type of numbers by these judges: `Marked` if one has a warning."""
-    return Marked if any(judge in summary.trust and summary.trust[judge].is_low for judge in judges) else float
+    """The type of numbers by these judges: `Marked` if one of them can be trusted for nothing."""
+    return Marked if any(judge in summary.trust and summary.trust[judge].marks() for judge in judges) else float
 
 
 def _warning_from(row: int, summary: RunSummary, judge: str) -> dict[int, str]:
@@ -157,10 +158,11 @@ def _warning_from(row: int, summary: RunSummary, judge: str) -> dict[int, str]:
     return {row: f"{MARK} {judge}: {warning}"} if warning else {}
 
 
-def _test_values(test: Comparison | None, mark: type[float], trust: Trust | None) -> Row:
+def _test_values(test: Comparison | None, trust: Trust | None) -> Row:
     """Gap, its interval and its p-value."""
     if test is None:
         return [None] * 4
+    mark = Marked if trust is not None and trust.marks(test.gap.mean) else float
     is_trusted = trust is None or trust.covers(test.gap.mean)
     p = test.adjusted if is_trusted else WithinError(test.adjusted)
     return [mark(test.gap.mean), mark(test.gap.low), mark(test.gap.high), p]

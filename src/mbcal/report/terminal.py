@@ -12,7 +12,7 @@ from mbcal.report.standing import compare
 from mbcal.report.summary import RunSummary
 
 BAR_WIDTH = 24
-PIPE_WIDTH = 140
+PIPE_WIDTH = 160
 """Characters per line where the output is not a terminal."""
 
 
@@ -37,7 +37,10 @@ def print_summary(summary: RunSummary) -> None:
 def _reward_grid(summary: RunSummary, protocol: str, judge: str) -> Grid:
     ranked, base = summary.ranked_with_log(protocol, judge), summary.baseline
     trust, rewards = summary.trust.get(judge), summary.rewards(protocol, judge)
-    mark = f" {MARK}" if trust is not None and trust.is_low else ""
+
+    def mark(gap: float | None = None) -> str:
+        return f" {MARK}" if trust is not None and trust.marks(gap) else ""
+
     low, high = min(mean.low for _, mean, _ in ranked), max(mean.high for _, mean, _ in ranked)
     grid = Grid(box=None, pad_edge=False)
     grid.add_column("method")
@@ -49,8 +52,8 @@ def _reward_grid(summary: RunSummary, protocol: str, judge: str) -> Grid:
         gap = ""
         if base in rewards and agent in rewards and agent != base:
             against = compare(agent, base, rewards, summary.users, trust)
-            gap = f"{against.amount} {_REMARKS.get(against.relation, '')}".rstrip() + mark
-        own_mark = mark if agent in rewards else ""
+            gap = f"{against.amount} {_REMARKS.get(against.relation, '')}".rstrip() + mark(against.gap.mean)
+        own_mark = mark() if agent in rewards else ""
         grid.add_row(
             agent, f"{mean.mean:.2f}{own_mark}", "" if spread is None else f"{spread:.2f}", _bar(mean, low, high), gap
         )

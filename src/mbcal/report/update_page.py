@@ -74,15 +74,25 @@ def verdict_page(verdict: Mapping[str, Any]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mbcal update: {escape(outcome)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<style>{style}</style>"
-        f'<header><p class="kind"><a href="../">Back</a> · mbcal update of {escape(verdict["live"])}, '
-        f"{_utc(verdict['time'])}</p>"
-        f"<h1>{escape(outcome)}</h1></header><main>{_reason_html(verdict['reason'])}{_next_html(verdict)}"
+        f'<header><p class="kind"><a href="../">Back</a> · mbcal update of {escape(verdict["live"])}</p>'
+        f"<h1>{escape(outcome)}</h1>{_as_of_html(verdict)}</header><main>{_reason_html(verdict['reason'])}{_next_html(verdict)}"
         f"<h2>What was compared</h2>{scroll_table(('', ''), _facts(verdict), label='what was compared')}"
         f"<h2>Checks</h2>{''.join(checks) or '<p>None was made.</p>'}"
         f"{_estimates_html(verdict)}"
         f"<h2>Records</h2>{scroll_table(('', ''), _counts(verdict['counts'] or {}), (False, True), 'records')}"
         "</main></html>\n"
     )
+
+
+def _as_of_html(verdict: Mapping[str, Any]) -> str:
+    """When this was written, and where to read what happened since: the page is never written again."""
+    since = (
+        f" What became of {escape(verdict['version'])} since then is on the service's page, and in the registry's folder: "
+        "<code>mbcal registry list --registry .</code>"
+        if verdict["version"]
+        else ""
+    )
+    return f"<p class='note'>As of {_utc(verdict['time'])}.{since}</p>"
 
 
 def _outcome(verdict: Mapping[str, Any]) -> str:
@@ -142,34 +152,33 @@ def _facts(verdict: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _estimates_html(verdict: Mapping[str, Any]) -> str:
-    """The estimates that decide nothing. Those of the candidate are greyed, with the reason, where they are void."""
+    """The estimates that decide nothing. Where those of the candidate are void, a row without numbers stands for them."""
     void: str | None = verdict["void"]
-
-    def row(estimate: Mapping[str, Any], grey: bool) -> list[str]:
-        cells = [
+    estimates: Sequence[Mapping[str, Any]] = verdict["estimates"]
+    if not estimates:
+        return ""
+    kept = [estimate for estimate in estimates if void is None or estimate["of"] not in ("policy", "difference")]
+    rows = [
+        [
             escape(_OF.get(estimate["of"], estimate["of"])),
             _term(*_ESTIMATORS.get(estimate["name"], (estimate["name"], ""))),
             _number(estimate["value"]),
             f"[{_number(estimate['low'])}, {_number(estimate['high'])}]",
-            escape(_INTERVALS.get(estimate["method"], estimate["method"])),
             _number(estimate["ess"], 2),
         ]
-        if void is None:
-            return cells
-        return [f'<span class="unshown">{cell}</span>' for cell in (*cells, "says nothing")] if grey else [*cells, ""]
-
-    estimates: Sequence[Mapping[str, Any]] = verdict["estimates"]
-    if not estimates:
-        return ""
-    is_grey = [void is not None and estimate["of"] in ("policy", "difference") for estimate in estimates]
-    rows = [row(estimate, grey) for grey, estimate in sorted(zip(is_grey, estimates, strict=True), key=lambda pair: pair[0])]
-    note = (
-        f"What is grey says nothing: {void}." if void else "Of users the candidate did not learn from. They decide nothing."
+        for estimate in kept
+    ]
+    for of in dict.fromkeys(estimate["of"] for estimate in estimates if estimate not in kept):
+        count = min((e["ess"] for e in estimates if e["of"] == of and e["ess"] is not None), default=None)
+        cells = (escape(_OF[of]), "all of these", "–", "–", _number(count, 2))
+        rows.append([f'<span class="unshown">{cell}</span>' for cell in cells])
+    about = f"“–” says nothing: {void}." if void else "Of users the candidate did not learn from. They decide nothing."
+    by = ", ".join(dict.fromkeys(_INTERVALS.get(estimate["method"], estimate["method"]) for estimate in kept))
+    note = f"{about} Intervals by {by}." if by else about
+    columns, numbers = (
+        ("of", "estimate", "per session", "95% interval", "sessions that count"),
+        (False, False, True, True, True),
     )
-    columns = ["of", "estimate", "per session", "95% interval", "interval by", "sessions that count"]
-    numbers = [False, False, True, True, False, True]
-    if void is not None:
-        columns, numbers = [*columns, ""], [*numbers, False]
     table = scroll_table(columns, rows, numbers, "further estimates")
     return f"<h2>Further estimates by the log</h2><p class='note'>{escape(note)}</p>{table}"
 

@@ -30,8 +30,8 @@ def run_view(root: Path, folder: Path) -> dict[str, Any]:
     summary, is_inside = _summary(root, folder)
     run = summary.run
     return {
-        "headline": summary.headline() if summary.results and is_inside else None,  # these may read the data
-        "warnings": summary.warnings() if summary.results and is_inside else [],
+        "headline": summary.sentences() if summary.results and is_inside else None,  # these may read the data
+        "warnings": summary.warnings() if summary.results and is_inside else {},  # by judge
         "cells": len(run.cells),
         "missing": [str(cell) for cell in run.missing],
         "judges": list(summary.judges),

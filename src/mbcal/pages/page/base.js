@@ -40,6 +40,12 @@ export function command(text) {
   return el("div", { class: "command" }, el("code", {}, text), button);
 }
 
+// why versions were withdrawn, newest first; nothing if none was
+export function withdrawnList(versions) {
+  const rows = versions.filter((version) => version.withdrawn).map((version) => el("li", { class: "break" }, `${version.version}: ${version.withdrawn}`)).reverse();
+  return rows.length ? [el("h3", {}, "Why versions were withdrawn"), el("ul", { class: "note" }, rows)] : [];
+}
+
 // updates, newest first, with their reasons and checks below; link: update -> element or null
 const ANSWERS = { worse: "bad", "no worse": "good", "cannot tell": "warn" }, ACTIONS = { refused: "bad", published: "good", canary: "second" };
 export const updateList = (updates, link) => updates.map((update) => {
@@ -92,16 +98,10 @@ export function duration(seconds) {
   if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
   return `${Math.round(seconds / 86400)} days`;
 }
-const two = (value) => String(value).padStart(2, "0");
-export function clock(seconds) {
-  const date = new Date(seconds * 1000);
-  return `${two(date.getHours())}:${two(date.getMinutes())}`;
-}
-export function date(seconds) {
-  if (!known(seconds)) return dash;
-  const day = new Date(seconds * 1000);
-  return `${day.getFullYear()}-${two(day.getMonth() + 1)}-${two(day.getDate())} ${clock(seconds)}`;
-}
+// times are UTC, as in logs and reports: 14:05, and 2027-01-31 14:05 UTC
+const iso = (seconds) => new Date(seconds * 1000).toISOString();
+export const clock = (seconds) => iso(seconds).slice(11, 16);
+export const date = (seconds) => (known(seconds) ? `${iso(seconds).slice(0, 10)} ${clock(seconds)} UTC` : dash);
 
 // ---- requests: a token is asked for when the server wants one, and kept in memory only
 

@@ -1,5 +1,5 @@
 // Charts in SVG, drawn in pixels of their container, so that texts keep their size on a phone.
-import { el, number, plain, signed } from "./base.js";
+import { el, fixed, fixedSigned, number, plain, signed } from "./base.js";
 
 const svgNode = (tag, attributes = {}, text) => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -10,13 +10,13 @@ const svgNode = (tag, attributes = {}, text) => {
 // colours are CSS variables: they cannot be presentation attributes
 const coloured = (node, property, colour) => { node.style[property] = colour; return node; };
 
-// about `most` round numbers between low and high
+// about `most` round numbers between low and high, and no fewer than two
 export function ticks(low, high, most = 5) {
   const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((k) => k >= rough * 0.999);
   const values = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) values.push(+(k * step).toPrecision(12));
-  return values;
+  return values.length < 2 && low < high && most < 20 ? ticks(low, high, most + 1) : values;
 }
 
 // call draw(width) now and whenever the container's width changes
@@ -199,21 +199,29 @@ export function barList(rows) {
   }));
 }
 
-// The parts of scores as bars, one below the other from a common zero line, with their sign; and the scale that all of them share.
-export function partsBars(items) {
+// The parts of scores, as many as the model has: names in its order, bars one below the other from a common zero line, with
+// their sign, the scale that all of them share, and a legend.
+const MEANINGS = { instant: "expected reward now", future: "change of later rewards", residual: "what logged rewards add to this change", value: "expected reward from now on", bonus: "for what is little known" };
+const OTHERS = ["other", "third", "fourth"];
+
+export function partsOf(items) {
+  const names = [...new Set(items.flatMap((parts) => Object.keys(parts)))], others = names.filter((name) => name !== "instant" && name !== "future");
+  const kind = (name) => (others.includes(name) ? OTHERS[others.indexOf(name) % OTHERS.length] : name);
   const values = items.flatMap((parts) => Object.values(parts));
   const low = Math.min(0, ...values), high = Math.max(low + 1e-9, 0, ...values);
-  return { bars: items.map((parts) => partsBar(parts, low, high)), scale: partsScale(low, high) };
+  const legend = el("span", { class: "legend" }, names.map((name) => el("span", {}, el("i", { class: `key ${kind(name)}` }), name in MEANINGS ? `${name}: ${MEANINGS[name]}` : name)));
+  return { names, bars: items.map((parts) => partsBar(parts, names, kind, low, high)), scale: partsScale(low, high), legend };
 }
 
-function partsBar(parts, low, high) {
-  const bar = el("div", { class: "parts" }), all = Object.entries(parts), percent = (value) => `${100 * value / (high - low)}%`;
-  all.forEach(([name, value], k) => {
-    const piece = el("i", { class: name === "instant" ? "instant" : name === "future" ? "future" : "other", title: `${name} ${signed(value)}` });
+function partsBar(parts, names, kind, low, high) {
+  const bar = el("div", { class: "parts" }), percent = (value) => `${100 * value / (high - low)}%`;
+  names.forEach((name, k) => {
+    if (!(name in parts)) return;
+    const value = parts[name], piece = el("i", { class: kind(name), title: `${name} ${signed(value)}` });
     piece.style.left = percent(Math.min(value, 0) - low);
     piece.style.width = percent(Math.abs(value));
-    piece.style.top = `${100 * k / all.length}%`;
-    piece.style.bottom = `${100 * (all.length - 1 - k) / all.length}%`;
+    piece.style.top = `${100 * k / names.length}%`;
+    piece.style.bottom = `${100 * (names.length - 1 - k) / names.length}%`;
     bar.append(piece);
   });
   const zero = el("i", { class: "zero" });
@@ -234,5 +242,19 @@ function partsScale(low, high) {
   return scale;
 }
 
-export const partsLegend = (future = true) => el("span", { class: "legend" }, el("span", {}, el("i", { class: "key instant" }), "instant: expected reward now"),
-  future ? el("span", {}, el("i", { class: "key future" }), "future: change of later rewards") : "");
+// the numbers of a row, a column each: the parts, and the score
+export function partsNumbers(names, parts, score) {
+  const value = (label, text) => el("span", { class: "number" }, el("span", { class: "label" }, label), text);
+  return [...names.map((name) => value(name, (name === "instant" ? fixed : fixedSigned)(parts[name]))), value("score", fixed(score))];
+}
+
+// a row of a grid with this many columns of numbers
+export function partsRow(names, attributes, ...cells) {
+  const row = el("div", attributes, ...cells);
+  row.style.setProperty("--numbers", names.length + 1);
+  return row;
+}
+
+// the heading of such rows: before, item, the scale of the bars, names of the parts, score, after
+export const partsHead = (names, scale, kind, ...last) => partsRow(names, { class: `${kind} head` }, el("span"), el("span", {}, "item"), el("span", { class: "parts-head" }, scale),
+  [...names, "score"].map((text) => el("span", { class: "number" }, text)), last.map((text) => el("span", {}, text)));

@@ -2,7 +2,7 @@
 
 const MARK = "(!)", LOG = "the log";
 const RELATIONS = {
-  level: "level: the interval contains zero", untrusted: "too small for this judge (within its own error)", ahead: "ahead", behind: "behind", baseline: "the baseline",
+  level: "level: the interval contains zero", untrusted: "too small for this judge (within its own error)", unjudged: "not judged: a simulator's gap to the log may be further off", ahead: "ahead", behind: "behind", baseline: "the baseline",
 };
 
 // the gap of every method to the baseline with its paired interval; a grey zone is what the judge cannot be trusted for
@@ -13,8 +13,9 @@ function drawGaps(protocol, judge) {
   byId("gap-note").textContent = `Reward per session minus that of ${data.baseline}, in the same test sessions with the same candidates and noise, judged by ${title}. ` +
     "Lines are 95% intervals, paired and clustered by user: one that crosses zero is no difference." +
     ` A hollow mark: not distinguishable from ${data.baseline}. The log is what was logged in these sessions.` +
-    (trusted ? ` The grey zone is the simulator's own error (±${trusted.toPrecision(3)}): it cannot be trusted for gaps inside.` : "") +
-    (warning ? ` ${MARK} marks its numbers.` : "");
+    (trusted ? ` The grey zone is the simulator's own error (±${trusted.toPrecision(3)}): it cannot be trusted for gaps between methods inside; its gaps to the log may be further off.` : "") +
+    (warning ? ` ${MARK} marks ${trusted ? "gaps inside" : "its numbers"}.` : "");
+  const doubted = (mean) => warning && (!trusted || Math.abs(mean) < trusted);
   if (!entries.length) return;
   const width = widthOf(container), narrow = width < 520, row = narrow ? 40 : 30, left = narrow ? 8 : 128, right = narrow ? 16 : 172, top = 8;
   const bottom = top + entries.length * row, ends = entries.flatMap((e) => [e.low ?? e.mean, e.high ?? e.mean, 0]);
@@ -28,7 +29,7 @@ function drawGaps(protocol, judge) {
   svg.append(make("line", { x1: x(0), x2: x(0), y1: top, y2: bottom, class: "axis" }));
   entries.forEach((entry, k) => {
     const style = data.styles[entry.agent], colour = colourOf(style.role), y = top + k * row + (narrow ? 27 : row / 2);
-    const amount = entry.relation === "baseline" ? "baseline" : `${signed(entry.mean)} [${signed(entry.low ?? -Infinity)}, ${signed(entry.high ?? Infinity)}]${warning ? " " + MARK : ""}`;
+    const amount = entry.relation === "baseline" ? "baseline" : `${signed(entry.mean)} [${signed(entry.low ?? -Infinity)}, ${signed(entry.high ?? Infinity)}]${doubted(entry.mean) ? " " + MARK : ""}`;
     const bold = style.role === "mbcal" ? " strong" : "";
     if (narrow) {
       svg.append(make("rect", { x: 0, y: y - 26, width, height: 18, class: "paper" })); // no line runs through the words
@@ -38,7 +39,7 @@ function drawGaps(protocol, judge) {
       svg.append(make("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "label" + bold }, shortName(entry.agent)));
       svg.append(make("text", { x: width - right + 14, y: y + 4 }, amount));
     }
-    const hollow = entry.relation === "level" || entry.relation === "untrusted";
+    const hollow = ["level", "untrusted", "unjudged"].includes(entry.relation);
     if (entry.low !== null && entry.relation !== "baseline") {
       const [from, to] = [x(entry.low), x(entry.high)];
       svg.append(make("path", { d: `M${from},${y - 7}v14M${to},${y - 7}v14M${from},${y}H${to}`, stroke: colour, "stroke-width": 2, fill: "none", class: "interval" }));
@@ -46,7 +47,7 @@ function drawGaps(protocol, judge) {
     svg.append(make("circle", { cx: x(entry.mean), cy: y, r: 4, fill: hollow ? "var(--paper)" : colour, stroke: colour, "stroke-width": 2, "data-agent": entry.agent, "data-relation": entry.relation }));
     const area = make("rect", { x: 0, y: top + k * row, width, height: row, fill: "transparent" });
     const spread = entry.spread === null ? "" : `, ± ${entry.spread.toFixed(2)} over trainings`;
-    const marked = warning && entry.agent !== LOG ? " " + MARK : "";
+    const marked = warning && !trusted && entry.agent !== LOG ? " " + MARK : "";
     addTooltip(area, `${entry.agent}: ${amount}\n${RELATIONS[entry.relation]}\nreward per session ${entry.reward.toFixed(2)}${spread}${marked}`);
     svg.append(area);
   });
@@ -92,28 +93,28 @@ const shareInterval = (share, count) => {
   return [centre - half, centre + half].map((end) => end / (1 + z * z / count));
 };
 
-// calibration of a simulator: how often it is right, by how sure it is
+// calibration of a simulator: how often it is right, by the probability that it gives
 function drawCalibration(container, card) {
   const { confidence, accuracy, count } = card.reliability, total = count.reduce((sum, value) => sum + value, 0);
   const bins = confidence.map((value, k) => ({ value, accuracy: accuracy[k], share: count[k] / total, count: count[k] })).filter((bin) => bin.count);
-  const most = Math.min(1, Math.max(...bins.flatMap((bin) => [bin.value, shareInterval(bin.accuracy, bin.count)[1]])) * 1.05), size = 300, left = 44, top = 26, bottom = 250;
+  const most = Math.min(1, Math.max(...bins.flatMap((bin) => [bin.value, bin.share, shareInterval(bin.accuracy, bin.count)[1]])) * 1.05), size = 300, left = 44, top = 26, bottom = 250;
   const box = make("div"), svg = newChart(box, size + 20, 290, "calibration");
   const x = scale(0, most, left, size), y = scale(0, most, bottom, top);
-  svg.append(make("text", { x: left, y: 14, class: "label" }, "Is it as often right as it is sure?"));
-  yAxis(svg, y, ticks(0, most, 4), left, size, (value) => Math.round(value * 100) + "%");
-  xAxis(svg, x, ticks(0, most, 4), bottom, bottom, (value) => Math.round(value * 100) + "%");
-  svg.append(make("text", { x: size, y: bottom + 34, "text-anchor": "end" }, "sure of the most likely behaviour"));
+  svg.append(make("text", { x: left, y: 14, class: "label" }, "Is it as often right as it says?"));
+  yAxis(svg, y, ticks(0, most), left, size, (value) => Math.round(value * 100) + "%");
+  xAxis(svg, x, ticks(0, most), bottom, bottom, (value) => Math.round(value * 100) + "%");
+  svg.append(make("text", { x: size, y: bottom + 34, "text-anchor": "end" }, "probability of the most likely behaviour"));
   svg.append(make("line", { x1: x(0), x2: x(most), y1: y(0), y2: y(most), class: "axis", "stroke-dasharray": "3 3" }));
-  for (const bin of bins) svg.append(make("rect", { x: x(bin.value) - 4, y: bottom - bin.share * 60, width: 8, height: bin.share * 60, class: "zone" }));
+  for (const bin of bins) svg.append(make("rect", { x: x(bin.value) - 4, y: y(bin.share), width: 8, height: bottom - y(bin.share), class: "zone" }));
   lineWithBand(svg, bins.map((bin) => [x(bin.value), y(bin.accuracy)]), null, "var(--mbcal)", { class: "calibration" });
   for (const bin of bins) {
     const [low, high] = shareInterval(bin.accuracy, bin.count);
     svg.append(make("line", { x1: x(bin.value), x2: x(bin.value), y1: y(low), y2: y(high), stroke: "var(--mbcal)", "stroke-width": 2, opacity: 0.5, class: "interval" }));
     const dot = make("circle", { cx: x(bin.value), cy: y(bin.accuracy), r: 4, fill: "var(--mbcal)" });
-    addTooltip(dot, `sure ${(bin.value * 100).toFixed(0)}%, right ${(bin.accuracy * 100).toFixed(0)}% [${(low * 100).toFixed(0)}, ${(high * 100).toFixed(0)}]\n${bin.count.toLocaleString("en")} steps (${(bin.share * 100).toFixed(0)}%)`);
+    addTooltip(dot, `probability ${(bin.value * 100).toFixed(0)}%, right ${(bin.accuracy * 100).toFixed(0)}% [${(low * 100).toFixed(0)}, ${(high * 100).toFixed(0)}]\n${bin.count.toLocaleString("en")} steps (${(bin.share * 100).toFixed(0)}%)`);
     svg.append(dot);
   }
-  box.append(make("p", { class: "note" }, "On the dashed line it is right as often as it is sure. Upright lines: 95% intervals, steps taken as independent. Grey bars: the share of steps."));
+  box.append(make("p", { class: "note" }, "On the dashed line it is right as often as it says. Upright lines: 95% intervals, steps taken as independent. Grey bars: the share of steps."));
   container.append(box);
 }
 

@@ -58,9 +58,12 @@ document.addEventListener("click", (event) => {
   showTip(button.dataset.meaning, box.left - 12, box.bottom - 8);
 });
 
-// say so where a table is wider than the page
+// a table that is wider than the text uses the margins; where it is wider than the page, too, it says so
 const markWide = () => {
-  for (const box of document.querySelectorAll(".scroll")) box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+  for (const box of document.querySelectorAll(".scroll")) {
+    box.classList.remove("out");
+    for (const name of ["out", "wide"]) box.classList.toggle(name, box.scrollWidth > box.clientWidth + 1);
+  }
 };
 markWide();
 addEventListener("resize", markWide);

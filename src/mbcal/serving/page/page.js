@@ -1,5 +1,5 @@
 // The operator's page: what /v1/stats, /v1/model and /v1/registry say, again every few seconds.
-import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, signed, table, updateList } from "./base.js";
+import { ask, badge, byId, bytes, clock, command, count, dash, date, duration, el, hasToken, interval, number, percent, share, signed, table, updateList, withdrawnList } from "./base.js";
 import { dotChart, lineChart } from "./charts.js";
 import { startRanking } from "./rank.js";
 
@@ -36,7 +36,7 @@ function drawTiles(stats) {
     tile("decision log", log ? bytes(log.bytes) : "off", log ? `${bytes(log.free)} free on its disk${log.waiting ? `, ${count(log.waiting)} waiting` : ""}` : "nothing is logged", low || (log && log.bytes === null) ? "bad" : ""),
     tile("registry read", stats.registry_age === null ? "never" : stats.registry_age < 1 ? "just now" : `${duration(stats.registry_age)} ago`, "", stats.registry_age === null || stats.registry_age > 10 ? "bad" : ""),
   );
-  byId("window").textContent = `Requests to rank and with feedback, of the last ${duration(recent.seconds)}.` + (stats.workers > 1 ? ` All ${stats.workers} workers.` : "");
+  byId("window").textContent = `Requests to rank and with feedback, of the last ${duration(recent.seconds)}. Times are UTC.` + (stats.workers > 1 ? ` All ${stats.workers} workers.` : "");
 }
 
 function drawTraffic(stats) {
@@ -115,14 +115,14 @@ function drawVersions(registry, model) {
     const name = version.version, live = name === registry.live;
     const state = live ? badge("live", "strong") : name === registry.canary ? badge("canary", "second") : version.state ? badge(version.state) : "";
     const problem = version.damaged || refused[name];
-    const undo = live ? "" : el("code", {}, name === before ? "mbcal registry rollback --registry ." : `mbcal registry activate ${name} --registry .`);
+    const undo = live ? "" : el("span", {}, el("code", {}, name === before ? "mbcal registry rollback --registry ." : `mbcal registry activate ${name} --registry .`), version.withdrawn ? " (read below why it was withdrawn)" : "");
     return [el("span", {}, name, " ", state, problem ? badge("refused", "bad") : "", problem ? el("p", { class: "note break" }, problem) : null), version.agent || dash,
       version.published ? date(Date.parse(version.published) / 1000) : dash, version.parent || dash, undo];
   });
   const content = [];
   if (registry.problem) content.push(el("p", { class: "message bad" }, registry.problem));
   if (before) content.push(el("p", { class: "note" }, `To go back from ${registry.live} to ${before}, on the server's machine, in the registry's folder:`), command("mbcal registry rollback --registry ."));
-  content.push(rows.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", ["to make it live, in that folder", "fixed"]], rows) : el("p", { class: "empty" }, "None is published yet."));
+  content.push(rows.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", ["to make it live, in that folder", "fixed"]], rows) : el("p", { class: "empty" }, "None is published yet."), ...withdrawnList(registry.versions));
   byId("versions").replaceChildren(...content);
 }
 

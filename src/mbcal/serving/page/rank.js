@@ -1,6 +1,6 @@
 // Rank by hand: a trial that the server neither logs nor counts as traffic, item by item, with the parts of every score.
-import { ask, badge, byId, el, fixed, fixedSigned } from "./base.js";
-import { partsBars, partsLegend } from "./charts.js";
+import { ask, badge, byId, el } from "./base.js";
+import { partsHead, partsNumbers, partsOf, partsRow } from "./charts.js";
 
 const lines = (id) => byId(id).value.split("\n").map((text) => text.trim()).filter(Boolean);
 let model = null, shown = [];
@@ -19,13 +19,8 @@ export function startRanking(live) {
   });
 }
 
-function row(rank, item, parts, score, bar, act, marks = []) {
-  const names = Object.keys(parts), other = names.filter((name) => name !== "instant");
-  const value = (label, text) => el("span", { class: "number" }, el("span", { class: "label" }, label), text);
-  return el("div", { class: "step" }, el("span", { class: "rank number" }, String(rank)), el("span", { class: "item break" }, item, ...marks),
-    bar, value("instant", fixed(parts.instant)), value(other[0] || "future", other.length ? other.map((name) => fixedSigned(parts[name])).join(" ") : "–"), value("score", fixed(score)), el("span", { class: "act" }, act));
-}
-const head = (scale, last) => el("div", { class: "step head" }, ["", "item", scale, "instant", "future", "score", last].map((text, k) => el("span", { class: k === 2 ? "parts-head" : k > 2 && k < 6 ? "number" : null }, text)));
+const row = (names, rank, { item, parts, score }, bar, act, marks = []) => partsRow(names, { class: "step" }, el("span", { class: "rank number" }, String(rank)),
+  el("span", { class: "item break" }, item, ...marks), bar, partsNumbers(names, parts, score), el("span", { class: "act" }, act));
 
 async function rank(steps) {
   byId("ask-problem").replaceChildren();
@@ -34,23 +29,23 @@ async function rank(steps) {
     const candidates = lines("candidates");
     const answer = await ask("v1/try", { history, candidates, shown: steps.map((step) => [step.item, step.behaviour]), k: Math.min(50, candidates.length) });
     shown = steps;
-    const { bars, scale } = partsBars([...shown, ...answer.items].map((item) => item.parts));
-    drawShown(bars.splice(0, shown.length), scale.cloneNode(true));
+    const { names, bars, scale, legend } = partsOf([...shown, ...answer.items].map((item) => item.parts));
+    drawShown(names, bars.splice(0, shown.length), scale.cloneNode(true));
     byId("ranked").replaceChildren(el("h3", {}, shown.length ? "What to show next" : "What to show first"),
       el("p", { class: "note" }, `Ranked by ${answer.version}, without random items. Say how the user behaved to go on.`),
-      el("p", {}, partsLegend(answer.items.some((item) => "future" in item.parts))), head(scale, "user's behaviour"),
+      el("p", {}, legend), partsHead(names, scale, "step", "user's behaviour"),
       ...answer.items.map((item, k) => {
         const act = el("select", { "aria-label": `behaviour towards ${item.item}` });
         act.append(new Option("choose …", ""), ...model.behaviours.map((name) => new Option(name, name)));
         act.addEventListener("change", () => rank([...shown, { ...item, behaviour: act.value }]));
-        return row(k + 1, item.item, item.parts, item.score, bars[k], act, item.known ? [] : [" ", badge("unseen", "warn")]);
+        return row(names, k + 1, item, bars[k], act, item.known ? [] : [" ", badge("unseen", "warn")]);
       }));
   } catch (error) {
     byId("ask-problem").replaceChildren(el("p", { class: "message bad" }, error.message));
   }
 }
 
-function drawShown(bars, scale) {
-  const rows = shown.map((step, k) => row(k + 1, step.item, step.parts, step.score, bars[k], step.behaviour));
-  byId("shown").replaceChildren(...(rows.length ? [el("h3", {}, "The session so far"), head(scale, "behaviour"), ...rows] : []));
+function drawShown(names, bars, scale) {
+  const rows = shown.map((step, k) => row(names, k + 1, step, bars[k], step.behaviour));
+  byId("shown").replaceChildren(...(rows.length ? [el("h3", {}, "The session so far"), partsHead(names, scale, "step", "behaviour"), ...rows] : []));
 }

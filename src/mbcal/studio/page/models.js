@@ -1,5 +1,5 @@
 // Models, simulators, registries and decision logs.
-import { ask, badge, bytes, command, count, dash, date, el, number, percent, plain, table, updateList } from "./base.js";
+import { ask, badge, bytes, command, count, dash, date, el, number, percent, plain, table, updateList, withdrawnList } from "./base.js";
 import { lineChart } from "./charts.js";
 import { wholeTicks } from "./stores.js";
 
@@ -91,6 +91,7 @@ export async function registryPage(path) {
     el("p", {}, registry.live ? `${registry.live} is live.` : "No version is live.", registry.canary ? ` ${registry.canary} is the canary.` : ""),
     before ? command(`mbcal registry rollback --registry ${path}`) : null,
     el("h2", {}, "Versions"), versions.length ? table([["version", "fixed"], "agent", ["published", "fixed"], "parent", "metrics"], versions) : el("p", { class: "empty" }, "None."),
+    ...withdrawnList(registry.versions),
     el("h2", {}, "Updates"), ...(registry.updates.length ? updateList(registry.updates, link) : [el("p", { class: "empty" }, "None yet.")]),
   ].filter(Boolean);
 }

@@ -14,24 +14,26 @@ const unclustered = () => el("p", { class: "message warn" }, "The data is outsid
 
 export async function runPage(path) {
   const run = await ask(`api/run?path=${encodeURIComponent(path)}`), content = [];
-  if (run.headline) content.push(el("p", { class: "title" }, run.headline));
-  content.push(...run.warnings.map((text) => el("p", { class: "message warn" }, text)));
+  if (run.headline) content.push(el("p", { class: "title" }, run.headline[0]), el("p", { class: "note" }, run.headline.slice(1).join(" ")));
   const done = run.cells - run.missing.length;
   content.push(el("p", {}, `${done} of ${run.cells} results. `, run.report ? el("span", {}, "See the ", reportLink(path), " of this run. ") : "Write its report with 'mbcal report'. ", el("a", { href: `#/compare?run=${encodeURIComponent(path)}` }, "Compare with others")));
   if (run.missing.length) content.push(el("details", {}, el("summary", {}, `${run.missing.length} results are missing`), el("p", { class: "note" }, run.missing.join(", "))));
   if (!run.clustered) content.push(unclustered());
   for (const title of groups(run.results)) {
-    const chart = el("div", { class: "chart" });
-    dotChart(chart, run.results.filter((one) => group(one) === title).map((one) => ({ ...one, name: one.agent, colour: agentColour(one.agent) })), { title });
-    content.push(el("h2", {}, `Reward per session: ${title}`), chart);
+    const chart = el("div", { class: "chart" }), results = run.results.filter((one) => group(one) === title), judge = results[0].judge;
+    const warning = run.results.find((one) => one.judge === judge) === results[0] ? run.warnings[judge] : null; // once for each judge
+    dotChart(chart, results.map((one) => ({ ...one, name: one.agent, colour: agentColour(one.agent) })), { title });
+    content.push(el("h2", {}, `Reward per session: ${title}`), warning ? el("p", { class: "message warn" }, warning) : null, chart);
   }
+  if (run.results.length) content.push(el("p", { class: "note" }, "Each interval is of one method alone, over test users. Differences between methods, which meet the same users, are surer than these intervals look: the report has them, paired."));
   if (Object.keys(run.curves).length) {
     const chart = el("div", { class: "chart" });
     lineChart(chart, Object.entries(run.curves).map(([agent, curve]) => ({ name: agent, label: agent, colour: agentColour(agent), points: curve.mean.map((y, k) => ({ x: k + 1, y, low: curve.low[k], high: curve.high[k] })) })),
       { formatX: (x) => `round ${plain(x)}`, ticksX: wholeTicks, zero: false, height: 260, title: "reward by round" });
-    content.push(el("h2", {}, "Reward by round of Growing Batch-RL"), el("p", { class: "note" }, "Bands go from the lowest to the highest seed."), chart);
+    const banded = Object.values(run.curves).some((curve) => curve.low.some((low, k) => low < curve.high[k]));
+    content.push(el("h2", {}, "Reward by round of Growing Batch-RL"), banded ? el("p", { class: "note" }, "Bands go from the lowest to the highest seed.") : null, chart);
   }
-  return [...content, el("h2", {}, "Settings"), el("details", {}, el("summary", {}, "All settings"), el("pre", {}, JSON.stringify(run.settings, null, 2)))];
+  return [...content.filter(Boolean), el("h2", {}, "Settings"), el("details", {}, el("summary", {}, "All settings"), el("pre", {}, JSON.stringify(run.settings, null, 2)))];
 }
 
 export async function comparePage(list, parameters) {

@@ -8,7 +8,8 @@ import { whyPage } from "./why.js";
 const PAGES = { store: storePage, model: modelPage, simulator: simulatorPage, run: runPage, registry: registryPage, "decision log": logPage };
 const TITLES = { store: "Stores", run: "Runs", model: "Models", simulator: "Simulators", registry: "Registries", "decision log": "Decision logs" };
 const link = (found) => `#/${found.kind}/${encodeURIComponent(found.path)}`;
-const name = (found) => (found.path === "." ? "this folder" : found.path);
+// a path breaks after its slashes
+const name = (found) => (found.path === "." ? ["this folder"] : found.path.split("/").flatMap((part, k) => (k ? ["/", el("wbr"), part] : [part])));
 
 function listPage(list) {
   const content = [];

@@ -1,6 +1,6 @@
 // Why this item: a logged session, step by step, with the parts of every candidate's score.
 import { ask, badge, count, el, fixed, fixedSigned, number, plain } from "./base.js";
-import { lineChart, partsBars, partsLegend } from "./charts.js";
+import { lineChart, partsHead, partsNumbers, partsOf, partsRow } from "./charts.js";
 import { wholeTicks } from "./stores.js";
 
 const option = (value, text, chosen) => { const one = new Option(text, value); one.selected = value === chosen; return one; };
@@ -53,16 +53,13 @@ function explain(view) {
 }
 
 function drawStep(view, k) {
-  const step = view.steps[k], future = step.candidates.some((one) => "future" in one.parts), chosen = step.candidates.find((one) => one.shown), best = step.candidates[0];
-  const value = (label, text) => el("span", { class: "number" }, el("span", { class: "label" }, label), text);
+  const step = view.steps[k], chosen = step.candidates.find((one) => one.shown), best = step.candidates[0];
   const content = [el("h2", {}, `Step ${k + 1}: how ${view.agent} ranks the candidates`), el("p", {}, sentence(step, chosen, best))];
-  const { bars, scale } = partsBars(step.candidates.map((one) => one.parts));
-  content.push(el("p", {}, partsLegend(future)));
-  content.push(el("div", { class: "candidate head" }, ["", "item", scale, "instant", "future", "score"].map((text, i) => el("span", { class: i === 2 ? "parts-head" : i > 2 ? "number" : null }, text))));
+  const { names, bars, scale, legend } = partsOf(step.candidates.map((one) => one.parts));
+  content.push(el("p", {}, legend), partsHead(names, scale, "candidate"));
   step.candidates.forEach((one, place) => {
-    const others = Object.entries(one.parts).filter(([name]) => name !== "instant").map(([, part]) => fixedSigned(part)).join(" ");
-    content.push(el("div", { class: `candidate ${one.shown ? "shown" : ""}` }, el("span", { class: "rank number" }, String(one.rank)), el("span", { class: "item break" }, one.item, one.shown ? " (shown)" : "", one.seen ? "" : el("span", {}, " ", badge("unseen", "warn"))),
-      bars[place], value("instant", fixed(one.parts.instant)), value("future", others || "–"), value("score", fixed(one.score))));
+    content.push(partsRow(names, { class: `candidate ${one.shown ? "shown" : ""}` }, el("span", { class: "rank number" }, String(one.rank)), el("span", { class: "item break" }, one.item, one.shown ? " (shown)" : "", one.seen ? "" : el("span", {}, " ", badge("unseen", "warn"))),
+      bars[place], partsNumbers(names, one.parts, one.score)));
   });
   if (step.of > step.candidates.length) content.push(el("p", { class: "note" }, `${count(step.of - step.candidates.length)} further candidates are not listed.`));
   if (step.changed && step.changed.length) {
@@ -77,7 +74,6 @@ function sentence(step, chosen, best) {
   const earned = `The log showed ${step.item}; the user's behaviour was ${step.behaviour} (reward ${number(step.reward)}).`;
   if (!chosen) return `${earned} It is not among the candidates.`;
   if (chosen === best) return `${earned} The model, too, puts it first.`;
-  const instant = best.parts.instant - chosen.parts.instant, future = (best.parts.future ?? 0) - (chosen.parts.future ?? 0);
-  const why = "future" in best.parts ? `${fixedSigned(instant)} of it now, ${fixedSigned(future)} later` : "all of it now";
-  return `${earned} The model puts it at rank ${step.rank} of ${step.of}: ${best.item} scores ${fixed(best.score - chosen.score)} more, ${why}.`;
+  const gaps = Object.keys(best.parts).map((name) => `${fixedSigned(best.parts[name] - chosen.parts[name])} ${name}`);
+  return `${earned} The model puts it at rank ${step.rank} of ${step.of}: ${best.item} scores ${fixed(best.score - chosen.score)} more (${gaps.join(", ")}).`;
 }
