@@ -123,10 +123,12 @@ def test_fewer_negative_rewards_promote_only_where_no_feedback_can_be_lost() -> 
     clicks = rng.binomial(10, np.where(is_live, 0.6, 0.54))
     dislikes = rng.binomial(10, np.where(is_live, 0.005, 0.0))
     lost = rng.binomial(10, np.where(is_live, 0.0, 0.005))
-    columns = is_live.astype(np.int32), user, np.arange(count), clicks - 30.0 * dislikes, (10 - lost).astype(np.int32)
+    offered = (10 + rng.binomial(10, np.where(is_live, 0.0, 0.05))).astype(np.int32)  # its sessions are longer
+    length = offered - lost.astype(np.int32)
+    columns = is_live.astype(np.int32), user, np.arange(count), clicks - 30.0 * dislikes, length
     rest = np.full(count, 0.1), clicks + 30.0 * dislikes
     outcomes = Outcomes(
-        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, least=-300.0, most=10.0, step_least=-30.0
+        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, -300.0, 10.0, step_least=-30.0, offered=offered
     )
     config = replace(CONFIG, user_loss=1.0)
     comparison = compare_versions(outcomes, "a", "b")
@@ -135,7 +137,7 @@ def test_fewer_negative_rewards_promote_only_where_no_feedback_can_be_lost() -> 
     action, reason = judge_canary(comparison, config, 0)
     assert action == "wait"
     assert "of negative rewards that it has less of, and whose feedback may be lost, do not count" in reason
-    whole = replace(outcomes, length=np.full(count, 10, np.int32))  # nothing is missing, since every step has feedback
+    whole = replace(outcomes, length=offered)  # nothing is missing, since every step has feedback
     assert judge_canary(compare_versions(whole, "a", "b"), config, 0)[0] == "promote"
 
 
@@ -479,7 +481,7 @@ def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None
 
 
 def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted() -> None:
-    """Dislikes of the canary that do not arrive raise its reward, and leave fewer steps."""
+    """Dislikes of the canary that do not arrive raise its reward, and leave more of its items without feedback."""
     better = compare_versions(trial_outcomes(0, np.full(4000, 0.5), np.ones(4000), 0.2, users=2000), "a", "b")
     assert better.least < 0
     for lower, least, expected in (
@@ -488,10 +490,10 @@ def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted(
         (-0.3, 0.0, "promote"),
         (-np.inf, -2.0, "wait"),
     ):
-        length = replace(better.length, lower=lower, upper=0.1)  # of 5 steps
-        action, reason = judge_canary(replace(better, length=length, least=least), CONFIG, 0)
+        answered = replace(better.answered, lower=lower, upper=0.1)  # of 5 steps
+        action, reason = judge_canary(replace(better, answered=answered, least=least), CONFIG, 0)
         assert action == expected
-        assert reason.endswith("fewer, and lost feedback may have negative rewards") == (action == "wait")
+        assert reason.endswith("feedback, and lost feedback may have negative rewards") == (action == "wait")
 
 
 def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Outcomes:

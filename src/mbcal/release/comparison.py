@@ -78,6 +78,9 @@ class VersionComparison:
     b: Side
     reward: Gap
     length: Gap
+    answered: Gap
+    """Steps with feedback beyond what b's share of items with feedback makes of the items that were returned. Below 0 where
+    feedback of a is lost, however long its sessions are."""
     visits: Gap
     """Sessions per named user in the whole days since `settled`. Unknown while no such user has come back."""
     user_reward: Gap
@@ -195,6 +198,9 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
     reward_a, reward_b = (blocks.sums(outcomes, chosen, outcomes.reward) for chosen in (is_a, is_b))
     length_a, length_b = (blocks.sums(outcomes, chosen, outcomes.length) for chosen in (is_a, is_b))
     reward, length = compare_means(reward_a, reward_b, below, above), compare_means(length_a, length_b)
+    offered = outcomes.length if outcomes.offered is None else outcomes.offered
+    beyond = outcomes.length - offered * (outcomes.length[is_b].sum() / max(offered[is_b].sum(), 1))
+    answered_a, answered_b = (blocks.sums(outcomes, chosen, beyond) for chosen in (is_a, is_b))
     epsilon_a, epsilon_b = (blocks.sums(outcomes, chosen, outcomes.epsilon) for chosen in (is_a, is_b))
     began, named = int(outcomes.began[is_a].min()), (is_a & outcomes.is_named, is_b & outcomes.is_named)
     settled, ones = _settled(outcomes, *named, began), np.ones(len(outcomes))
@@ -205,6 +211,7 @@ def compare_versions(outcomes: Outcomes, a: str, b: str) -> VersionComparison:
         b=side_b,
         reward=_gap(reward, side_b.reward.mean),
         length=_gap(length, side_b.length.mean),
+        answered=_gap(compare_means(answered_a, answered_b), side_b.length.mean),
         visits=_per_user(outcomes, *named, ones, settled, until),
         user_reward=_per_user(outcomes, *named, outcomes.reward, settled, until),
         earlier_visits=_per_user(outcomes, *named, ones, began, settled, in_blocks=True) if settled > began else None,

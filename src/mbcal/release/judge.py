@@ -22,7 +22,7 @@ canary must earn more by what is known of it (`_hidden_loss`)."""
 ENOUGH_DAYS = 3.0
 """Days with about as much traffic, of those that a canary has to serve at least: beyond these any count."""
 MAX_STEPS_LOST = 0.05
-"""Where rewards may be negative, nothing is promoted while steps with feedback may be fewer by more than this share."""
+"""Where rewards may be negative, nothing is promoted while the feedback on more than this share of steps may be lost."""
 LEAST_EXPLORATION = 1e-6
 """Differences of epsilon that are no more than rounding."""
 UNSERVED = "no finished sessions of both versions yet (servers started with --canary give the canary some)"
@@ -202,12 +202,12 @@ def _why_less(comparison: VersionComparison, user_loss: float) -> str:
 
 
 def _why_silent(comparison: VersionComparison) -> str:
-    """Say that feedback with negative rewards may be lost, as a canary may have fewer steps with feedback; else empty."""
-    length = comparison.length
-    if comparison.least >= 0 or length.lower >= -MAX_STEPS_LOST * length.base:
+    """Say that feedback with negative rewards may be lost, as more of a canary's items may lack feedback; else empty."""
+    answered = comparison.answered
+    if comparison.least >= 0 or answered.lower >= -MAX_STEPS_LOST * answered.base:
         return ""
-    fewer = f"{-length.lower / length.base:.0%} fewer" if math.isfinite(length.lower) and length.base else "fewer"
-    return f"not promoted, since steps with feedback could be {fewer}, and lost feedback may have negative rewards"
+    fewer = f"{-answered.lower / answered.base:.0%} fewer" if math.isfinite(answered.lower) and answered.base else "fewer"
+    return f"not promoted, since {fewer} of its items could have feedback, and lost feedback may have negative rewards"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
@@ -250,12 +250,12 @@ def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float
     """Reward per session that may be a loss of the canary: what was cut, and what is apart, of the live version.
 
     Where rewards can be negative, what does not count of the canary may have been losses. And of its feedback some may be
-    lost: of negative rewards what it has less of, unless its steps with feedback show that so much cannot be missing.
+    lost: of negative rewards what it has less of, unless the share of its items with feedback shows that so much cannot be.
     """
     sides = _sides(comparison, ignored)[0 if comparison.least < 0 else 1 :]
     cut, apart = (sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True))
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
-    most_lost = -comparison.step_least * max(-comparison.length.lower, 0.0) if comparison.step_least else 0.0
+    most_lost = -comparison.step_least * max(-comparison.answered.lower, 0.0) if comparison.step_least else 0.0
     return cut, apart, min(fewer, most_lost)
 
 

@@ -87,6 +87,8 @@ class Outcomes:
     """The most: a reward this large may be there, and not have been met yet."""
     step_least: float = 0.0
     """The least that a step may earn, at most 0."""
+    offered: NDArray[np.int32] | None = None
+    """(N,) items that were returned, with feedback or without; None: as many as steps."""
 
     def __len__(self) -> int:
         return len(self.version)
@@ -136,7 +138,8 @@ class OutcomeReader:
         self.ignored = Ignored()
         self._versions: dict[str, int] = {}
         self._users: dict[str, int] = {}
-        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d", "size": "d"}
+        kinds = {"version": "i", "user": "i", "began": "q", "reward": "d", "length": "i", "epsilon": "d"}
+        kinds |= {"size": "d", "offered": "i"}
         self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in kinds.items()}
 
     @classmethod
@@ -336,6 +339,7 @@ class OutcomeReader:
             "length": session.length,
             "epsilon": session.first.epsilon,
             "size": session.size,
+            "offered": session.offered,
         }
         for name, value in values.items():
             self._columns[name].append(value)

@@ -121,7 +121,7 @@ class Session:
 
     def __init__(self, first: LoggedDecision, rule: CountingRule) -> None:
         self.first, self.began, self.last, self._rule = first, first.began, first.time, rule
-        self.reward, self.length = 0.0, 0
+        self.reward, self.length, self.offered = 0.0, 0, 0
         self.size = 0.0
         """The sum of rewards without their signs."""
         self.late: dict[str, float] = {}
@@ -136,6 +136,7 @@ class Session:
     def add(self, decision: LoggedDecision) -> None:
         """Take in a decision with its responses."""
         self.decisions.append(decision)
+        self.offered += len(decision.items)
         self.last = max(self.last, decision.time)
         self.has_beginning |= decision.step == 0 and decision.time - self.began <= _SLACK
         for item, response in decision.responses.items():
