@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from mbcal.decision_log.reader import read_log
 from mbcal.registry.registry import Registry
@@ -78,3 +79,24 @@ def test_without_redis_requests_that_carry_their_history_are_ranked(
         assert (events["state away"], events["state back"], events["failed"]) == (2, 2, 0)
     decisions = [record for record in read_log(log) if hasattr(record, "candidates")]
     assert len(decisions) == 1 + 2 * (1 + 1 + 20 + 1)
+
+
+def test_a_redis_that_may_run_no_script_is_away_until_it_may(shared_registry: Registry, redis: RedisServer) -> None:
+    with (
+        serving(shared_registry, "--state", redis.address, "--epsilon", "0") as (process, port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as http,
+        Redis.from_url(redis.address) as client,
+    ):
+        answer = rank(http, session="s").json()
+        client.execute_command("ACL", "SETUSER", "default", "-eval")
+        feedback = {"decision": answer["decision"], "behaviour": "click", "item": answer["items"][0]["item"]}
+        assert http.post("/v1/feedback", json=feedback).json()["applied"] is False
+        for _ in range(10):
+            assert http.get("/readyz").json()["problems"]
+            time.sleep(0.05)
+        client.execute_command("ACL", "SETUSER", "default", "+eval")
+        wait_until_back(http)
+        assert http.post("/v1/feedback", json=feedback).json()["applied"] is True
+        assert rank(http, session="s").json()["items"][0]["item"] != feedback["item"]  # which was shown
+        names = Counter(event["event"] for event in events_of(process))
+    assert (names["state away"], names["state back"]) == (1, 1)

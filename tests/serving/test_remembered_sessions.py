@@ -14,7 +14,7 @@ from mbcal.errors import LogUnavailableError
 from mbcal.registry.registry import Registry
 from mbcal.serving.memory_state import MemoryStore
 from mbcal.serving.service import Service
-from mbcal.serving.state import Session, Step
+from mbcal.serving.state import Session, StateAwayError, Step
 from tests.support.servers import run_app
 from tests.support.versions import HISTORY, ITEMS
 
@@ -97,20 +97,43 @@ def test_a_refused_request_leaves_nothing_of_its_session(registry: Registry) -> 
     run_app(registry, story)
 
 
+def test_feedback_that_the_memory_could_not_take_is_applied_when_it_comes_again(registry: Registry, tmp_path: Path) -> None:
+    async def story(http: httpx.AsyncClient, service: Service) -> None:
+        answer = (await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s", "k": 1})).json()
+        feedback = {"decision": answer["decision"], "behaviour": "click"}
+        add = service.sessions.add
+
+        async def fail(*_: object) -> None:
+            raise StateAwayError("state: away")
+
+        service.sessions.add = fail  # type: ignore[method-assign, assignment]
+        assert (await http.post("/v1/feedback", json=feedback)).json()["applied"] is False
+        service.sessions.add = add  # type: ignore[method-assign]
+        for _ in range(2):
+            assert (await http.post("/v1/feedback", json=feedback)).json()["applied"] is True
+            known = await service.sessions.get("s")
+            assert known is not None
+            assert known.shown == ((answer["items"][0]["item"], "click"),)
+        assert sum(counts.feedback for counts in service.counts.values()) == 1
+
+    run_app(registry, story, tmp_path / "log")
+    assert [type(record) for record in read_log(tmp_path / "log")] == [Decision, Feedback]
+
+
 def test_a_request_whose_decision_cannot_be_logged_leaves_nothing_of_its_session(registry: Registry, tmp_path: Path) -> None:
     async def story(http: httpx.AsyncClient, service: Service) -> None:
         assert service.log is not None
-        append = service.log.append_async
+        body = {"candidates": ITEMS, "history": [["item 3", "click"]]}
+        check = service.log.require_writable
 
-        async def fail(_: object) -> None:
+        def refuse() -> None:
             raise LogUnavailableError("the log", "the disk is full")
 
-        body = {"candidates": ITEMS, "history": [["item 3", "click"]]}
-        service.log.append_async = fail  # type: ignore[method-assign]
+        service.log.require_writable = refuse  # type: ignore[method-assign]
         for session in ({}, {"session": "s", "user": "mallory"}):
             assert (await http.post("/v1/rank", json=body | session)).status_code == 503
         assert sum(counts.sessions for counts in service.counts.values()) == 0
-        service.log.append_async = append  # type: ignore[method-assign]
+        service.log.require_writable = check  # type: ignore[method-assign]
         assert await service.sessions.get("s") is None
         assert (await http.post("/v1/rank", json=body | {"session": "s", "user": "ann"})).status_code == 200
         assert sum(counts.sessions for counts in service.counts.values()) == 1

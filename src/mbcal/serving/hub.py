@@ -110,7 +110,6 @@ class Hub:
         self._handlers: dict[str, Callable[[str, str, msgspec.Raw], Awaitable[Any]]] = {
             "get": lambda _, key, __: sessions.get(key),
             "begin": self._begin,
-            "forget": lambda _, key, __: sessions.forget(key),
             "add": lambda _, key, value: sessions.add(key, msgspec.msgpack.decode(value, type=Step)),
             "remember_decision": self._remember,
             "recall_decision": lambda _, key, __: sessions.recall_decision(key),
@@ -211,9 +210,6 @@ class HubStore:
 
     async def begin(self, name: str, session: Session) -> Session:
         return _decode_known(await self._call("begin", name, session)) or session
-
-    async def forget(self, name: str) -> None:
-        await self._call("forget", name, None)
 
     async def add(self, name: str, step: Step) -> Session | None:
         return _decode_known(await self._call("add", name, step))

@@ -69,9 +69,6 @@ class MemoryStore:
         session = kept.value.after(step)
         return self._keep(name, session, _session_bytes(session), now)
 
-    async def forget(self, name: str) -> None:
-        self._sessions.pop(name)
-
     def _recall(self, name: str, now: float) -> _Kept[Session] | None:
         kept = self._sessions.get(name)
         if kept is None or kept.expires < now:

@@ -136,14 +136,14 @@ class RedisStore:
     async def begin(self, name: str, session: Session) -> Session:
         return await self._call(lambda: self._begin(name, session))
 
-    async def forget(self, name: str) -> None:
-        self._kept.pop(_session_key(name))
-        await self._call(lambda: self._redis.delete(_session_key(name)))
-
     async def add(self, name: str, step: Step) -> Session | None:
         turn = self._turns.setdefault(name, asyncio.Lock())  # calls of this process take turns; others are seen by REPLACE
         async with turn:
-            return await self._call(lambda: self._add(_session_key(name), step))
+            for _ in range(MAX_TRIES):  # each with the time of a call: who changes a session often is no outage
+                is_done, session = await self._call(lambda: self._try_to_add(_session_key(name), step))
+                if is_done:
+                    return session
+        raise StateAwayError("state: too many requests change this session at once; try again in a second")
 
     async def remember_decision(self, decision: str, reference: DecisionRef) -> DecisionRef:
         return await self._call(lambda: self._remember(_decision_key(decision), reference))
@@ -216,18 +216,18 @@ class RedisStore:
             return None
         raise result
 
-    async def _add(self, key: str, step: Step) -> Session | None:
-        for _ in range(MAX_TRIES):
-            stored = await self._stored(key)
-            known = _decoded(stored, Session)
-            if known is None:
-                return None
-            session = known.after(step)
-            value = msgspec.msgpack.encode(session)
-            if await self._redis.eval(REPLACE, 1, key, stored, value, self._lifetime):
-                await self._count(key, value)
-                return session
-        raise StateAwayError("state: too many requests change this session at once; try again in a second")
+    async def _try_to_add(self, key: str, step: Step) -> tuple[bool, Session | None]:
+        """Add a step unless another process changes the session meanwhile; whether that is done, and the session if any."""
+        stored = await self._stored(key)
+        known = _decoded(stored, Session)
+        if known is None:
+            return True, None
+        session = known.after(step)
+        value = msgspec.msgpack.encode(session)
+        if not await self._redis.eval(REPLACE, 1, key, stored, value, self._lifetime):
+            return False, None
+        await self._count(key, value)
+        return True, session
 
     async def _remember(self, key: str, reference: DecisionRef) -> DecisionRef:
         value = msgspec.msgpack.encode(reference)
@@ -284,12 +284,13 @@ class RedisStore:
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     async def _ping(self) -> None:
-        """Ping until Redis answers a ping and a write, then end the outage."""
+        """Ping until Redis does all that a session needs, then end the outage."""
         while True:
             try:
                 async with _patience():
                     await self._redis.connection_pool.disconnect(inuse_connections=False)  # of a server that may be gone
                     await self._redis.set("mbcal:ping", b"", ex=1)
+                    await self._redis.eval(REPLACE, 1, "mbcal:ping", b"", b"", 1)
                 break
             except Exception:  # whatever it is: without a ping, the outage would never end
                 await asyncio.sleep(PING_SECONDS)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -197,13 +196,7 @@ class Service:
         version, now = ranked.version, time.time_ns() // 1000
         if self.log is not None:
             record = ranked.decision(decision, now, session_name, request, hashed, self.repeats)
-            try:
-                await self.log.append_async(record)
-            except Exception:
-                if is_begun and session_name is not None:  # what is refused leaves nothing
-                    with contextlib.suppress(StateAwayError):
-                        await self.sessions.forget(session_name)
-                raise
+            await self.log.append_async(record)
         # without a name or a memory, a session seems to begin when nothing was shown yet
         is_new = not ranked.shown and (is_begun or session_name is None or not remembered)
         answer = RankAnswer(decision, version, ranked.epsilon, ranked.items, remembered)
@@ -265,6 +258,8 @@ class Service:
         ranked = await self._rank_by_version(request, session, name, given)
         if known is not None:
             return _Ranked(ranked, True, False)
+        if self.log is not None:
+            self.log.require_writable()  # before anything of the session stays
         try:
             begun = await self.sessions.begin(name, proposed)
         except StateAwayError:
@@ -341,12 +336,15 @@ class Service:
             raise InputError(f"item: {item!r} is not among the items of decision {decision!r}")
         behaviours = self.live.version.behaviours
         reward = behaviours.rewards[behaviours.index(behaviour)]
-        return await self._feedback_answers.once(
+        answer = await self._feedback_answers.once(
             (decision, item, reference is not None),  # once more, if the decision was not known yet
             lambda: self._apply_feedback(
                 Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id()), reference, reward
             ),
         )
+        if answer.applied or reference is None:
+            return answer
+        return FeedbackAnswer(decision, await self._add_step(reference, decision, item, behaviour))  # the memory may be back
 
     async def _apply_feedback(self, feedback: Feedback, reference: DecisionRef | None, reward: float) -> FeedbackAnswer:
         if self.log is not None:
@@ -358,14 +356,19 @@ class Service:
             counts.feedback += 1
             counts.reward += reward
             self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
+        return FeedbackAnswer(
+            feedback.decision, await self._add_step(reference, feedback.decision, feedback.item, feedback.behaviour)
+        )
+
+    async def _add_step(self, reference: DecisionRef, decision: str, item: str, behaviour: str) -> bool:
+        """Add a step to its session, unless it has it; whether the session has it now, or there is none to have it."""
         if reference.session is None:
-            return FeedbackAnswer(feedback.decision, True)
-        rank = reference.items.index(feedback.item)
-        step = Step(reference.time, rank, feedback.decision, feedback.item, feedback.behaviour, reference.context)
+            return True
+        step = Step(reference.time, reference.items.index(item), decision, item, behaviour, reference.context)
         try:
-            return FeedbackAnswer(feedback.decision, await self.sessions.add(reference.session, step) is not None)
+            return await self.sessions.add(reference.session, step) is not None
         except StateAwayError:
-            return FeedbackAnswer(feedback.decision, False)
+            return False
 
     # ---- state of the service
 

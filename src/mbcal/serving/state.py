@@ -183,9 +183,6 @@ class SessionStore(Protocol):
     async def begin(self, name: str, session: Session) -> Session:
         """Store a session unless there is one of this name; return the stored one: this very object if it began now."""
 
-    async def forget(self, name: str) -> None:
-        """Forget a session: the request that began it was refused after all."""
-
     async def add(self, name: str, step: Step) -> Session | None:
         """Add a step to a session and return the session; None if it is unknown or has expired."""
 
