@@ -90,6 +90,18 @@ def test_a_better_canary_is_promoted(registry: Registry, tmp_path: Path) -> None
     assert watcher_at(registry, log, 1000).look() is None
 
 
+def test_nothing_is_promoted_where_the_log_has_lost_records(registry: Registry, tmp_path: Path) -> None:
+    log = log_of(tmp_path, registry, 600, BETTER)
+    (segment,) = log.glob("segment-*.log")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 255
+    segment.write_bytes(content)
+    look = watcher_at(registry, log, 1000).look()
+    assert look is not None
+    assert (look.action, look.ignored.lost) == ("wait", 1)
+    assert "1 records of its trial are lost" in look.reason
+
+
 def test_a_watcher_that_is_started_again_decides_nothing_while_a_log_that_was_read_is_gone(
     registry: Registry, tmp_path: Path
 ) -> None:

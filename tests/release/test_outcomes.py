@@ -72,6 +72,9 @@ def test_rewards_and_lengths_of_sessions() -> None:
     ]
     assert rows(outcomes_of(records)) == expected
     assert outcomes_of(records).size.tolist() == [3.0, 11.0, 0.0, 4.0]
+    offered = outcomes_of(records).offered
+    assert offered is not None
+    assert offered.tolist() == [2, 5, 1, 2]
     assert outcomes_of(records).began.tolist() == [1 * SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND]
     repeated = [*records, *records]
     assert rows(outcomes_of(repeated)) == expected

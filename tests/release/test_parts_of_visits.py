@@ -15,8 +15,10 @@ from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher, Look
 from mbcal.release.judge import CanaryConfig
 from mbcal.release.obstacles import why_in_parts
+from mbcal.release.other_versions import why_elsewhere
 from mbcal.release.update import update
 from tests.support.landing import (
+    BEHAVIOURS,
     CANARY,
     CATALOG,
     LIVE,
@@ -136,6 +138,21 @@ def test_the_gate_cannot_tell_if_another_version_decides_the_rest_of_visits(
     if names is not landing:
         is_seen = "judging sessions another version decided" in verdict.reason
         assert is_seen == (other == "w000009" or (other == "v000002" and not answered)), verdict.reason
+
+
+@pytest.mark.parametrize(("minutes", "is_part"), [(29, True), (31, False)])
+def test_what_another_version_decides_soon_after_feedback_is_a_part(minutes: int, is_part: bool) -> None:
+    """A film of an hour; at its end, a surface of its own chooses the next one."""
+    end = 61 * MINUTE
+    records: list[Record] = [
+        Decision("d", 1, "s", "u", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0], True),
+        Feedback("d", "plain", "click", 2, "f"),
+        Feedback("d", "plain", "skip", end, "g"),
+        Decision("e", end + minutes * MINUTE, "t", "u", 0, "w000009", 0.5, [], [], ["plain"], ["plain"], [1.0], True),
+    ]
+    joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES, history=PAGES, versions={LIVE})
+    found = why_elsewhere(records, LIVE, joined, {"u"}, np.arange(1), 0.01)
+    assert ("in or within 30 minutes of 1 of 1 judging sessions another version decided" in found) == is_part
 
 
 @pytest.mark.parametrize("names", [whole, known_by_user])
