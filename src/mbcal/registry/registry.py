@@ -153,7 +153,7 @@ class Registry:
         return name
 
     def _take_back(self, pointer: Pointer, name: str) -> None:
-        """Remove a version that nobody was given; its number is not used again, since `on_written` may have told of it."""
+        """Remove a version that nobody was given; its number is not used again, since `on_written` may have named it."""
         try:
             is_named = self.pointer() != pointer
         except ModelError:

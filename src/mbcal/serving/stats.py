@@ -304,7 +304,7 @@ class Shared(Generic[T]):
         compute: The coroutine function.
         seconds: Age at which its result is made again; a failure is made again at once.
         patience: Seconds after its begin at which whoever waits for it gives up; None to wait. While it hangs, it is not
-            begun again, and whoever asks is told at once.
+            begun again, and whoever asks gets an answer at once.
     """
 
     def __init__(self, compute: Callable[[], Coroutine[Any, Any, T]], seconds: float, patience: float | None = None) -> None:
