@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from results_evidence import Claim, Evidence
-from results_experiments import DEFINITIONS, SHARES, ResultFiles, Row
+from results_experiments import DEFINITIONS, SHARES, ResultFiles, Row, rewards_table
 
 from mbcal.metrics import t_quantile
 
@@ -54,8 +54,8 @@ def student_t(freedom: float) -> float:
 def paired_gap(files: ResultFiles, experiment: str, judge: str, more: str, less: str) -> Evidence | None:
     """The paired gap of two methods in an experiment, with an interval over users and trainings."""
     found = _gap_over_users(files.rows(f"{experiment}-gaps"), judge, more, less)
-    table = experiment.partition("-")[2]
-    rows = {row["agent"]: row for row in files.rows(f"{experiment}-{table}") if row["judge"] == judge}
+    rewards = files.rows(f"{experiment}-{rewards_table(experiment)}")
+    rows = {row["agent"]: row for row in rewards if row["judge"] == judge}
     if found is None or more not in rows or less not in rows:
         return None
     mean, half = found
@@ -80,10 +80,11 @@ def _gap_over_users(rows: Sequence[Row], judge: str, more: str, less: str) -> tu
 
 
 def compare_rewards(claim: Claim, data: str, files: ResultFiles) -> list[list[Evidence]]:
-    """Batch-RL and Growing Batch-RL."""
+    """Batch-RL, also without a discount, and Growing Batch-RL."""
     experiment, found = f"{data}-{claim.table}", []
     note = planned_note(files, experiment) if PLANNING in (*claim.more, *claim.less) else ""
-    rewards = {(row["judge"], row["agent"]): row["reward per session"] for row in files.rows(f"{experiment}-{claim.table}")}
+    table = files.rows(f"{experiment}-{rewards_table(experiment)}")
+    rewards = {(row["judge"], row["agent"]): row["reward per session"] for row in table}
     for more in claim.more:
         for less in claim.less:
             by_judge = []
@@ -102,8 +103,8 @@ def planned_note(files: ResultFiles, experiment: str) -> str:
     chosen = [row for row in files.rows(f"{experiment}-choices") if row["agent"] == PLANNING and row["chosen"] == "True"]
     if chosen:
         return f"planned in {sum(row['advantage'] == 'planned' for row in chosen)} of {len(chosen)}"
-    table = experiment.partition("-")[2]
-    trainings = {row["seeds"] for row in files.rows(f"{experiment}-{table}") if row["agent"] == PLANNING}
+    rewards = files.rows(f"{experiment}-{rewards_table(experiment)}")
+    trainings = {row["seeds"] for row in rewards if row["agent"] == PLANNING}
     regressions = [row["seeds"] for row in files.rows(f"{experiment}-variance") if row["agent"] == PLANNING]
     if not trainings or not files.rows(f"{experiment}-variance"):
         return ""
@@ -239,6 +240,7 @@ def compare_yardstick(claim: Claim, data: str, files: ResultFiles) -> list[list[
 
 TESTS: dict[str, Callable[[Claim, str, ResultFiles], list[list[Evidence]]]] = {
     "batch": compare_rewards,
+    "discount": compare_rewards,
     "growing": compare_rewards,
     "size": compare_size,
     "variance": compare_variance,

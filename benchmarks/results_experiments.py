@@ -29,6 +29,13 @@ SHARES = (16, 8, 4, 2, 1)
 SIZES = {name for name in EXPERIMENTS if name.endswith("-size")}
 """Experiments on sample efficiency."""
 
+
+def rewards_table(name: str) -> str:
+    """Which table of an experiment has the rewards; the others of its tables are named likewise."""
+    kind = name.partition("-")[2]
+    return kind if kind in ("growing", "size") else "batch"
+
+
 Row = dict[str, Any]
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from results_claims import ANSWERS, CLAIMS, evidence, overall_verdict
 from results_comparisons import paired_gap
 from results_evidence import FAILS, HOLDS, UNKNOWN, Evidence
-from results_experiments import DEFINITIONS, EXPERIMENTS, PAGES, SHARES, SIZES, ResultFiles
+from results_experiments import DEFINITIONS, EXPERIMENTS, PAGES, SHARES, SIZES, ResultFiles, rewards_table
 from results_figures import TITLES
 
 from mbcal.agents import AGENTS
@@ -288,8 +288,7 @@ def shortcomings(files: ResultFiles, name: str) -> list[str]:
         total += (len(SHARES) - len(cells)) * _cells_of(name)
     notes = [f"{done} of {total} results"] if done < total else []
     notes += _changed_settings(files.settings(name), name)
-    table = "growing" if name.endswith("-growing") else "size" if name.endswith("-size") else "batch"
-    agents = {row["agent"] for row in files.rows(f"{name}-{table}")}
+    agents = {row["agent"] for row in files.rows(f"{name}-{rewards_table(name)}")}
     lacking = [agent for agent in _defined_agents(name) if agent not in agents]
     unfinished = {
         cell.partition(" ")[2].rpartition(" seed ")[0] for record in records.values() for cell in record["cells"]["missing"]

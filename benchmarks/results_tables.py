@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from results_experiments import rewards_table
 
 from mbcal.config import to_dict
 from mbcal.environments.newsfeed import oracle
@@ -27,8 +28,8 @@ def experiment_tables(name: str, summary: RunSummary) -> list[Table]:
     kind = name.partition("-")[2]
     tables = [table for table in run_tables(summary) if table.name != "variance"]
     tables.append(Table("variance", "", VARIANCE_COLUMNS, variance_rows(summary)))
-    if kind in ("batch", "growing"):
-        tables.append(gaps_table(summary, kind))
+    if kind in ("batch", "discount", "growing"):
+        tables.append(gaps_table(summary, rewards_table(name)))
     if kind == "growing":
         tables.append(curves_table(summary))
     if kind in ("ablation", "labels"):

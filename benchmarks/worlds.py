@@ -11,9 +11,11 @@ privileged  learn from a log of a policy that knew the hidden state of users, ha
 peer        PPO of stable-baselines3 (`pip install stable-baselines3`), with as many steps in the world as a log has
 
 Every policy ranks the whole catalogue and shows an item once per episode, but where "repeats" says otherwise. Test episodes
-are the same for all. *imagined*: what a policy earns in its own environment model, if it has one. Logs lie beside OUT.jsonl
-and are made once. docs/results/sardine-worlds.csv is the output that docs/results/sardine.md shows. Growing Batch-RL in the
-same world is an experiment: `results.py run sardine-growing`.
+are the same for all. *imagined*: what a policy earns in its own environment model, if it has one. *bored*: the share of
+steps at which the user is bored of a topic. *beyond*: the share of steps before which a session has more clicks than at any
+step of the log that was learned from. Logs lie beside OUT.jsonl and are made once. docs/results/sardine-worlds.csv is
+the output that docs/results/sardine.md shows. Growing Batch-RL in the same world is an experiment: `results.py run
+sardine-growing`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from torch import Tensor
 
 import mbcal
 from mbcal.agents import Agent, agent_class
-from mbcal.environments.rollout import rollout
+from mbcal.environments.gymnasium.world import Episodes
+from mbcal.environments.rollout import Policy, rollout
 from mbcal.evaluation.worlds import RANDOM_POLICY
 from mbcal.metrics import mean_interval
 from mbcal.training.random import derive_seed
@@ -122,6 +125,26 @@ class TruthPolicy:
         return np.asarray(chance)
 
 
+class BoredomMeter:
+    """Plays as another policy does, and counts at how many steps the user is bored of a topic.
+
+    Args:
+        policy: Who plays.
+        world: The world whose episodes it plays.
+    """
+
+    def __init__(self, policy: Policy, world: mbcal.GymnasiumWorld) -> None:
+        self.policy, self.world = policy, world
+        self.begin, self.observe = policy.begin, policy.observe
+        self.bored = self.steps = 0
+
+    def score(self, state: Any, candidates: Tensor) -> Tensor:
+        environments = self.world.environments[: len(candidates)]
+        self.bored += sum(bool(environment.unwrapped.bored.any()) for environment in environments)
+        self.steps += len(environments)
+        return self.policy.score(state, candidates)
+
+
 # ---- logs
 
 
@@ -144,16 +167,16 @@ def play_log(folder: Path, world: str, policy: str, part: int) -> None:
     np.savez_compressed(log_path(folder, world, policy, part), **arrays)
 
 
-@cache
-def open_log(folder: Path, world: str, policy: str) -> mbcal.Sessions:
-    """All sessions of a log."""
-    played, parts = open_world(world), []
-    for part in range(log_parts(world)):
-        with np.load(log_path(folder, world, policy, part)) as arrays:
+def open_log(folder: Path, cell: Cell) -> mbcal.Sessions:
+    """The sessions that a cell learns from."""
+    played, parts = open_world(cell.world), []
+    for part in log_parts(cell):
+        with np.load(log_path(folder, cell.world, log_policy(cell), part)) as arrays:
             parts.append({name: arrays[name] for name in arrays.files})
     joined: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     count, horizon = joined["items"].shape
-    return mbcal.Sessions(
+    first = first_session(cell) - log_parts(cell)[0] * LOG_PART
+    sessions = mbcal.Sessions(
         played.catalog,
         played.behaviours,
         length=np.full(count, horizon, np.int32),
@@ -163,6 +186,7 @@ def open_log(folder: Path, world: str, policy: str) -> mbcal.Sessions:
         history_length=np.zeros(count, np.int32),
         **joined,
     )
+    return sessions[first : first + cell.sessions]
 
 
 def log_policy(cell: Cell) -> str:
@@ -170,9 +194,16 @@ def log_policy(cell: Cell) -> str:
     return "random" if cell.kind == "batch" else "truth"
 
 
-def log_parts(world: str) -> int:
-    """Parts of a log: of BoredInf 40,000 sessions, of Static three times 7,200."""
-    return -(-(SIZES[1] if world == "BoredInf" else SEEDS * SIZES[0]) // LOG_PART)
+def first_session(cell: Cell) -> int:
+    """Number of the first session that a cell learns from: seeds have sessions of their own where there are enough."""
+    total = SIZES[1] if cell.world == "BoredInf" else SEEDS * SIZES[0]
+    return cell.seed * cell.sessions if (cell.seed + 1) * cell.sessions <= total else 0
+
+
+def log_parts(cell: Cell) -> range:
+    """The parts of its log that a cell learns from."""
+    first = first_session(cell)
+    return range(first // LOG_PART, -(-(first + cell.sessions) // LOG_PART))
 
 
 # ---- results
@@ -180,27 +211,42 @@ def log_parts(world: str) -> int:
 
 def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     """Fit the policy of a cell, if it learns, and play the test episodes."""
-    world, record, begin = open_world(cell.world), {}, time.monotonic()
+    world, begin = open_world(cell.world), time.monotonic()
+    record: dict[str, Any] = {}
     if cell.kind == "peer":
         returns = play_peer(cell)
     elif cell.kind == "yardstick":
         policy = RANDOM_POLICY if cell.policy == "chance" else TruthPolicy(world, cell.policy.startswith("rule"))
-        epsilon = 1.0 if cell.policy == "chance" else 0.0
-        returns = world.play_episodes(policy, TEST_EPISODES, epsilon=epsilon, seed=TEST_SEED).returns
+        episodes, record["bored"] = play_test(policy, world, epsilon=1.0 if cell.policy == "chance" else 0.0)
+        returns = episodes.returns
     else:
         method, _, use = cell.policy.partition("+propensity_weights=")
-        log = open_log(folder, cell.world, log_policy(cell))
-        first = cell.seed * cell.sessions if (cell.seed + 1) * cell.sessions <= len(log) else 0
+        log = open_log(folder, cell)
         settings: dict[str, Any] = {"propensity_weights": use == "true"} if use else {}
         agent = agent_class(method)(seed=cell.seed, features=("topic",), **settings)
-        agent.fit(log[first : first + cell.sessions])
+        agent.fit(log)
         record = {"device": str(agent.device), "warnings": agent.warnings, "gamma": getattr(agent.config, "gamma", None)}
         record |= {"training": {name: str(net) for name, net in agent.records.items()}}
         record |= {"imagined": imagined_clicks(agent, log[:TEST_EPISODES])}
-        returns = world.play_episodes(agent, TEST_EPISODES, seed=TEST_SEED).returns
+        episodes, record["bored"] = play_test(agent, world)
+        record["beyond"] = float((clicks_before(episodes.sessions) > clicks_before(log).max()).mean())
+        returns = episodes.returns
     reward = mean_interval(returns, np.arange(len(returns)))
     seconds = round(time.monotonic() - begin, 1)
     return {**cell._asdict(), "clicks": reward.mean, "stderr": reward.stderr, "seconds": seconds, **record}
+
+
+def play_test(policy: Policy, world: mbcal.GymnasiumWorld, epsilon: float = 0.0) -> tuple[Episodes, float]:
+    """The test episodes, and the share of steps at which their users were bored."""
+    meter = BoredomMeter(policy, world)
+    episodes = world.play_episodes(meter, TEST_EPISODES, epsilon=epsilon, seed=TEST_SEED)
+    return episodes, meter.bored / meter.steps
+
+
+def clicks_before(sessions: mbcal.Sessions) -> NDArray[np.float32]:
+    """Clicks of a session before each of its steps, (N, T)."""
+    clicks = np.asarray(sessions.rewards)
+    return np.asarray(clicks.cumsum(1) - clicks)
 
 
 def imagined_clicks(agent: Agent, sessions: mbcal.Sessions) -> float | None:
@@ -235,11 +281,12 @@ def play_peer(cell: Cell) -> NDArray[np.float32]:
 
 def run(options: argparse.Namespace) -> None:
     folder = options.out.resolve().parent
+    folder.mkdir(parents=True, exist_ok=True)
     done = {key(row) for row in read(options.out)} if options.out.exists() else set()
     cells = [cell for cell in all_cells() if is_wanted(cell, options) and cell not in done]
-    logs = {(cell.world, log_policy(cell)) for cell in cells if cell.kind in ("batch", "privileged")}
-    parts = [(world, policy, part) for world, policy in sorted(logs) for part in range(log_parts(world))]
-    parts = [part for part in parts if not log_path(folder, *part).exists()]
+    learning = [cell for cell in cells if cell.kind in ("batch", "privileged")]
+    needed = {(cell.world, log_policy(cell), part) for cell in learning for part in log_parts(cell)}
+    parts = [part for part in sorted(needed) if not log_path(folder, *part).exists()]
     with ProcessPoolExecutor(options.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for number, played in enumerate(as_completed([pool.submit(play_log, folder, *part) for part in parts]), 1):
             played.result()
@@ -277,10 +324,11 @@ def table(options: argparse.Namespace) -> None:
     by_name: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in read(options.out):
         by_name[tuple(row[name] for name in names)].append(row)
-    written = Measurements(options.output, names, ("clicks", "stderr", "spread over seeds", "seeds", "imagined"))
+    written = Measurements(
+        options.output, names, ("clicks", "stderr", "spread over seeds", "seeds", "imagined", "bored", "beyond")
+    )
     for name, rows in sorted(by_name.items()):
         values = [row["clicks"] for row in rows]
-        imagined = [row["imagined"] for row in rows if row.get("imagined") is not None]
         written.add(
             **dict(zip(names, name, strict=True)),
             **{
@@ -288,11 +336,19 @@ def table(options: argparse.Namespace) -> None:
                 "stderr": statistics.mean(row["stderr"] for row in rows),
                 "spread over seeds": statistics.stdev(values) if len(values) > 1 else None,
                 "seeds": len(values),
-                "imagined": statistics.mean(imagined) if imagined else None,
+                "imagined": mean_of(rows, "imagined"),
+                "bored": mean_of(rows, "bored"),
+                "beyond": mean_of(rows, "beyond"),
             },
         )
     devices = sorted({row.get("device", "cpu") for row in read(options.out)})
     written.record("sardine", " and ".join(devices), WORLDS["BoredInf"][0], {"test_episodes": TEST_EPISODES})
+
+
+def mean_of(rows: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of a number that some results have; None if none has it."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.mean(values) if values else None
 
 
 def main() -> None:

@@ -261,7 +261,7 @@ def test_one_data_set_refutes_a_claim() -> None:
 def test_claims_name_what_exists(entry: Claim) -> None:
     assert entry.table in TESTS
     assert set(entry.data) <= set(PAGES["data"])
-    if entry.table in ("batch", "growing", "size", "variance"):
+    if entry.table in ("batch", "discount", "growing", "size", "variance"):
         kind = "batch" if entry.table == "variance" else entry.table
         for data in entry.data:
             given = EXPERIMENTS[f"{data}-{kind}"]["agents"]
