@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mbcal.agents import load
 from mbcal.decision_log.reader import read_log
-from mbcal.decision_log.records import Decision
+from mbcal.decision_log.records import Decision, Feedback
 from mbcal.registry.registry import Registry
 from mbcal.serving.access import Access
 from mbcal.serving.endpoints import ROUTES
@@ -328,6 +328,31 @@ def test_feedback_that_came_before_its_decision_is_applied_when_it_is_sent_again
         assert [entry["item"] for entry in answer["items"]] == [ITEMS[1]]
 
     run_app(registry, story)
+
+
+def test_another_behaviour_on_an_item_is_logged_and_the_first_counts(registry: Registry, tmp_path: Path) -> None:
+    shared, said = MemoryStore(), {}
+
+    async def click_then_like(http: httpx.AsyncClient, service: Service) -> None:
+        ranked = (await http.post("/v1/rank", json={"candidates": ITEMS, "session": "s"})).json()
+        said["decision"] = decision = ranked["decision"]
+        for behaviour in ("click", "like", "like", "click"):
+            answer = (await http.post("/v1/feedback", json={"decision": decision, "behaviour": behaviour})).json()
+            assert answer == {"decision": decision, "applied": True} | (
+                {"applied": False, "first": "click"} if behaviour == "like" else {}
+            )
+        assert service.counts["v000001"].feedback == 1
+        assert service.counts["v000001"].reward == 1.0
+
+    async def like_again(http: httpx.AsyncClient, _: Service) -> None:  # of another server, which knows the session alone
+        answer = await http.post("/v1/feedback", json={"decision": said["decision"], "behaviour": "like"})
+        assert answer.json() == {"decision": said["decision"], "applied": False, "first": "click"}
+
+    run_app(registry, click_then_like, tmp_path / "log", sessions=shared)
+    run_app(registry, like_again, tmp_path / "other", sessions=shared)
+    for folder, behaviours in (("log", ["click", "like"]), ("other", ["like"])):
+        records = read_log(tmp_path / folder)
+        assert [record.behaviour for record in records if isinstance(record, Feedback)] == behaviours
 
 
 def damage(registry: Registry, version: str) -> None:

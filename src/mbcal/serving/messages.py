@@ -141,12 +141,14 @@ class FeedbackBatch(msgspec.Struct, forbid_unknown_fields=True):
     batch: Annotated[list[FeedbackRequest], Meta(min_length=1, max_length=1024)]
 
 
-class FeedbackAnswer(msgspec.Struct):
+class FeedbackAnswer(msgspec.Struct, omit_defaults=True):
     """Confirms that feedback was logged."""
 
     decision: str
     applied: bool
-    """Whether the session was updated; false if the decision or its session has expired."""
+    """Whether the session has this behaviour; false if the decision or its session has expired, or another came first."""
+    first: str | None = None
+    """The behaviour that was reported on the item before, if it was another one: that one counts."""
 
 
 class FeedbackAnswers(msgspec.Struct):

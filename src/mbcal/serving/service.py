@@ -110,7 +110,9 @@ class Service:
         self._new_id = IdSource()
         share = self.limits.max_memory // 8
         self.repeated = RepeatedRequests(self.sessions, share, self.lifetime)
-        self._feedback_answers: RememberedAnswers[FeedbackAnswer] = RememberedAnswers(share, lambda _: FEEDBACK_ANSWER_BYTES)
+        self._feedback_answers: RememberedAnswers[tuple[str, FeedbackAnswer]] = RememberedAnswers(
+            share, lambda _: FEEDBACK_ANSWER_BYTES
+        )
 
     # ---- versions
 
@@ -304,11 +306,13 @@ class Service:
     async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
         """Log the behaviour towards an item and add it to the item's session. Idempotent.
 
+        Of several behaviours towards one item the first counts. The others are logged, too: comparisons of versions say so.
+
         Args:
             request: The feedback; without an item it is about the first item of the decision.
 
         Returns:
-            Whether a session was updated.
+            Whether the session has the behaviour, and the one that came first, if that was another.
 
         Raises:
             InputError: If the item is not of the decision, the behaviour is unknown, or the decision has expired and no item
@@ -336,39 +340,51 @@ class Service:
             raise InputError(f"item: {item!r} is not among the items of decision {decision!r}")
         behaviours = self.live.version.behaviours
         reward = behaviours.rewards[behaviours.index(behaviour)]
-        answer = await self._feedback_answers.once(
-            (decision, item, reference is not None),  # once more, if the decision was not known yet
-            lambda: self._apply_feedback(
-                Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id()), reference, reward
-            ),
-        )
-        if answer.applied or reference is None:
+        feedback = Feedback(decision, item, behaviour, time.time_ns() // 1000, self._new_id())
+        key = (decision, item, reference is not None)  # once more, if the decision was not known yet
+        first, answer = await self._feedback_answers.once(key, lambda: self._apply_feedback(feedback, reference, reward))
+        if behaviour != first:
+            _, answer = await self._feedback_answers.once((*key, behaviour), lambda: self._log_another(feedback, first))
             return answer
-        return FeedbackAnswer(decision, await self._add_step(reference, decision, item, behaviour))  # the memory may be back
+        if answer.applied or answer.first or reference is None:
+            return answer
+        return await self._add_step(reference, decision, item, behaviour)  # the memory may be back
 
-    async def _apply_feedback(self, feedback: Feedback, reference: DecisionRef | None, reward: float) -> FeedbackAnswer:
+    async def _log_another(self, feedback: Feedback, first: str) -> tuple[str, FeedbackAnswer]:
+        """Log another behaviour than the first towards an item; it changes nothing else."""
+        if self.log is not None:
+            await self.log.append_async(feedback)
+        return first, FeedbackAnswer(feedback.decision, False, first)
+
+    async def _apply_feedback(
+        self, feedback: Feedback, reference: DecisionRef | None, reward: float
+    ) -> tuple[str, FeedbackAnswer]:
+        """Log the first feedback on an item, count it and add it to the session; return its behaviour and the answer."""
         if self.log is not None:
             await self.log.append_async(feedback)
         if reference is None:
-            return FeedbackAnswer(feedback.decision, False)
+            return feedback.behaviour, FeedbackAnswer(feedback.decision, False)
         if self.workers is None or await self.workers.first_feedback(feedback.decision, feedback.item):
             counts = self.counts.setdefault(reference.version, VersionCounts())
             counts.feedback += 1
             counts.reward += reward
             self.traffic.feedback(reference.session, feedback.decision, reference.time / 1e6, feedback.time / 1e6, reward)
-        return FeedbackAnswer(
-            feedback.decision, await self._add_step(reference, feedback.decision, feedback.item, feedback.behaviour)
-        )
+        answer = await self._add_step(reference, feedback.decision, feedback.item, feedback.behaviour)
+        return feedback.behaviour, answer
 
-    async def _add_step(self, reference: DecisionRef, decision: str, item: str, behaviour: str) -> bool:
-        """Add a step to its session, unless it has it; whether the session has it now, or there is none to have it."""
+    async def _add_step(self, reference: DecisionRef, decision: str, item: str, behaviour: str) -> FeedbackAnswer:
+        """Add a step to its session, unless it has one for the item; say whether it is there, or there is no session."""
         if reference.session is None:
-            return True
+            return FeedbackAnswer(decision, True)
         step = Step(reference.time, reference.items.index(item), decision, item, behaviour, reference.context)
         try:
-            return await self.sessions.add(reference.session, step) is not None
+            session = await self.sessions.add(reference.session, step)
         except StateAwayError:
-            return False
+            session = None
+        if session is None:
+            return FeedbackAnswer(decision, False)
+        before = session.behaviour_of(decision, item) or behaviour  # of very long sessions the oldest steps are forgotten
+        return FeedbackAnswer(decision, before == behaviour, None if before == behaviour else before)
 
     # ---- state of the service
 

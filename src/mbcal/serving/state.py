@@ -83,6 +83,10 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
         contexts = tuple(step.context for step in self.steps)
         return contexts if any(contexts) else ()
 
+    def behaviour_of(self, decision: str, item: str) -> str | None:
+        """Return the behaviour towards an item of a decision; None if the session has no such step."""
+        return next((step.behaviour for step in self.steps if (step.decision, step.item) == (decision, item)), None)
+
     def require_user(self, user: str, name: str) -> None:
         """Refuse a request of another user than the one who began the session. Either may be unknown: users log in and out.
 
