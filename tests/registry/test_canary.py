@@ -81,7 +81,7 @@ def test_nothing_changes_if_an_operator_activated_another_version(models: Path, 
     assert (three.canary(), three.pointer().withdrawn) == (None, {"v000002": "v000003 went live"})
     changes = (
         lambda: three.activate("v000002", expected=before),
-        lambda: three.publish(models / "popular", expected=before),
+        lambda: three.publish(models / "popular", expected=before, activate=True),
         lambda: three.publish(models / "popular", activate=False, expected=before),
         lambda: three.start_canary("v000002", expected=before),
         lambda: three.promote_canary(expected=before),
@@ -94,13 +94,13 @@ def test_nothing_changes_if_an_operator_activated_another_version(models: Path, 
         assert isinstance(error.value, MbcalError)
     assert three.versions() == ["v000001", "v000002", "v000003"]
     assert three.current() == "v000003"
-    assert three.publish(models / "popular", expected=three.pointer()) == three.current() == "v000004"
+    assert three.publish(models / "popular", expected=three.pointer(), activate=True) == three.current() == "v000004"
 
 
 def test_every_activation_ends_a_canary(models: Path, three: Registry) -> None:
     changes = (
         lambda: three.activate("v000001"),  # live already, and meant as a word against the canary
-        lambda: three.publish(models / "popular"),
+        lambda: three.publish(models / "popular", activate=True),
         three.rollback,
     )
     for change in changes:
@@ -115,7 +115,7 @@ def test_every_activation_ends_a_canary(models: Path, three: Registry) -> None:
 def test_gc_keeps_the_canary(models: Path, three: Registry) -> None:
     three.start_canary("v000003")
     three.withdraw_canary(reason="slow")
-    three.publish(models / "popular")
+    three.publish(models / "popular", activate=True)
     three.start_canary("v000002")  # older than the live one
     assert three.gc(0) == ["v000001", "v000003"]
     assert three.versions() == ["v000002", "v000004"]

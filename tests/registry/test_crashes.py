@@ -20,16 +20,20 @@ from mbcal.storage import atomic as folder
 
 def test_concurrent_publishers_get_different_numbers(models: Path, registry: Registry) -> None:
     with ThreadPoolExecutor(4) as pool:
-        names = list(pool.map(lambda _: registry.publish(models / "random"), range(8)))
+        names = list(pool.map(lambda _: registry.publish(models / "random", activate=True), range(8)))
     assert sorted(names) == registry.versions() == [f"v{number:06d}" for number in range(1, 9)]
     assert sorted([*registry.previous_versions(), registry.current() or ""]) == registry.versions()  # none was forgotten
 
 
-PUBLISH = "import sys; from mbcal.registry.registry import Registry; print(Registry(sys.argv[1]).publish(sys.argv[2]))"
+PUBLISH = """
+import sys
+from mbcal.registry.registry import Registry
+print(Registry(sys.argv[1]).publish(sys.argv[2], activate=True))
+"""
 
 
 def test_concurrent_processes_keep_the_pointer_valid(models: Path, registry: Registry) -> None:
-    registry.publish(models / "random")
+    registry.publish(models / "random", activate=True)
     command = [sys.executable, "-c", PUBLISH, str(registry.path), str(models / "random")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     while any(process.poll() is None for process in running):
@@ -56,7 +60,8 @@ def killed(verb, path, argument, moment):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*args, **kwargs)
     setattr(owners[owner], name, count)
-    getattr(registry.Registry(path), verb)(argument)
+    options = {"activate": True} if verb == "publish" else {}
+    getattr(registry.Registry(path), verb)(argument, **options)
 for job in json.loads(sys.argv[1]):
     child = os.fork()
     if not child:
@@ -91,14 +96,14 @@ def kill_at_moments(moments: list[str], verb: str, argument: str | int, start: P
 
 
 def test_a_publisher_killed_anywhere_leaves_the_old_version_live(models: Path, registry: Registry) -> None:
-    first = registry.publish(models / "popular")
+    first = registry.publish(models / "popular", activate=True)
     before = (registry.path / "current.json").read_bytes()
     for moment, survivor in kill_at_moments(MOMENTS, "publish", str(models / "random"), registry.path).items():
         assert (survivor.path / "current.json").read_bytes() == before, moment
         assert survivor.open().name == first
         for name in survivor.versions():
             survivor.open(name)  # complete, or absent
-        following = survivor.publish(models / "linucb")  # no lock and no leftover is in the way
+        following = survivor.publish(models / "linucb", activate=True)  # no lock and no leftover is in the way
         assert survivor.open().name == following
         survivor.gc(1)
         assert not list((survivor.path / "versions").glob(".*")), moment
@@ -107,7 +112,7 @@ def test_a_publisher_killed_anywhere_leaves_the_old_version_live(models: Path, r
 
 def test_a_gc_killed_anywhere_leaves_complete_versions(models: Path, registry: Registry) -> None:
     for _ in range(4):
-        registry.publish(models / "random")
+        registry.publish(models / "random", activate=True)
     moments = ["os:rename:0", "os:rename:1", "pointer:write_atomic:0", "os:replace:0", "os:rmdir:1"]
     for moment, survivor in kill_at_moments(moments, "gc", 1, registry.path).items():
         assert survivor.current() == "v000004", moment

@@ -154,8 +154,8 @@ def test_damage_is_refused_and_the_old_version_stays_live(two: Path, tmp_path: P
 
 
 def test_rolling_back_to_a_damaged_version_is_refused(models: Path, registry: Registry) -> None:
-    registry.publish(models / "popular")
-    registry.publish(models / "random")
+    registry.publish(models / "popular", activate=True)
+    registry.publish(models / "random", activate=True)
     flipped("items.parquet")(registry.path / "versions" / "v000001")
     with pytest.raises(ModelError, match=r"v000001/items\.parquet: damaged"):
         registry.rollback()

@@ -78,8 +78,8 @@ def test_publish_activate_and_roll_back_in_order(models: Path, registry: Registr
         registry.open()
     with pytest.raises(ModelError, match="no version was live before now"):
         registry.rollback()
-    first = registry.publish(models / "popular", metrics={"reward": 80.5})
-    second = registry.publish(models / "random")
+    first = registry.publish(models / "popular", metrics={"reward": 80.5}, activate=True)
+    second = registry.publish(models / "random", activate=True)
     third = registry.publish(models / "linucb", activate=False)
     assert [first, second, third] == registry.versions() == ["v000001", "v000002", "v000003"]
     assert registry.current() == registry.open().name == second
@@ -92,7 +92,7 @@ def test_publish_activate_and_roll_back_in_order(models: Path, registry: Registr
     with pytest.raises(ModelError, match="no version was live before v000001; choose one with 'mbcal registry activate'"):
         registry.rollback()
     assert registry.current() == first
-    assert registry.publish(models / "random") == "v000004"
+    assert registry.publish(models / "random", activate=True) == "v000004"
     assert registry.rollback() == first
 
 
@@ -116,19 +116,26 @@ def test_gc_keeps_live_previous_and_newer_versions(models: Path, registry: Regis
     assert registry.publish(models / "random", activate=False) == "v000007"
 
 
+def test_by_default_only_the_first_version_goes_live(models: Path, registry: Registry) -> None:
+    assert registry.publish(models / "random") == registry.current() == "v000001"
+    assert registry.publish(models / "popular") == "v000002"
+    assert registry.current() == "v000001"
+    assert registry.publish(models / "popular", activate=True) == registry.current() == "v000003"
+
+
 def test_a_number_is_never_used_twice(models: Path, registry: Registry) -> None:
     for _ in range(3):
-        registry.publish(models / "random")
+        registry.publish(models / "random", activate=True)
     registry.gc(0)
     shutil.rmtree(registry.path / "versions" / "v000003")  # by hand
-    assert registry.publish(models / "random") == "v000004"
+    assert registry.publish(models / "random", activate=True) == "v000004"
 
 
 @pytest.mark.parametrize("failing", ["open", "record", "pointer"])
 def test_a_version_that_cannot_go_live_is_taken_back_and_its_number_is_not_used_again(
     models: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    registry.publish(models / "random")
+    registry.publish(models / "random", activate=True)
     told: list[str] = []
 
     def record(name: str) -> None:
@@ -146,10 +153,10 @@ def test_a_version_that_cannot_go_live_is_taken_back_and_its_number_is_not_used_
     elif failing == "pointer":
         monkeypatch.setattr("mbcal.registry.registry.write_pointer", fail)
     with pytest.raises((OSError, OutputError)):
-        registry.publish(models / "random", on_written=record)
+        registry.publish(models / "random", on_written=record, activate=True)
     assert (registry.versions(), registry.current()) == (["v000001"], "v000001")
     assert [entry.name for entry in (registry.path / "versions").iterdir()] == ["v000001"]
-    assert registry.publish(models / "random") == "v000003"
+    assert registry.publish(models / "random", activate=True) == "v000003"
 
 
 def test_a_refused_model_leaves_nothing(models: Path, registry: Registry, tmp_path: Path) -> None:
@@ -197,11 +204,11 @@ def test_opening_needs_no_lock(two: Path) -> None:
 def test_open_follows_the_pointer_if_the_version_was_removed(
     models: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.publish(models / "random")
+    registry.publish(models / "random", activate=True)
 
     def open_after_removal(path: Path) -> Version:
         monkeypatch.setattr(registry_module, "open_version", open_version)
-        registry.publish(models / "popular")
+        registry.publish(models / "popular", activate=True)
         assert registry.gc(0) == ["v000001"]
         return open_version(path)
 

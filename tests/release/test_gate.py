@@ -212,7 +212,7 @@ def test_a_version_that_an_operator_activates_meanwhile_stays(
     gate: GateConfig, weak: Registry, weak_model: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def activate_another(*_: Any, **__: Any) -> Any:
-        weak.publish(weak_model)
+        weak.publish(weak_model, activate=True)
         return Check("log", "no worse", "detail"), DIFFERENCE
 
     let_the_log_say("no worse", monkeypatch)
@@ -235,7 +235,7 @@ def test_along_its_own_log_the_live_version_has_the_logged_propensities(weak: Re
 
 def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Path, tmp_path: Path) -> None:
     served(weak, tmp_path / "log", 120)
-    weak.publish(weak_model)
+    weak.publish(weak_model, activate=True)
     gate = GateConfig(sessions=100, tolerance=0.9)
     unjudged = update(weak, tmp_path / "log", gate=gate, device="cpu", candidate=load(weak_model, "cpu"))
     assert (unjudged.action, unjudged.checks) == ("refused", [])
@@ -251,7 +251,7 @@ def test_only_sessions_of_the_live_version_judge(weak: Registry, weak_model: Pat
 
 
 def test_the_simulator_has_a_say(weak: Registry, tmp_path: Path) -> None:
-    weak.publish(agent(800, epochs=12).save(tmp_path / "good"))
+    weak.publish(agent(800, epochs=12).save(tmp_path / "good"), activate=True)
     served(weak, tmp_path / "log", 150)
     how = SimulatorConfig(hidden=8, embedding=8, training=TrainingConfig(epochs=25, batch=64, warmup=10))
     users = logged(1800)

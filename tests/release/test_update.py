@@ -66,7 +66,7 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     assert version.parent == "v000001"
     assert [check["name"] for check in version.metrics["checks"]] == ["log"]
     test = starts(200, seed=9)
-    earned = [evaluate(load(weak.open(name).path, "cpu"), DelayedPrize(), test).mean.mean for name in weak.versions()]
+    earned = [evaluate(load(weak.open(name).path, "cpu"), DelayedPrize(), test).reward.mean for name in weak.versions()]
     assert earned[1] > earned[0] + 1
     with pytest.raises(ConflictError, match="v000002 is the canary, and its trial goes on; update when"):
         update(weak, tmp_path / "log", gate=GATE, device="cpu")
@@ -179,7 +179,7 @@ def test_who_teaches_does_not_judge_and_replay_reaches_back(
     weak: Registry, weak_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served(weak, tmp_path / "log", 60)
-    weak.publish(weak_model)
+    weak.publish(weak_model, activate=True)
     served(weak, tmp_path / "log", 50, seed=1)
     seen: dict[str, set[int]] = {}
 

@@ -26,7 +26,7 @@ def registry(models: list[Path], tmp_path: Path) -> Registry:
     """A registry of both models; the first is live."""
     registry = Registry(tmp_path / "registry")
     for path in models:
-        registry.publish(path)
+        registry.publish(path, activate=True)
     registry.activate(registry.versions()[0])
     return registry
 

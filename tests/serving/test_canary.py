@@ -371,13 +371,11 @@ def test_a_watcher_gets_the_limits_of_its_server(
     registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = watch_options(canary_config(40, 0.1, 5.0, 2.0, 0.2, "wait", 20.0))
-    given = (
-        "--promote-after 40 --withdraw-below 0.1 --canary-days 5.0 --canary-least-days 2.0 --user-loss 0.2 --undecided wait"
-    )
-    assert " ".join(options) == f"{given} --idle 20.0 --every 5.0"
-    impossible = ["--log", str(tmp_path / "log"), "--canary", "0.1", "--canary-days", "0.5"]
+    given = "--promote-after 40 --withdraw-below 0.1 --canary-max-days 5.0 --canary-min-days 2.0 --user-loss 0.2"
+    assert " ".join(options) == f"{given} --undecided wait --idle 20.0 --every 5.0"
+    impossible = ["--log", str(tmp_path / "log"), "--canary", "0.1", "--canary-max-days", "0.5"]
     words = refused("serve", "--registry", str(registry.path), *impossible, cwd=tmp_path, capsys=capsys)
-    assert "at least and at most 3 (--canary-least-days) and 0.5 (--canary-days) days" in words
+    assert "at least and at most 3 (--canary-min-days) and 0.5 (--canary-max-days) days" in words
 
 
 def test_the_hash_is_uniform_and_differs_by_canary_and_trial() -> None:

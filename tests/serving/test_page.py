@@ -36,7 +36,7 @@ def address(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("page")
     registry = Registry(folder / "registry")
     for path in models:
-        registry.publish(path)
+        registry.publish(path, activate=True)
     canary = registry.publish(models[0], activate=False)
     registry.start_canary(canary)
     side = {"sessions": 40, "users": 30, "reward": {"mean": 2.5, "low": 2.0, "high": 3.0}, "length": {"mean": 4.0}}

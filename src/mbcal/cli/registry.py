@@ -18,7 +18,8 @@ from mbcal.registry.summary import version_summaries, version_summary
 
 app = typer.Typer(
     help="Versions of models for the ranking service.\n\n"
-    "'mbcal registry publish MODEL --registry DIR' makes a model the next version and the live one. "
+    "'mbcal registry publish MODEL --registry DIR' makes a model the next version, and the first one live. 'mbcal registry "
+    "activate VERSION' makes another one live. "
     "'mbcal registry rollback --registry DIR' goes back to the version before. 'mbcal registry canary VERSION' tries one "
     "on a share of sessions first. A version is never changed. A version that is damaged, "
     "or ranks differently from its agent, never goes live. 'mbcal rank' and 'mbcal fit --from' accept "
@@ -40,11 +41,15 @@ def publish_model(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A number to keep with the version. May be repeated.", show_default=False),
     ] = None,
-    activate: Annotated[bool, typer.Option(help="Make it the live version.")] = True,
+    activate: Annotated[
+        bool | None,
+        typer.Option(help="Make it the live version, or do not.", show_default="only if none is live"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a model the next version and, unless --no-activate is given, the live one.
+    """Make a model the next version; if none is live yet, or with --activate, it goes live.
 
+    Beside a live version, 'mbcal registry canary' tries it on a share of users, and 'mbcal registry activate' makes it live.
     The folder is created if absent. A model is refused if its scores without torch differ from its own by more than 1e-5 or
     are not finite.
     """
@@ -52,10 +57,14 @@ def publish_model(
     name = registry.publish(model, metrics=dict(map(_metric, metric or [])), activate=activate)
     if as_json:
         typer.echo(json.dumps({"version": name, "current": registry.current()}))
-    elif activate:
+    elif registry.current() == name:
         typer.echo(f"{name} is live; to undo: mbcal registry rollback --registry {shell_quoted(folder)}")
     else:
-        typer.echo(f"{name} is published; to make it live: mbcal registry activate {name} --registry {shell_quoted(folder)}")
+        where = f"{name} --registry {shell_quoted(folder)}"
+        typer.echo(
+            f"{name} is published; {registry.current() or 'no version'} is live\n"
+            f"to try it on some users: mbcal registry canary {where}\nto make it live: mbcal registry activate {where}"
+        )
 
 
 @app.command("list")

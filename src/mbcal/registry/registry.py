@@ -105,7 +105,7 @@ class Registry:
         model: str | Path | Agent,
         *,
         metrics: Mapping[str, Any] | None = None,
-        activate: bool = True,
+        activate: bool | None = None,
         canary: bool = False,
         expected: Pointer | None = None,
         on_written: Callable[[str], None] = lambda _: None,
@@ -117,7 +117,7 @@ class Registry:
         Args:
             model: A model folder, or a fitted agent. An agent of your own class must be given as an object.
             metrics: Plain values kept with the version.
-            activate: Whether to make it the live version. A canary ends with that.
+            activate: Whether to make it the live version. A canary ends with that. None: only if no version is live yet.
             canary: Whether to make it the canary in the same step, if it is not activated.
             expected: Publish only if live version and canary are still those of this pointer; None publishes in any case.
             on_written: Is given the name of the written version, not live nor canary yet. If it raises, or the version
@@ -138,6 +138,8 @@ class Registry:
         content = prepare_version(model)
         with locked(self.path):
             pointer = self._require_unchanged(self.pointer(), expected)
+            if activate is None:
+                activate = pointer.current is None
             if canary and not activate:
                 self._require_trial(pointer)
             name = f"v{self._highest_number() + 1:06d}"
