@@ -192,8 +192,8 @@ def judge(
             tally.width += (difference.high - difference.low) / reward / replications
             estimates = estimate_value(
                 policy,
-                live,
                 log,
+                baseline=live,
                 epsilon=epsilon,
                 clip=CLIP,
                 values="means",

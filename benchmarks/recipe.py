@@ -90,7 +90,7 @@ def run_job(job: Job) -> dict[str, Any]:
     if name.startswith("newsfeed:"):
         world = mbcal.Newsfeed.from_options(dict(store.manifest["options"]), agent.device)
         users = store.sessions("simulator")[:JUDGED_SESSIONS]
-        row["reward"] = mbcal.evaluate(agent, world, users, seed=7).mean.mean
+        row["reward"] = mbcal.evaluate(agent, world, users, seed=7).reward.mean
     return row
 
 

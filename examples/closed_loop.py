@@ -69,8 +69,8 @@ def start_server(registry: Path, log: Path) -> tuple[subprocess.Popen[str], str]
         "--epsilon": EPSILON,
         "--canary": SHARE,
         "--promote-after": 100,
-        "--canary-days": LONGEST_TRIAL / 86400,
-        "--canary-least-days": 0,  # these users do nothing later
+        "--canary-max-days": LONGEST_TRIAL / 86400,
+        "--canary-min-days": 0,  # these users do nothing later
         "--lifetime": LIFETIME,  # the watcher looks every second
     }
     command = [sys.executable, "-m", "mbcal", "serve", *(str(word) for pair in options.items() for word in pair)]

@@ -64,7 +64,7 @@ def test_reprs_are_short() -> None:
     assert (
         repr(outcome)
         == str(outcome)
-        == f"{outcome.mean.mean:.2f} [{outcome.mean.low:.2f}, {outcome.mean.high:.2f}] per session, 20 sessions"
+        == f"{outcome.reward.mean:.2f} [{outcome.reward.low:.2f}, {outcome.reward.high:.2f}] per session, 20 sessions"
     )
     assert repr(agent.recommend([[]] * 2, k=3)) == "<Recommendations: 3 items for each of 2 users>"
     for value in (agent, known, known.catalog, known.behaviour_set, simulator, outcome):
@@ -90,7 +90,7 @@ def test_fit_takes_a_store(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert agent.origins == (store.manifest["content_hash"],)
     simulator = mbcal.Simulator(hidden=8, embedding=8, epochs=1, device="cpu").fit(store)
     assert set(simulator.fitted_users) == set(np.unique(store.sessions("simulator").user))
-    assert mbcal.evaluate(agent, simulator, store.sessions("test")).mean.mean > 0
+    assert mbcal.evaluate(agent, simulator, store.sessions("test")).reward.mean > 0
     assert repr(store).startswith("<Store ")
     with pytest.raises(InputError, match="fit: takes a store or sessions, got str"):
         mbcal.MBCAL(device="cpu").fit("feed")  # type: ignore[arg-type]

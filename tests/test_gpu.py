@@ -64,7 +64,7 @@ def test_simulators_fit_and_judge(family: str, tmp_path: Path) -> None:
     assert Simulator.load(tmp_path / "sim", "cpu").evaluate(test).nll == pytest.approx(card.nll, rel=1e-4)
     policy = AGENTS["random"](device="cuda").fit(test)
     for users in (simulator, world):
-        assert np.isfinite(evaluate(policy, users, test).mean.mean)
+        assert np.isfinite(evaluate(policy, users, test).reward.mean)
 
 
 @pytest.mark.parametrize("hidden", [16, 32, 64])

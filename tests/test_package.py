@@ -10,17 +10,18 @@ import mbcal
 def test_public_names_are_exactly_these() -> None:
     assert sorted(mbcal.__all__) == sorted(
         [
-            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "Catalog", "Client", "DDPG", "DDPGConfig",
-            "DDQN", "DQN", "DQNConfig", "DynaQ", "ExperimentConfig", "Feature", "FittedModel", "GRU4Rec", "GRU4RecEpsilon",
-            "GRU4RecRegression", "GateConfig", "GymnasiumWorld", "ItemTable", "KuaiRand", "Labels", "Levels", "LinUCB",
-            "LinUCBConfig", "MBCAL", "MBCALConfig", "MBCALPlan", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError",
-            "Mind", "MovieLens", "NetConfig", "Netflix", "Newsfeed", "NewsfeedConfig", "NumberFeature", "Oracle",
-            "PlanConfig", "Popular", "Random", "RankedItem", "RecBole", "Recommendations", "Registry", "RetailRocket",
-            "ServiceError", "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig", "Store",
-            "TableLog", "TrainingConfig", "UpdateConfig", "UserTable", "ValueConfig", "VectorFeature", "Yoochoose",
-            "__version__", "collect", "diagnose", "estimate_value", "evaluate", "evaluate_in_world", "evaluate_models",
-            "fit", "fit_simulator", "load", "load_experiment_config", "loop", "prepare", "prepare_newsfeed", "rollout",
-            "run_experiment", "update",
+            "AGENTS", "Agent", "AgentConfig", "AsyncClient", "Behaviours", "CanaryConfig", "Catalog", "Client",
+            "ConflictError", "DDPG", "DDPGConfig", "DDQN", "DQN", "DQNConfig", "DynaQ", "EngineError", "ExperimentConfig",
+            "Feature", "FittedModel", "GRU4Rec", "GRU4RecEpsilon", "GRU4RecRegression", "GateConfig", "GymnasiumWorld",
+            "InputError", "ItemTable", "KuaiRand", "Labels", "Levels", "LinUCB", "LinUCBConfig", "LogError", "MBCAL",
+            "MBCALConfig", "MBCALPlan", "MBCALWithoutVarianceReduction", "MCPE", "MbcalError", "Mind", "ModelError",
+            "MovieLens", "NetConfig", "Netflix", "Newsfeed", "NewsfeedConfig", "NumberFeature", "OptionError", "Oracle",
+            "OutputError", "PlanConfig", "Popular", "Random", "RankedItem", "RecBole", "Recommendations", "Registry",
+            "RetailRocket", "ServiceError", "SessionConfig", "SessionTensors", "Sessions", "Simulator", "SimulatorConfig",
+            "Store", "StoreError", "TableLog", "TrainingConfig", "TrainingError", "UpdateConfig", "UserTable", "ValueConfig",
+            "VectorFeature", "Yoochoose", "__version__", "collect", "diagnose", "estimate_value", "evaluate",
+            "evaluate_in_world", "evaluate_models", "fit", "fit_simulator", "load", "load_experiment_config", "loop",
+            "prepare", "prepare_newsfeed", "rollout", "run_experiment", "update",
         ]
     )  # fmt: skip
 

@@ -22,7 +22,19 @@ from mbcal.data import (
     Yoochoose,
     prepare,
 )
-from mbcal.errors import MbcalError, ServiceError
+from mbcal.errors import (
+    ConflictError,
+    EngineError,
+    InputError,
+    LogError,
+    MbcalError,
+    ModelError,
+    OptionError,
+    OutputError,
+    ServiceError,
+    StoreError,
+    TrainingError,
+)
 from mbcal.types import Behaviours, Catalog, Feature, NumberFeature, Sessions, SessionTensors, VectorFeature
 from mbcal.version import __version__
 
@@ -74,6 +86,7 @@ if TYPE_CHECKING:
     from mbcal.nn.config import NetConfig
     from mbcal.registry.registry import Registry
     from mbcal.release.gate import GateConfig
+    from mbcal.release.judge import CanaryConfig
     from mbcal.release.update import UpdateConfig, loop, update
     from mbcal.training.config import TrainingConfig
 
@@ -88,11 +101,14 @@ __all__ = [
     "AgentConfig",
     "AsyncClient",
     "Behaviours",
+    "CanaryConfig",
     "Catalog",
     "Client",
+    "ConflictError",
     "DDPGConfig",
     "DQNConfig",
     "DynaQ",
+    "EngineError",
     "ExperimentConfig",
     "Feature",
     "FittedModel",
@@ -101,24 +117,29 @@ __all__ = [
     "GRU4RecRegression",
     "GateConfig",
     "GymnasiumWorld",
+    "InputError",
     "ItemTable",
     "KuaiRand",
     "Labels",
     "Levels",
     "LinUCB",
     "LinUCBConfig",
+    "LogError",
     "MBCALConfig",
     "MBCALPlan",
     "MBCALWithoutVarianceReduction",
     "MbcalError",
     "Mind",
+    "ModelError",
     "MovieLens",
     "NetConfig",
     "Netflix",
     "Newsfeed",
     "NewsfeedConfig",
     "NumberFeature",
+    "OptionError",
     "Oracle",
+    "OutputError",
     "PlanConfig",
     "Popular",
     "Random",
@@ -134,8 +155,10 @@ __all__ = [
     "Simulator",
     "SimulatorConfig",
     "Store",
+    "StoreError",
     "TableLog",
     "TrainingConfig",
+    "TrainingError",
     "UpdateConfig",
     "UserTable",
     "ValueConfig",
@@ -208,6 +231,7 @@ _LAZY_MODULES = {
     "mbcal.nn.config": ("NetConfig",),
     "mbcal.registry.registry": ("Registry",),
     "mbcal.release.gate": ("GateConfig",),
+    "mbcal.release.judge": ("CanaryConfig",),
     "mbcal.release.update": ("UpdateConfig", "loop", "update"),
     "mbcal.training.config": ("TrainingConfig",),
 }

@@ -17,11 +17,11 @@ class MbcalError(Exception):
     """Base class: catch this to catch every error that `mbcal` raises on purpose."""
 
 
-class OptionError(MbcalError):
+class OptionError(MbcalError, ValueError):
     """An option or argument is missing, unknown or out of range."""
 
 
-class InputError(MbcalError):
+class InputError(MbcalError, ValueError):
     """A file, row or array given to `mbcal` is not valid."""
 
 

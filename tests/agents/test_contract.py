@@ -189,7 +189,7 @@ def in_the_toy(name: str, sessions: int = 1_000, noise: bool = False) -> Agent:
 
 @every_agent
 def test_who_looks_ahead_finds_the_delayed_prize(name: str) -> None:
-    earned = evaluate(in_the_toy(name), DelayedPrize(), starts(300, seed=1)).mean.mean
+    earned = evaluate(in_the_toy(name), DelayedPrize(), starts(300, seed=1)).reward.mean
     if name in FAR_SIGHTED:
         assert earned >= 0.9 * BEST
     elif name in MYOPIC:
@@ -205,7 +205,7 @@ def test_noise_stays_at_chance(name: str) -> None:
     agent = in_the_toy(name, 1_000 if imagines else 100, noise=True)  # what is earned depends on no choice
     chance = 6 * (0 + 1 + 3) / 3
     outcome = evaluate(agent, DelayedPrize(noise=True), starts(1500, seed=1))
-    assert abs(outcome.mean.mean - chance) < 4 * outcome.mean.stderr
+    assert abs(outcome.reward.mean - chance) < 4 * outcome.reward.stderr
     if imagines:
         state = agent.begin(*starts(1).tensors().history)
         said = agent.score(state, torch.arange(2, CATALOG.n_rows).unsqueeze(0))

@@ -228,7 +228,7 @@ def test_a_mix_is_chosen_where_the_advantage_fades(tmp_path: Path) -> None:
     auto.fit(served)
     test = starts(200, seed=5)
     assert float(auto.nets["mix"].value) > 0
-    assert evaluate(auto, DelayedPrize(), test).mean.mean > evaluate(plain, DelayedPrize(), test).mean.mean + 3
+    assert evaluate(auto, DelayedPrize(), test).reward.mean > evaluate(plain, DelayedPrize(), test).reward.mean + 3
     auto.save(tmp_path / "model")
     again = load(tmp_path / "model", "cpu")
     assert float(again.nets["mix"].value) == float(auto.nets["mix"].value)

@@ -55,12 +55,12 @@ def test_growing_rounds_stay_at_the_best_answer() -> None:
     world, shrunk = DelayedPrize(), replace(training, shrink=0.5)
     collected = [logged(600)]
     for number in range(2):
-        assert evaluate(model, world, starts(200, seed=90 + number)).mean.mean >= 0.95 * BEST
+        assert evaluate(model, world, starts(200, seed=90 + number)).reward.mean >= 0.95 * BEST
         collected.append(rollout(model, world, starts(600, seed=number + 1), epsilon=0.1, seed=number))
         model.fit(
             Sessions.concat([part.tensors().without("propensities").sessions() for part in collected]), training=shrunk
         )
-    assert evaluate(model, world, starts(200, seed=99)).mean.mean >= 0.95 * BEST
+    assert evaluate(model, world, starts(200, seed=99)).reward.mean >= 0.95 * BEST
 
 
 def test_in_the_true_world_planning_approaches_the_oracle(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_in_the_true_world_planning_approaches_the_oracle(tmp_path: Path) -> Non
     myopic = MBCALPlan(PlanConfig(**shared, advantage="none"), "cpu").fit(store)
     planned = TrueWorldPlan(PlanConfig(**shared, advantage="planned", iterations=2, branches=800), "cpu").fit(store)
     policies = (myopic, planned, OraclePolicy(world, 8))
-    least, earned, most = (evaluate(policy, world, store.sessions("test")).mean.mean for policy in policies)
+    least, earned, most = (evaluate(policy, world, store.sessions("test")).reward.mean for policy in policies)
     assert most - least > 3
     assert (earned - least) / (most - least) > 0.35
 

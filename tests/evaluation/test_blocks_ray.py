@@ -224,7 +224,7 @@ def test_candidates_that_were_not_logged_are_drawn_alike(feed: Feed, engine: Any
 
 def test_off_policy_estimates_by_blocks_are_the_same(feed: Feed, engine: Any) -> None:
     how: dict[str, Any] = {"epsilon": 0.3, "clip": 10.0, "values": "means", "resamples": 200}
-    whole = estimate_value(feed.agent, feed.myopic, feed.test, seed=1, **how)
+    whole = estimate_value(feed.agent, feed.test, baseline=feed.myopic, seed=1, **how)
     assert estimate_value_in_blocks(engine, SessionRange(feed.data, seed=1), feed.far, feed.near, **how) == whole
 
 
@@ -268,7 +268,7 @@ def test_the_command_serves_by_blocks(feed: Feed, ray_engine: Any, tmp_path: Pat
     command = start([*asked, "--engine", "ray", "--address", address_of_cluster()], tmp_path)
     out, err = command.communicate(timeout=120)
     assert command.returncode == 0, err
-    whole = evaluate(feed.agent, feed.simulator, feed.test[sample_sessions(feed.test.user, 300, 0)]).mean
+    whole = evaluate(feed.agent, feed.simulator, feed.test[sample_sessions(feed.test.user, 300, 0)]).reward
     row, chance = json.loads(out)["rows"]
     assert (row["mean"], row["interval"]) == (whole.mean, [whole.low, whole.high])
     assert chance["gap"] != 0

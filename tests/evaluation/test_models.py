@@ -63,7 +63,7 @@ def test_rewards_and_differences_are_those_of_evaluate(shop: Path) -> None:
     agent, simulator = GRU4Rec.load(shop / "gru", "cpu"), Simulator.load(shop / "sim", "cpu")
     expected = evaluate(agent, simulator, test, epsilon=0.5, seed=3)
     model, chance = comparison.rows
-    assert model.reward == expected.mean
+    assert model.reward == expected.reward
     assert (model.gap.mean, model.agent, chance.agent) == (0, "gru4rec", "random")
     assert chance.gap.mean == pytest.approx(chance.reward.mean - model.reward.mean, abs=1e-5)
     assert comparison.logged.mean == pytest.approx(float(test.rewards.sum(1).mean()))

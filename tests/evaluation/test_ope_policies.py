@@ -158,7 +158,7 @@ def test_mean_values_help_a_little(random_log: Sessions) -> None:
 
 def test_all_estimators_with_intervals(random_log: Sessions) -> None:
     few = random_log[:400]
-    estimates = estimate_value(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
+    estimates = estimate_value(KEY_FIRST, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
     by_key = {(estimate.of, estimate.name, estimate.method): estimate for estimate in estimates}
     assert len(by_key) == len(estimates) == 7 + 1 + 7
     policy, log, gap = (
@@ -174,15 +174,15 @@ def test_all_estimators_with_intervals(random_log: Sessions) -> None:
     sure = by_key["difference", "pdis", "empirical bernstein"]
     assert sure.low < by_key["difference", "pdis", "bca"].low
     assert "of 400 sessions effective" in str(policy)
-    assert estimates == estimate_value(KEY_FIRST, None, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
+    assert estimates == estimate_value(KEY_FIRST, few, epsilon=EPSILON, clip=20.0, values="means", resamples=200)
 
 
 def test_two_policies_are_compared_session_by_session(random_log: Sessions) -> None:
-    estimates = estimate_value(KEY_FIRST, SWEETS_ONLY, random_log, epsilon=EPSILON, values="means", resamples=300)
+    estimates = estimate_value(KEY_FIRST, random_log, baseline=SWEETS_ONLY, epsilon=EPSILON, values="means", resamples=300)
     by_key = {(estimate.of, estimate.name): estimate for estimate in estimates}
     gap = by_key["difference", "wpdis"]
     assert gap.value == pytest.approx(by_key["policy", "wpdis"].value - by_key["baseline", "wpdis"].value)
-    same = estimate_value(KEY_FIRST, KEY_FIRST, random_log, epsilon=EPSILON, values="none", resamples=300)
+    same = estimate_value(KEY_FIRST, random_log, baseline=KEY_FIRST, epsilon=EPSILON, values="none", resamples=300)
     assert all(value.low == value.value == value.high == 0 for value in same if value.of == "difference")
     assert {value.name for value in same} == {"ips", "snips", "pdis", "wpdis", "mean"}
 
@@ -220,8 +220,8 @@ def test_candidates_of_each_step_give_the_values_of_the_same_candidates_given_on
 
 def test_sessions_and_options_that_do_not_fit_are_refused(random_log: Sessions) -> None:
     with pytest.raises(InputError, match="have no propensities"):
-        estimate_value(KEY_FIRST, None, dataclasses.replace(random_log, propensities=None), epsilon=0.1)
+        estimate_value(KEY_FIRST, dataclasses.replace(random_log, propensities=None), epsilon=0.1)
     with pytest.raises(OptionError, match="epsilon"):
         target_propensities(KEY_FIRST, random_log, 2.0)
     with pytest.raises(OptionError, match="values"):
-        estimate_value(KEY_FIRST, None, random_log, epsilon=0.1, values="guess")  # type: ignore[arg-type]
+        estimate_value(KEY_FIRST, random_log, epsilon=0.1, values="guess")  # type: ignore[arg-type]

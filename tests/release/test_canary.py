@@ -457,8 +457,8 @@ def test_the_loop_learns_nothing_while_a_canary_runs(registry: Registry, tmp_pat
         for option in (
             "--promote-after",
             "--withdraw-below",
-            "--canary-days",
-            "--canary-least-days",
+            "--canary-max-days",
+            "--canary-min-days",
             "--user-loss",
             "--undecided",
         )

@@ -106,7 +106,7 @@ def registry(store: mbcal.Store, tmp_path: Path) -> Registry:
 
 @pytest.fixture
 def readers(store: mbcal.Store, registry: Registry, tmp_path: Path) -> Iterator[Readers]:
-    options = ["--canary", "0.5", "--epsilon", "0", "--lifetime", "1", "--promote-after", "40", "--canary-least-days", "0"]
+    options = ["--canary", "0.5", "--epsilon", "0", "--lifetime", "1", "--promote-after", "40", "--canary-min-days", "0"]
     options += ["--user-loss", "1"]  # every reader comes once
     with serving(registry, "--log", str(tmp_path / "log"), *options) as (process, port):
         readers = Readers(store, port)

@@ -85,7 +85,7 @@ def test_the_loop_learns_a_canary_that_users_promote_and_goes_on(
     if answer == "no worse":
         let_the_log_say(answer, monkeypatch)
     log = tmp_path / "log"
-    trial = ["--promote-after", "40", "--canary-least-days", "0", "--user-loss", "1"]  # every reader comes once
+    trial = ["--promote-after", "40", "--canary-min-days", "0", "--user-loss", "1"]  # every reader comes once
     server_options = ["--log", str(log), "--canary", "0.5", "--epsilon", "0.3", "--lifetime", "2", *trial]
     loop_options = ["--times", "2", "--every", "1", "--epochs", "15", "--idle", "2", "--device", "cpu", *trial]
     with serving(registry, *server_options) as (_, port):

@@ -72,9 +72,9 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
         action, reason = judge_canary(replace(better, days=served_days), config, elapsed * day)
         assert action == "wait"
         assert f"; better so far; promoted after {rest} more of usual traffic" in reason
-        assert not reason.endswith("give more --canary-days")
+        assert not reason.endswith("give more --canary-max-days")
     action, reason = judge_canary(replace(better, days=1.0), config, 6.1 * day)
-    assert reason.endswith("the trial ends before: give more --canary-days")
+    assert reason.endswith("the trial ends before: give more --canary-max-days")
     better = replace(better, days=2.0)
     assert judge_canary(better, config, 2 * day)[0] == "promote"
     for least, days, expected in ((6, 2.9, "wait"), (6, 3.0, "promote"), (1, 0.9, "wait"), (1, 1.0, "promote")):
@@ -87,7 +87,9 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
     equal = compare_versions(outcomes_of(600, EQUAL, seed=3), "a", "b")
     assert "better so far" not in judge_canary(equal, config, 1.0)[1]
     assert CanaryConfig().shortest == 3 * day
-    with pytest.raises(OptionError, match=r"at least and at most 3 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
+    with pytest.raises(
+        OptionError, match=r"at least and at most 3 \(--canary-min-days\) and 0.5 \(--canary-max-days\) days"
+    ):
         CanaryConfig(longest=0.5 * day)
 
 

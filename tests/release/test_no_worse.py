@@ -46,7 +46,7 @@ def test_by_default_it_is_the_canary(weak: Registry, weak_model: Path, log: Path
 
 
 def test_it_is_published_if_asked_for(arguments: list[str], weak: Registry, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("update", *arguments, "--no-worse", "publish") == 0
+    assert run("update", *arguments, "--if-no-worse", "publish") == 0
     assert (weak.current(), weak.canary(), weak.previous_versions()) == ("v000002", None, ["v000001"])
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1].startswith("v000002 is live instead of v000001: the log shows that it is no worse, unless it learned")
@@ -55,7 +55,7 @@ def test_it_is_published_if_asked_for(arguments: list[str], weak: Registry, caps
 def test_the_command_says_what_to_do_next(
     arguments: list[str], weak: Registry, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("update", *arguments) == 4
+    assert run("update", *arguments) == 0
     assert (weak.current(), weak.canary()) == ("v000001", "v000002")
     *_, outcome, automatic, by_hand = capsys.readouterr().out.splitlines()
     assert outcome.startswith("v000002 is the canary; v000001 stays live: the log shows that it is no worse, unless it")
@@ -76,7 +76,7 @@ def test_names_are_quoted_and_several_logs_have_one_watcher(
     served(weak, more, 5, seed=1)
     registry = weak.path.rename(tmp_path / "our registry")
     arguments[1:4] = [str(registry), "--log", str(log), "--log", str(more)]
-    assert run("update", *arguments) == 4
+    assert run("update", *arguments) == 0
     *_, automatic, by_hand = capsys.readouterr().out.splitlines()
     where = f"--registry '{registry}'"
     serve = f"mbcal serve {where} --log FOLDER --canary 0.1 --no-watch on every machine"
@@ -131,10 +131,10 @@ def test_no_version_is_named_without_its_verdict(
     monkeypatch.setattr("mbcal.release.verdict_files.write_atomic", write)
     before = weak.pointer()
     with pytest.raises(OutputError, match="the disk is full"):
-        app(["update", *arguments, "--no-worse", no_worse])
+        app(["update", *arguments, "--if-no-worse", no_worse])
     monkeypatch.setattr("mbcal.release.update._learn", lambda *_: agent(30, epochs=1))
     where = [*arguments[:4], "--min-sessions", "100", "--device", "cpu"]
-    assert run("loop", *where, "--no-worse", no_worse, "--times", "2", "--every", "1") == 0
+    assert run("loop", *where, "--if-no-worse", no_worse, "--times", "2", "--every", "1") == 0
     assert capsys.readouterr().err.count(f"000001{full}: the disk is full") == 2
     assert replace(weak.pointer(), newest=before.newest) == before  # the numbers of all three are not used again
     assert (weak.pointer().newest, weak.versions(), list((weak.path / "updates").iterdir())) == (4, ["v000001"], [])
@@ -144,7 +144,7 @@ def test_no_version_is_named_without_its_verdict(
 def test_a_canary_on_trial_stays_and_the_update_says_how_it_ends(
     no_worse: str, arguments: list[str], weak: Registry, log: Path, tmp_path: Path
 ) -> None:
-    assert run("update", *arguments) == 4
+    assert run("update", *arguments) == 0
     began, where = weak.pointer(), f"--registry {weak.path}"
     by_hand = f"; by hand: 'mbcal registry activate v000002 {where}' or 'mbcal registry withdraw {where}'"
     trial = f"{weak.path}: v000002 is the canary, and its trial goes on; update when it is promoted or withdrawn"

@@ -141,7 +141,7 @@ def fits(folder: Path, store: Store) -> dict[str, str]:
         found[f"simulator {family}"] = of_arrays({k: v.numpy() for k, v in simulator.environment.net.state_dict().items()})
         found[f"card {family}"] = of_numbers([card.nll, card.ece, card.macro_f1, card.drift, card.rmse])
     agent, other = load(folder / "mbcal", "cpu"), load(folder / "gru4rec", "cpu")
-    estimates = estimate_value(agent, other, test, epsilon=0.1, clip=20.0, values="means", resamples=200)
+    estimates = estimate_value(agent, test, baseline=other, epsilon=0.1, clip=20.0, values="means", resamples=200)
     found["off-policy"] = of_numbers([(e.of, e.name, e.value, e.low, e.high, e.ess) for e in estimates])
     return found
 

@@ -148,7 +148,9 @@ class Agent(ScorerPolicy, ABC):
         checkpoints: Checkpoints | None = None,
         group: Group = SINGLE_WORKER,
     ) -> Self:
-        """Learn from sessions. Fitting again goes on from the old weights, or a share of them (`TrainingConfig.shrink`).
+        """Learn from sessions. Unlike in scikit-learn, fitting again is a warm start; create a new agent to start over.
+
+        A warm start goes on from the old weights, or a share of them (`TrainingConfig.shrink`).
 
         Args:
             data: A store, whose `train` part is used, or sessions. New items are added to the agent's (`extend_catalog`).

@@ -45,11 +45,11 @@ WithdrawBelowOption = Annotated[
         min=0, max=0.99, help="Withdraw a canary that surely earns less, by more than this share of the live reward."
     ),
 ]
-CanaryDaysOption = Annotated[float, typer.Option(min=0.0001, help="Longest trial of a canary, in days.")]
-LeastDaysOption = Annotated[
+MaxDaysOption = Annotated[float, typer.Option(min=0.0001, help="Longest trial of a canary, in days.")]
+MinDaysOption = Annotated[
     float,
     typer.Option(
-        min=0, help="Days that a canary serves one share of users before it is promoted; more, if they buy days later."
+        min=0, help="Days that a canary serves one share of users before it is promoted. Raise it if users buy days later."
     ),
 ]
 UserLossOption = Annotated[
@@ -57,7 +57,8 @@ UserLossOption = Annotated[
     typer.Option(
         min=0,
         max=1,
-        help="Promote a canary only if its users earn at most this share less, in the worst case. 1: requests name no user.",
+        help="Promote a canary only if its users have earned no less so far, and surely not more than this share less. "
+        "1: no such check, for requests that name no user.",
     ),
 ]
 Undecided = Literal["withdraw", "promote", "wait"]
@@ -111,8 +112,8 @@ def watch_canary_command(
     log: LogsOption,
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
-    canary_days: CanaryDaysOption = 7.0,
-    canary_least_days: LeastDaysOption = 3.0,
+    canary_max_days: MaxDaysOption = 7.0,
+    canary_min_days: MinDaysOption = 3.0,
     user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,
@@ -127,7 +128,7 @@ def watch_canary_command(
     from mbcal.cli.registry import existing_registry
     from mbcal.release.canary import CanaryWatcher, watch_canary
 
-    config = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, user_loss, undecided, idle)
+    config = canary_config(promote_after, withdraw_below, canary_max_days, canary_min_days, user_loss, undecided, idle)
     watch_canary(
         CanaryWatcher(existing_registry(registry), log, config),
         every,
@@ -144,8 +145,8 @@ def watch_options(config: CanaryConfig) -> list[str]:
     values = {
         "--promote-after": config.promote_after,
         "--withdraw-below": config.withdraw_below,
-        "--canary-days": config.longest / DAY,
-        "--canary-least-days": config.shortest / DAY,
+        "--canary-max-days": config.longest / DAY,
+        "--canary-min-days": config.shortest / DAY,
         "--user-loss": config.user_loss,
         "--undecided": config.undecided,
         "--idle": config.sessions.idle,

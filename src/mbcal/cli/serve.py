@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from mbcal.cli.canary import (
-    CanaryDaysOption,
-    LeastDaysOption,
+    MaxDaysOption,
+    MinDaysOption,
     PromoteAfterOption,
     UndecidedOption,
     UserLossOption,
@@ -107,8 +107,8 @@ def serve(  # long, since every option has its help here
     ] = None,
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
-    canary_days: CanaryDaysOption = 7.0,
-    canary_least_days: LeastDaysOption = 3.0,
+    canary_max_days: MaxDaysOption = 7.0,
+    canary_min_days: MinDaysOption = 3.0,
     user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     watch: Annotated[
@@ -158,7 +158,7 @@ def serve(  # long, since every option has its help here
         raise OptionError(f"{problem} without being better; give at least {epsilon:g}")
     if canary and watch and log is None:
         raise OptionError("canary: sessions are compared by the decision log; give --log, or --no-watch to decide by hand")
-    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, user_loss, undecided, lifetime)
+    limits = canary_config(promote_after, withdraw_below, canary_max_days, canary_min_days, user_loss, undecided, lifetime)
     warn_if_open(settings)
     with canary_watcher(registry, log if canary and watch else None, watch_options(limits)):
         if workers > 1:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mbcal.cli.canary import (
-    CanaryDaysOption,
     IdleOption,
-    LeastDaysOption,
+    MaxDaysOption,
+    MinDaysOption,
     PromoteAfterOption,
     UndecidedOption,
     UserLossOption,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from mbcal.release.gate import Verdict
     from mbcal.release.update import UpdateConfig
 
-EXIT_CODES = {"published": 0, "refused": 3, "canary": 4}
-"""By what became of the candidate; 3 and 4 are not failures of the command."""
+REFUSED = 3
+"""Exit code where the candidate was refused, which is no failure of the command."""
 
 NoWorse = Literal["canary", "publish"]
 RegistryOption = Annotated[Path, typer.Option(help="The registry to publish to.", show_default=False)]
@@ -51,7 +51,9 @@ LogOption = Annotated[
     typer.Option(help="The decision log to learn from; repeat it for the logs of several servers.", show_default=False),
 ]
 SimulatorOption = Annotated[Path | None, typer.Option(help="A simulator; a candidate that it finds worse is refused.")]
-ReplayOption = Annotated[int, typer.Option(min=1, help="Versions whose decisions teach: 1 is the live one alone.")]
+ReplayOption = Annotated[
+    int, typer.Option(min=1, help="Learn from the decisions of so many latest versions; 1 is the live one alone.")
+]
 DecisionsOption = Annotated[
     int, typer.Option(min=1, help="Newest decisions of these versions that teach and judge; more take more memory.")
 ]
@@ -65,9 +67,11 @@ ToleranceOption = Annotated[
 ]
 NoWorseOption = Annotated[
     NoWorse,
-    typer.Option(help="What happens to a candidate that is no worse: it becomes the canary, or goes live at once."),
+    typer.Option(
+        "--if-no-worse", help="What happens to a candidate that is no worse: it becomes the canary, or goes live at once."
+    ),
 ]
-SeedOption = Annotated[int, typer.Option(help="Names resamples and simulated noise.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of resamples and simulated noise.")]
 
 
 def update_registry(
@@ -98,9 +102,9 @@ def update_registry(
 
     Users are split by name: most teach the candidate, the others judge it. If it is worse by their log, it is refused. If it
     is no worse, or the log cannot tell, which is the rule where little was explored, it becomes the canary: servers started
-    with --canary try it on users, and promote or withdraw it. With --no-worse publish, what is no worse goes live at once.
-    While a canary is on trial, an update changes nothing and ends with an error. The reasons are written to REGISTRY/updates
-    as a page and as JSON. Exit code 0: published, 3: refused, 4: canary.
+    with --canary try it on users, and promote or withdraw it. With --if-no-worse publish, one that is no worse goes live at
+    once. While a canary is on trial, an update changes nothing and ends with an error. The reasons are written to
+    REGISTRY/updates as a page and as JSON. Exit code 0: it became the canary, or was published; 3: it was refused.
     """
     from mbcal.agents import load
 
@@ -109,7 +113,8 @@ def update_registry(
     with _runner(registry, log, config, simulator, judged, device, engine, workers, address, gpus) as run_update:
         verdict = run_update()
     _show_verdict(registry, log, verdict)
-    raise typer.Exit(EXIT_CODES[verdict.action])
+    if verdict.action == "refused":
+        raise typer.Exit(REFUSED)
 
 
 def loop_updates(
@@ -132,8 +137,8 @@ def loop_updates(
     gpus: GpusOption = 0.0,
     promote_after: PromoteAfterOption = 200,
     withdraw_below: WithdrawBelowOption = 0.0,
-    canary_days: CanaryDaysOption = 7.0,
-    canary_least_days: LeastDaysOption = 3.0,
+    canary_max_days: MaxDaysOption = 7.0,
+    canary_min_days: MinDaysOption = 3.0,
     user_loss: UserLossOption = 0.1,
     undecided: UndecidedOption = "withdraw",
     idle: IdleOption = 1800.0,
@@ -142,14 +147,14 @@ def loop_updates(
 
     A candidate that is not refused becomes the canary (see 'mbcal update'). While it is, nothing new is learned: the loop
     watches the canary's sessions and promotes or withdraws it ('mbcal watch-canary'). Servers give it sessions if they were
-    started with --canary; without any, it is withdrawn after --canary-days.
+    started with --canary; without any, it is withdrawn after --canary-max-days.
     """
     from mbcal.registry.registry import Registry
     from mbcal.release.canary import CanaryWatcher, watch_canary
     from mbcal.release.update import loop
 
     watched = Registry(registry)
-    limits = canary_config(promote_after, withdraw_below, canary_days, canary_least_days, user_loss, undecided, idle)
+    limits = canary_config(promote_after, withdraw_below, canary_max_days, canary_min_days, user_loss, undecided, idle)
     watcher = CanaryWatcher(watched, log, limits)
 
     def wait_for_canary() -> None:

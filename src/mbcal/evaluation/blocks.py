@@ -180,7 +180,13 @@ def estimate_value_in_blocks(
         for path in (model, baseline)
     )
     return estimate_value(
-        policy, other, sessions, seed=users.seed, choices=(choices, baseline_choices), progress=progress, **options
+        policy,
+        sessions,
+        baseline=other,
+        seed=users.seed,
+        choices=(choices, baseline_choices),
+        progress=progress,
+        **options,
     )
 
 

@@ -96,7 +96,7 @@ class ModelComparison:
     def columns(self) -> list[str]:
         """Columns of `table`."""
         staying = ["steps", "left"] if any(row.length is not None for row in self.rows) else []
-        return ["model", "reward per session", "95% interval", "to the first", *staying]
+        return ["model", "reward per session", "95% interval", "difference to first", *staying]
 
     def table(self, judge: str) -> list[tuple[str, ...]]:
         """Return one row of text per model under a judge: model, reward, 95% interval, difference to the first model.

@@ -166,8 +166,8 @@ def diagnose(
     return Diagnosis(
         share=share,
         chance_share=chance_share,
-        myopic=results["myopic"].mean,
-        far_sighted=results["far-sighted"].mean,
+        myopic=results["myopic"].reward,
+        far_sighted=results["far-sighted"].reward,
         gap=mean_interval(results["far-sighted"].rewards - results["myopic"].rewards, test.user),
         coverage=float((times_shown[test.items[test.mask]] >= WELL_COVERED).mean()),
         repeats=float(np.median(times_shown[FIRST_ITEM_ROW:])),

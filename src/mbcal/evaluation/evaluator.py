@@ -35,7 +35,7 @@ class EvaluationResult:
     """What belongs beside the rewards: that the simulator can hardly be trusted."""
 
     def __repr__(self) -> str:
-        mean = self.mean
+        mean = self.reward
         text = f"{mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}] per session, {mean.count:,} sessions"
         return f"{text}. Warning: {self.warning}" if self.warning else text
 
@@ -50,7 +50,7 @@ class EvaluationResult:
         return np.bincount(self.served.items[self.served.mask], minlength=self.served.catalog.n_rows)
 
     @property
-    def mean(self) -> Mean:
+    def reward(self) -> Mean:
         """Mean reward per session, with an interval that is clustered by user."""
         return mean_interval(self.rewards, self.served.user)
 

@@ -208,7 +208,9 @@ def other_estimates(
     if difference.users < 2:
         return [], "only one user judges; these estimates compare users with each other"
     try:
-        estimates = estimate_value(candidate, live, sessions, epsilon=epsilon, seed=seed, values="means", choices=choices)
+        estimates = estimate_value(
+            candidate, sessions, baseline=live, epsilon=epsilon, seed=seed, values="means", choices=choices
+        )
     except InputError:  # all weights are 0
         return (
             [],

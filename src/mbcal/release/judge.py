@@ -59,7 +59,7 @@ class CanaryConfig:
         if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
             raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
         if not 0 <= self.shortest <= self.longest:
-            days = f"{self.shortest / DAY:.4g} (--canary-least-days) and {self.longest / DAY:.4g} (--canary-days)"
+            days = f"{self.shortest / DAY:.4g} (--canary-min-days) and {self.longest / DAY:.4g} (--canary-max-days)"
             raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
         if not 0 <= self.user_loss <= 1:
             raise OptionError(f"canary: user_loss (--user-loss) must be in [0, 1], got {self.user_loss:g}")
@@ -155,7 +155,7 @@ def _still_waits(seconds: float, share_changed: bool, left: float) -> str:
     """Say that a canary is better so far, and how long and why it is not promoted all the same, or that time runs out."""
     why = "users met both versions as the share was changed" if share_changed else "rewards may come later than sessions end"
     text = f"better so far; promoted after {_duration(seconds)} more of usual traffic, since {why}"
-    return f"{text}; the trial ends before: give more --canary-days" if left < seconds else text
+    return f"{text}; the trial ends before: give more --canary-max-days" if left < seconds else text
 
 
 def _duration(seconds: float) -> str:

@@ -117,7 +117,7 @@ def summarise(result: EvaluationResult) -> dict[str, float]:
     shown = served.items[served.mask]
     counts = np.bincount(shown, minlength=served.catalog.n_rows)[FIRST_ITEM_ROW:]
     return {
-        **mean_record(result.mean),
+        **mean_record(result.reward),
         "coverage": coverage(shown, len(served.catalog)),
         "gini": gini(counts),
         **_variety(served),

@@ -45,7 +45,7 @@ def judge_policy(
 def judge_reward(context: ExperimentContext, policy: Policy, *, title: str, progress: Progress = SILENT) -> Mean:
     """Return the reward per session of a policy under the first judge; arguments are those of `judge_policy`."""
     if isinstance(context.users, GymnasiumWorld):
-        return judge_policy(context, policy, next(iter(context.judges)), title=title, progress=progress).mean
+        return judge_policy(context, policy, next(iter(context.judges)), title=title, progress=progress).reward
     served = rollout(policy, context.users, context.test_tensors, seed=TEST_SEED, title=title, progress=progress)
     return mean_interval(session_rewards(served), context.test.user)
 

@@ -35,9 +35,9 @@ Nuisance = Literal["fitted", "means", "none"]
 
 def estimate_value(
     policy: Policy,
-    baseline: Policy | None,
     sessions: Sessions,
     *,
+    baseline: Policy | None = None,
     epsilon: float,
     seed: int = 0,
     folds: int = 2,
@@ -54,8 +54,8 @@ def estimate_value(
 
     Args:
         policy: The target policy: anything with begin, score and observe. It must not have learned from these sessions.
-        baseline: A second policy to compare with; the log itself if None.
         sessions: Logged sessions with propensities and candidates.
+        baseline: A second policy to compare with; the log itself if None.
         epsilon: Exploration with which policy and baseline would be served.
         seed: Names folds, initial weights and resamples.
         folds: Folds of users for fitted values.
