@@ -176,10 +176,20 @@ def test_example_of_policies_runs(workshop: Path) -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+    pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")] + list((ROOT / "docs").rglob("*.md"))
+    for page in pages:
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                file = page.parent / target if target else page
+                assert file.exists(), f"{page.name}: {target}"
+                assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture
