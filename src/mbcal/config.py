@@ -140,11 +140,18 @@ def _convert_tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any,
 
 
 def _convert_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    """Return the value as the first type that fits; the error is that of the last."""
+    """Return the value as the first type that fits."""
     if value is None and type(None) in kinds:
         return None
     *others, last = (kind for kind in kinds if kind is not type(None))
     for kind in others:
         with contextlib.suppress(OptionError):
             return _convert(kind, value, where)
-    return _convert(last, value, where)
+    try:
+        return _convert(last, value, where)
+    except OptionError as error:
+        numbers = [_TYPE_IN_WORDS[kind] for kind in others if kind in _TYPE_IN_WORDS]
+        if typing.get_origin(last) is not typing.Literal or not numbers:
+            raise
+        choices = ", ".join(map(str, typing.get_args(last)))
+        raise OptionError(f"{where}: must be {' or '.join(numbers)}, or one of {choices}; got {value!r}") from error

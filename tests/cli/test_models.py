@@ -111,9 +111,10 @@ def test_rank_shows_both_parts_and_their_sum(shop: Path) -> None:
 
 
 def test_fit_takes_a_mix_that_is_chosen(shop: Path) -> None:
-    mbcal_here("fit", "feed", "--out", "mixed", "--mix", "auto", *SMALL, cwd=shop)
+    mbcal_here("fit", "feed", "--out", "mixed", "--set", "mix=auto", "--set", "training.patience=7", *SMALL, cwd=shop)
     made = load(shop / "mixed", "cpu")
     assert made.config.mix == "auto"
+    assert made.config.training.patience == 7  # it wins over an option
     assert float(made.nets["mix"].value) in (0.0, *MIXES)
 
 
@@ -222,8 +223,11 @@ FIT = ["fit", "feed", "--out", "new", *SMALL]
         ([*FIT, "--user", "name"], "user: 'name' is unknown; known are history, id, none"),
         ([*FIT, "--epochs", "0"], "epochs: must be a whole number from 1 to 1,000,000, got 0"),
         ([*FIT, "--gamma", "1.5"], "gamma: must be in [0, 1], got 1.5"),
-        ([*FIT, "--mix", "1.5"], "mix: must be in [0, 1], or auto, got 1.5"),
-        ([*FIT, "--mix", "some"], "mix: must be in [0, 1], or auto, got 'some'"),
+        ([*FIT, "--set", "mix=1.5"], "mix: must be in [0, 1], or auto, got 1.5"),
+        ([*FIT, "--set", "mix=some"], "mix: must be a number, or one of auto; got 'some'"),
+        ([*FIT, "--set", "mask_rate=much"], "mask_rate: must be"),
+        ([*FIT, "--set", "mask"], "set: 'mask' is not NAME=VALUE"),
+        ([*FIT, "--set", "mask_rat=0.1"], "set: 'mask_rat' is unknown; known are"),
         ([*FIT, "--agent", "gru4rec", "--gamma", "0.9"], "gru4rec: gamma: unknown; known are batch"),
         (["fit", "feed", "--out", "mbcal"], "mbcal: already exists; add --overwrite to replace it"),
         (["fit", "feed", "--out", "feed", "--overwrite"], "feed: already exists; it is not a model, so it is not replaced"),

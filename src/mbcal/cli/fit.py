@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +34,6 @@ from mbcal.cli.options import (
     worker_resources,
 )
 from mbcal.data import Store
-from mbcal.errors import OptionError
 
 if TYPE_CHECKING:
     from mbcal.agents.fit_job import FittedModel
@@ -69,26 +68,14 @@ def fit_agent(
         float | None,
         typer.Option(help="Discount of future rewards, 0 to 1.", show_default="1 for mbcal and its variants, else 0.95"),
     ] = None,
-    mask_rate: Annotated[
-        float | None, typer.Option(help="Share of items masked in the environment model.", show_default="0.05; mbcal")
-    ] = None,
-    mix: Annotated[
-        str | None,
+    change: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Share of the masked future in the label, 0 to 1, or 'auto' (docs/methods/mbcal.md).",
-            show_default="0; mbcal",
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other setting of the method, such as 'mask_rate=0.2' or 'advantage=planned'; see docs/methods.",
+            show_default=False,
         ),
-    ] = None,
-    advantage: Annotated[
-        str | None,
-        typer.Option(
-            help="Added to the instant reward: counterfactual, none, planned, or 'auto', which chooses it from data.",
-            show_default="auto; mbcal-plan",
-        ),
-    ] = None,
-    models: Annotated[int | None, typer.Option(help="Environment models.", show_default="2; mbcal-plan")] = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="Times that sessions are imagined in a first fit.", show_default="5; mbcal-plan")
     ] = None,
     propensity_weights: Annotated[
         bool, typer.Option("--propensity-weights", help="Weight steps by their logged propensities (docs/coverage.md).")
@@ -126,14 +113,10 @@ def fit_agent(
         hidden=hidden,
         embedding=embedding,
         gamma=gamma,
-        mask_rate=mask_rate,
-        mix=_mix(mix),
-        advantage=advantage,
-        models=models,
-        iterations=iterations,
         propensity_weights=propensity_weights or None,
         seed=seed,
     )
+    settings |= _settings_of(agent, change or [])
     resources = worker_resources(engine, device, gpus)
     require_ray(engine, workers)
     store = Store.open(data)
@@ -179,8 +162,12 @@ def describe_advantage(choice: Mapping[str, Any]) -> str:
     return f"advantage: {choice['kind']}, chosen from data ({'; '.join([reward, *gains, rule])})"
 
 
-def _mix(text: str | None) -> float | str | None:
-    try:
-        return text if text in (None, "auto") else float(text)
-    except ValueError:
-        raise OptionError(f"mix: must be in [0, 1], or auto, got {text!r}") from None
+def _settings_of(agent: str, changes: Sequence[str]) -> dict[str, Any]:
+    """Settings of a method from texts like 'mask_rate=0.2'; raises OptionError if the method has no such setting."""
+    if not changes:
+        return {}
+    from mbcal.agents.lookup import agent_class
+    from mbcal.evaluation.experiment.overrides import parse_override
+
+    parsed = (parse_override(text, agent_class(agent).Config) for text in changes)
+    return {path[-1]: value for path, value in parsed}  # NAME may be dotted, as in 'training.epochs'
