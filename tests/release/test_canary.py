@@ -235,7 +235,7 @@ def test_equal_versions_are_promoted_at_the_end_if_told_to(registry: Registry, t
     look = look_twice(watcher_at(registry, log, 3 * day, config))
     assert (look.action, registry.current()) == ("promote", CANARY)
     assert look.comparison is not None
-    shorter = replace(look.comparison, length=replace(look.comparison.length, upper=-0.1))
+    shorter = replace(look.comparison, length=replace(look.comparison.length, anytime_high=-0.1))
     action, reason = judge_canary(shorter, config, 3 * day)
     assert action == "wait"
     assert reason.endswith("; its sessions are shorter, so a person has to decide")
@@ -405,13 +405,13 @@ def test_the_command_compares_two_versions(registry: Registry, tmp_path: Path) -
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
     assert f"{CANARY} earns more than {LIVE}: +" in done.stdout
-    assert "95% at any look" in done.stdout
+    assert "95% anytime-valid" in done.stdout
     assert "sessions of a user  " in done.stdout
     values = json.loads(CliRunner().invoke(app, [*options, CANARY, LIVE, "--json", "--difference", "0.1"]).stdout)
     assert values["a"]["version"] == CANARY
     assert 780 <= values["a"]["sessions"] + values["b"]["sessions"] <= 800
     assert values["answer"] == "more"
-    assert 0 < values["reward"]["lower"] < values["reward"]["low"] < values["reward"]["value"]
+    assert 0 < values["reward"]["anytime_low"] < values["reward"]["ci_low"] < values["reward"]["value"]
     assert values["for_difference"] == 0.1
     assert isinstance(CliRunner().invoke(app, [*options, CANARY]).exception, OptionError)
     assert done.stderr == ""

@@ -37,13 +37,13 @@ def test_decisions_follow_the_limits() -> None:
     assert judge_canary(worse, replace(CONFIG, withdraw_below=0.9), 0)[0] == "wait"
     assert "steps with feedback" not in judge_canary(worse, CONFIG, 0)[1]
     silent = replace(
-        worse, length=replace(worse.length, upper=-0.1), a=replace(worse.a, length=replace(worse.a.length, mean=1.25))
+        worse, length=replace(worse.length, anytime_high=-0.1), a=replace(worse.a, length=replace(worse.a.length, mean=1.25))
     )
     hint = (
         "; it has 1.25 steps with feedback per session against 2: its sessions are shorter, or its feedback does not arrive"
     )
     assert judge_canary(silent, CONFIG, 0)[1].endswith(hint)
-    shorter = replace(better, length=replace(better.length, upper=-0.1))
+    shorter = replace(better, length=replace(better.length, anytime_high=-0.1))
     action, reason = judge_canary(shorter, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("its sessions are shorter, so a person has to decide")
@@ -132,7 +132,7 @@ def test_fewer_negative_rewards_promote_only_where_no_feedback_can_be_lost() -> 
     )
     config = replace(CONFIG, user_loss=1.0)
     comparison = compare_versions(outcomes, "a", "b")
-    assert comparison.reward.lower > 0.5
+    assert comparison.reward.anytime_low > 0.5
     assert comparison.b.negative == pytest.approx(1.5, abs=0.1)
     action, reason = judge_canary(comparison, config, 0)
     assert action == "wait"
@@ -160,7 +160,7 @@ def test_sentences_say_what_is_known() -> None:
     assert unclear.sessions_missing(0.05) > 3 * unclear.sessions_missing(0.1) > 0
     few = compare_versions(outcomes_of(20, EQUAL), "a", "b")
     assert few.sentence() == "cannot tell yet; more sessions of more users for a difference of 5%"
-    assert few.as_dict()["reward"]["lower"] is None
+    assert few.as_dict()["reward"]["anytime_low"] is None
     json.dumps(few.as_dict(), allow_nan=False)
 
 
@@ -244,7 +244,7 @@ def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
     action, reason = judge_canary(comparison, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("too few sessions to exclude that b earns rare rewards, of up to 100, not met yet")
-    assert comparison.as_dict()["reward"]["safe"] < 0 < comparison.as_dict()["reward"]["lower"]
+    assert comparison.as_dict()["reward"]["anytime_low_rare"] < 0 < comparison.as_dict()["reward"]["anytime_low"]
     worse = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2)
     assert judge_canary(compare_versions(replace(worse, most=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
 
@@ -287,7 +287,7 @@ def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
     assert reason.endswith(less)
     assert lost.user_reward.share == pytest.approx(-0.2, abs=0.03)
     kept = compare_versions(returning_outcomes((6, 6)), "a", "b")
-    assert (kept.visits.value, kept.visits.high) == (0.0, 0.0)
+    assert (kept.visits.value, kept.visits.ci_high) == (0.0, 0.0)
     more = compare_versions(returning_outcomes((6, 1)), "a", "b")
     assert more.visits.value == pytest.approx(2.5, abs=0.02)
 
@@ -374,7 +374,7 @@ def test_what_users_earn_is_counted_by_whole_days() -> None:
     outcomes = Outcomes(("a", "b"), tuple(map(str, range(80))), *columns, least=0.0, most=2.0)
     comparison = compare_versions(outcomes, "a", "b")
     for gap in (comparison.visits, comparison.user_reward):
-        assert (gap.value, gap.low, gap.base) == (0.0, 0.0, 2.0)
+        assert (gap.value, gap.ci_low, gap.base) == (0.0, 0.0, 2.0)
 
 
 def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
@@ -391,7 +391,7 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
         (-0.1, -0.2, "wait", "not promoted, since its users earned less so far in all their sessions (-0.1 per user)"),
         (0.1, -np.inf, "wait", "too little is known of what users earn in all their sessions: send the user"),
     ):
-        gap = replace(better.user_reward, value=value, low=low, high=1.0, base=4.0)
+        gap = replace(better.user_reward, value=value, ci_low=low, ci_high=1.0, base=4.0)
         found, reason = judge_canary(replace(better, user_reward=gap), CONFIG, 0)
         assert (found, words in reason) == (action, True)
         assert judge_canary(replace(better, user_reward=gap), replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
@@ -399,19 +399,19 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
         is_unsure = low < -0.4 or value < 0
         assert judge_canary(replace(better, user_reward=gap), config, 2.0)[0] == ("wait" if is_unsure else "promote")
     equal = compare_versions(trial_outcomes(0, np.full(12_000, 0.5), np.ones(12_000), 0.0, 3000), "a", "b")
-    gap = replace(equal.user_reward, value=-0.1, low=-0.2, high=0.1, base=4.0)  # as in half of trials
+    gap = replace(equal.user_reward, value=-0.1, ci_low=-0.2, ci_high=0.1, base=4.0)  # as in half of trials
     assert judge_canary(replace(equal, user_reward=gap), config, 2.0)[0] == "promote"
     once = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), 0.2, users=10**6)
     nobody_back = compare_versions(replace(once, user=np.arange(2000, dtype=np.int32)), "a", "b")
-    assert nobody_back.visits.low == nobody_back.user_reward.low == -np.inf
+    assert nobody_back.visits.ci_low == nobody_back.user_reward.ci_low == -np.inf
 
 
 def test_a_canary_whose_users_come_back_more_often_is_not_withdrawn_unless_they_earn_less() -> None:
     worse = compare_versions(trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2), "a", "b")
     assert judge_canary(worse, CONFIG, 0)[0] == "withdraw"
     for visits_low, best, expected in ((0.1, 0.5, "wait"), (0.1, -0.1, "withdraw"), (-0.1, 0.5, "withdraw")):
-        visits = replace(worse.visits, value=0.9, share=0.3, low=visits_low)
-        earned = replace(worse.user_reward, value=-0.2, low=-0.9, high=best)
+        visits = replace(worse.visits, value=0.9, share=0.3, ci_low=visits_low)
+        earned = replace(worse.user_reward, value=-0.2, ci_low=-0.9, ci_high=best)
         for elapsed in (0.0, 1e9):  # also at the end of the trial
             action, reason = judge_canary(replace(worse, visits=visits, user_reward=earned), CONFIG, elapsed)
             assert action == expected
@@ -474,7 +474,7 @@ def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None
     outcomes = Outcomes(("a", "b"), names, *columns, np.full(len(user), 0.1), np.abs(reward), least=-2.0, most=4.0)
     comparison = compare_versions(outcomes, "a", "b")
     assert comparison.earlier_visits is not None
-    assert comparison.earlier_visits.high < 0
+    assert comparison.earlier_visits.ci_high < 0
     action, reason = judge_canary(comparison, CONFIG, 0)
     assert (action, "fewer sessions before its share was changed" in reason) == ("wait", True)
     assert judge_canary(replace(comparison, earlier_visits=None), CONFIG, 0)[0] == "promote"
@@ -490,7 +490,7 @@ def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted(
         (-0.3, 0.0, "promote"),
         (-np.inf, -2.0, "wait"),
     ):
-        answered = replace(better.answered, lower=lower, upper=0.1)  # of 5 steps
+        answered = replace(better.answered, anytime_low=lower, anytime_high=0.1)  # of 5 steps
         action, reason = judge_canary(replace(better, answered=answered, least=least), CONFIG, 0)
         assert action == expected
         assert reason.endswith("feedback, and lost feedback may have negative rewards") == (action == "wait")
@@ -518,9 +518,9 @@ def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tupl
     """Of all users who met one version alone, those of b in the range that a was given later did not come back."""
     lost, kept = (compare_versions(raised_share(shares, lost), "a", "b") for lost in (0.4, 0.0))
     assert 990 <= lost.settled <= 1010
-    assert lost.visits.high < 0
+    assert lost.visits.ci_high < 0
     assert judge_canary(lost, CONFIG, 0)[0] == "wait"
-    assert kept.visits.low < 0 < kept.visits.high
+    assert kept.visits.ci_low < 0 < kept.visits.ci_high
     assert judge_canary(kept, CONFIG, 0)[0] == "promote"
     action, reason = judge_canary(kept, replace(CONFIG, shortest=7200.0), 9e4, served=3600.0)
     assert action == "wait"

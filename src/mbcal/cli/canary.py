@@ -86,8 +86,8 @@ def compare_versions_command(
 ) -> None:
     """Compare what two versions earn per session, by a decision log.
 
-    A session counts for the version of its first decision, once it is finished. Intervals are clustered by user. The one
-    'at this look' is right if you look once, at a time fixed in advance; the one 'at any look' however often you look.
+    A session counts for the version of its first decision, once it is finished. Intervals are clustered by user:
+    'CI (one look)' is right if you look once, at a time fixed in advance; 'anytime-valid' is right however often you look.
     """
     from mbcal.registry.registry import Registry
     from mbcal.release.comparison import compare_versions
@@ -276,14 +276,16 @@ def _tables(comparison: VersionComparison) -> list[Table]:
     for side in (comparison.a, comparison.b):
         sides.add_row(side.version, f"{side.sessions:,}", f"{side.users:,}", str(side.reward), str(side.length))
     gaps = Table(box=None, pad_edge=False)
-    for number, column in enumerate(("difference", "", "share", "95% at this look", "95% at any look")):
+    for number, column in enumerate(("difference", "", "share", "95% CI (one look)", "95% anytime-valid")):
         gaps.add_column(column, justify="right" if number else "left")
     measured = [("reward", comparison.reward), ("steps", comparison.length)]
-    if comparison.visits.low > -float("inf"):
+    if comparison.visits.ci_low > -float("inf"):
         measured += [("sessions of a user", comparison.visits), ("reward of a user", comparison.user_reward)]
     for name, gap in measured:
         share = "–" if gap.share is None else f"{gap.share:+.1%}"
-        gaps.add_row(name, f"{gap.value:+.3f}", share, _range(gap.low, gap.high), _range(gap.lower, gap.upper))
+        gaps.add_row(
+            name, f"{gap.value:+.3f}", share, _range(gap.ci_low, gap.ci_high), _range(gap.anytime_low, gap.anytime_high)
+        )
     return [sides, gaps]
 
 

@@ -35,16 +35,16 @@ class Gap:
     """The difference between two versions in one measure, a - b, per session."""
 
     value: float
-    low: float
-    """Lower end of the 95% interval at one look."""
-    high: float
+    ci_low: float
+    """Lower end of the 95% interval, right at one look whose time was fixed in advance."""
+    ci_high: float
     """Upper end."""
-    lower: float
-    """Lower end of the 95% interval that holds at all looks together."""
-    upper: float
+    anytime_low: float
+    """Lower end of the anytime-valid 95% interval, which holds at all looks together."""
+    anytime_high: float
     """Upper end."""
-    safe: float
-    """Lower end of the latter that also allows for rewards too rare to have been met (`Difference.safe_lower`)."""
+    anytime_low_rare: float
+    """Lower end of the latter if rewards too rare to have been met are allowed for (`Difference.safe_lower`)."""
     share: float | None
     """The value as a share of b's mean; None if that is 0."""
     base: float
@@ -114,9 +114,9 @@ class VersionComparison:
     @property
     def answer(self) -> str:
         """`more`, `less` or `cannot tell`: whether a earns more than b, by the limits that hold at all looks."""
-        if self.reward.lower > 0:
+        if self.reward.anytime_low > 0:
             return "more"
-        return "less" if self.reward.upper < 0 else "cannot tell"
+        return "less" if self.reward.anytime_high < 0 else "cannot tell"
 
     def sessions_missing(self, share: float = WORTH_SEEING) -> float:
         """Return about how many more sessions would show a difference of this share of b's reward; may be infinite."""
@@ -131,16 +131,15 @@ class VersionComparison:
         Args:
             share: Difference, as a share of b's reward, for which the missing sessions are named.
         """
-        gap = self.reward
+        gap, low, high = self.reward, self.reward.anytime_low, self.reward.anytime_high
         if self.answer != "cannot tell":
-            limit, side = (gap.lower, "at least") if self.answer == "more" else (gap.upper, "at most")
+            limit, side = (low, "at least") if self.answer == "more" else (high, "at most")
             change = f"{_percent(gap.share)} ({gap.value:+.3g} per session, {side} {limit:+.3g})"
             text = f"{self.a.version} earns {self.answer} than {self.b.version}: {change}"
-            if gap.lower > 0 >= gap.safe:
+            if low > 0 >= gap.anytime_low_rare:
                 text += f"; {self.caution()}"
         else:
-            between = f" (between {gap.lower:+.3g} and {gap.upper:+.3g} per session)" if np.isfinite(gap.lower) else ""
-            between = between if gap.lower < gap.upper else ""
+            between = f" (between {low:+.3g} and {high:+.3g} per session)" if np.isfinite(low) and low < high else ""
             text = f"cannot tell yet{between}; {self._what_is_missing(share)}"
         if self.a.cut or self.b.cut:
             text += f"; of the rewards of very long sessions {self.a.cut:.4g} and {self.b.cut:.4g} do not count"
@@ -320,17 +319,25 @@ def _per_user(
     is_known = is_a.any() and is_b.any() and len(users) < len(rows)
     blocks = Blocks.of(by_user, is_a, is_b) if is_known and in_blocks else Blocks.one(is_a | is_b)
     if not (is_known and blocks.together):
-        return Gap(0.0, -np.inf, np.inf, -np.inf, np.inf, -np.inf, None, 0.0)
+        unknown = -np.inf, np.inf
+        return Gap(0.0, *unknown, *unknown, anytime_low_rare=-np.inf, share=None, base=0.0)
     sums = np.bincount(place, values[rows])
     sums_a, sums_b = (blocks.sums(by_user, chosen, sums) for chosen in (is_a, is_b))
     return _gap(compare_means(sums_a, sums_b), float(sums[is_b].mean()))
 
 
 def _gap(difference: Difference, base: float) -> Gap:
-    low, high = difference.interval()
-    value, lower, upper = float(difference.value), float(difference.lower(ALPHA)), float(difference.upper(ALPHA))
-    safe = float(difference.safe_lower(ALPHA))
-    return Gap(value, float(low), float(high), lower, upper, safe, value / abs(base) if base else None, base)
+    value, (ci_low, ci_high) = float(difference.value), difference.interval()
+    return Gap(
+        value=value,
+        ci_low=float(ci_low),
+        ci_high=float(ci_high),
+        anytime_low=float(difference.lower(ALPHA)),
+        anytime_high=float(difference.upper(ALPHA)),
+        anytime_low_rare=float(difference.safe_lower(ALPHA)),
+        share=value / abs(base) if base else None,
+        base=base,
+    )
 
 
 def _percent(share: float | None) -> str:

@@ -71,11 +71,15 @@ def losses_of(comparison: VersionComparison) -> list[str]:
     """Return in words what speaks against a version (a) that may earn more per session; empty if nothing does."""
     earlier = comparison.earlier_visits
     return [
-        *(["its sessions are shorter"] if comparison.length.upper < 0 else []),
-        *(["its users have fewer sessions"] if comparison.visits.high < 0 else []),
-        *(["its users earn less in all their sessions"] if comparison.user_reward.high < 0 else []),
-        *(["its users had fewer sessions before its share was changed"] if earlier is not None and earlier.high < 0 else []),
-        *([f"it explored less than {comparison.b.version}"] if comparison.exploration.high < -LEAST_EXPLORATION else []),
+        *(["its sessions are shorter"] if comparison.length.anytime_high < 0 else []),
+        *(["its users have fewer sessions"] if comparison.visits.ci_high < 0 else []),
+        *(["its users earn less in all their sessions"] if comparison.user_reward.ci_high < 0 else []),
+        *(
+            ["its users had fewer sessions before its share was changed"]
+            if earlier is not None and earlier.ci_high < 0
+            else []
+        ),
+        *([f"it explored less than {comparison.b.version}"] if comparison.exploration.ci_high < -LEAST_EXPLORATION else []),
     ]
 
 
@@ -167,9 +171,9 @@ def _duration(seconds: float) -> str:
 def _what_users_gain(comparison: VersionComparison, withdraw_below: float) -> str:
     """Say that users of a canary surely earn more, or come more often and may earn as much; empty if neither."""
     visits, earned = comparison.visits, comparison.user_reward
-    if earned.low > 0:
+    if earned.ci_low > 0:
         return f"its users earn more in all their sessions ({earned.value:+.3g} per user)"
-    if visits.low > 0 and earned.high >= -withdraw_below * abs(earned.base):
+    if visits.ci_low > 0 and earned.ci_high >= -withdraw_below * abs(earned.base):
         return f"its users have more sessions ({visits.share:+.1%}), and may earn as much"
     return ""
 
@@ -179,13 +183,13 @@ def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
     earned, spare = comparison.user_reward, comparison.user_reward.value + user_loss * abs(comparison.user_reward.base)
     if user_loss == 1:
         return ""
-    if not math.isfinite(earned.low):
+    if not math.isfinite(earned.ci_low):
         hint = "send the user with every request, or give --user-loss 1 to do without"
         return f"not promoted, since too little is known of what users earn in all their sessions: {hint}"
-    width = earned.value - earned.low
+    width = earned.value - earned.ci_low
     if width <= spare:
         return ""
-    less = f"{-earned.low / abs(earned.base):.0%} less" if earned.base else "less"
+    less = f"{-earned.ci_low / abs(earned.base):.0%} less" if earned.base else "less"
     words = f"not promoted, since its users could earn {less} in all their sessions"
     if spare <= 0:
         return words
@@ -204,15 +208,19 @@ def _why_less(comparison: VersionComparison, user_loss: float) -> str:
 def _why_silent(comparison: VersionComparison) -> str:
     """Say that feedback with negative rewards may be lost, as more of a canary's items may lack feedback; else empty."""
     answered = comparison.answered
-    if comparison.least >= 0 or answered.lower >= -MAX_STEPS_LOST * answered.base:
+    if comparison.least >= 0 or answered.anytime_low >= -MAX_STEPS_LOST * answered.base:
         return ""
-    fewer = f"{-answered.lower / answered.base:.0%} fewer" if math.isfinite(answered.lower) and answered.base else "fewer"
+    fewer = (
+        f"{-answered.anytime_low / answered.base:.0%} fewer"
+        if math.isfinite(answered.anytime_low) and answered.base
+        else "fewer"
+    )
     return f"not promoted, since {fewer} of its items could have feedback, and lost feedback may have negative rewards"
 
 
 def _feedback_hint(comparison: VersionComparison) -> str:
     """Say that a canary has fewer steps with feedback, if it surely has: its feedback may be lost on the way."""
-    if comparison.length.upper >= 0:
+    if comparison.length.anytime_high >= 0:
         return ""
     steps = f"{comparison.a.length.mean:.3g} steps with feedback per session against {comparison.b.length.mean:.3g}"
     return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
@@ -255,7 +263,7 @@ def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float
     sides = _sides(comparison, ignored)[0 if comparison.least < 0 else 1 :]
     cut, apart = (sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True))
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
-    most_lost = -comparison.step_least * max(-comparison.answered.lower, 0.0) if comparison.step_least else 0.0
+    most_lost = -comparison.step_least * max(-comparison.answered.anytime_low, 0.0) if comparison.step_least else 0.0
     return cut, apart, min(fewer, most_lost)
 
 
