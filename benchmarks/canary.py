@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbcal.evaluation.sequential import Difference, UserSums, compare_means
+from mbcal.evaluation.sequential import SequentialDifference, UserSums, compare_means
 from mbcal.release.comparison import compare_versions
 from mbcal.release.judge import CanaryConfig, judge_canary
 from mbcal.release.outcomes import Outcomes
@@ -130,7 +130,7 @@ def _add(sums: Floats, cell: NDArray[Any], is_canary: NDArray[np.bool_], reward:
 
 
 def _decisions(
-    difference: Difference, live: Floats, sessions: Floats, config: CanaryConfig
+    difference: SequentialDifference, live: Floats, sessions: Floats, config: CanaryConfig
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which trials end by promotion and which by withdrawal, as `release.judge.judge_canary` decides by the reward alone."""
     better = (difference.safe_lower(config.promote_alpha) > 0) & (sessions >= config.promote_after)

@@ -53,7 +53,7 @@ def test_it_says_when_which_method_how_sure_and_what_to_do(tmp_path: Path) -> No
     found = {cells[0]: cells[1:] for cells in rows(page) if len(cells) == 2}
     assert found["candidate"] == ["v000002 · mbcal"]
     assert found["choices that differ"] == [f"{DIFFERENCE.differing:,} of {DIFFERENCE.steps:,}"]
-    assert found["of these, shown by the log"] == [f"{DIFFERENCE.seen:,}"]
+    assert found["of these, shown by the log"] == [f"{DIFFERENCE.n_observed:,}"]
     assert found["reward in the log"] == [f"{DIFFERENCE.reward:.2f} per session"]
     assert "mbcal registry activate v000002 --registry ." in page
     assert 'href="../"' in page

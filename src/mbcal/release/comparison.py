@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.errors import InputError, nearest
-from mbcal.evaluation.sequential import Difference, UserSums, compare_means, sessions_needed
+from mbcal.evaluation.sequential import SequentialDifference, UserSums, compare_means, sessions_needed
 from mbcal.metrics import Mean
 from mbcal.release.blocks import Blocks
 from mbcal.release.outcomes import Outcomes
@@ -44,7 +44,7 @@ class Gap:
     anytime_high: float
     """Upper end."""
     anytime_low_rare: float
-    """Lower end of the latter if rewards too rare to have been met are allowed for (`Difference.safe_lower`)."""
+    """Lower end of the latter if rewards too rare to have been met are allowed for (`SequentialDifference.safe_lower`)."""
     share: float | None
     """The value as a share of b's mean; None if that is 0."""
     base: float
@@ -90,7 +90,7 @@ class VersionComparison:
     """Those of the trial before; None if the share was not changed. Users whom a version drove away are missing later."""
     exploration: Gap
     """Epsilon of sessions."""
-    reward_difference: Difference
+    reward_difference: SequentialDifference
     """The difference in reward, for limits at other levels."""
     together: bool
     """Whether the versions served at the same time; if not, they are not compared by block, and a difference may be due to
@@ -326,7 +326,7 @@ def _per_user(
     return _gap(compare_means(sums_a, sums_b), float(sums[is_b].mean()))
 
 
-def _gap(difference: Difference, base: float) -> Gap:
+def _gap(difference: SequentialDifference, base: float) -> Gap:
     value, (ci_low, ci_high) = float(difference.value), difference.interval()
     return Gap(
         value=value,

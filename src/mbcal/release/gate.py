@@ -22,7 +22,7 @@ from mbcal.decision_log.joined import JoinCounts
 from mbcal.environments.rollout import Policy, rollout
 from mbcal.environments.simulator import Simulator
 from mbcal.errors import InputError, OptionError
-from mbcal.evaluation.ope.difference import Difference, bound_difference
+from mbcal.evaluation.ope.difference import LogDifference, bound_difference
 from mbcal.evaluation.ope.estimate import estimate_value
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.intervals import Estimate
@@ -62,7 +62,7 @@ class GateConfig:
     """Share of users who judge candidates and never teach them, in (0, 1)."""
     tolerance: float = 0.01
     """A candidate is no worse if the lower bound of its difference is above minus this share of the reward per session. By
-    the log it is less, as far as exploration hides the difference (`Difference.decided`)."""
+    the log it is less, as far as exploration hides the difference (`LogDifference.greedy_share`)."""
     level: float = 0.95
     """Coverage of the bounds, both sides together, in (0, 1)."""
     no_worse: NoWorse = "canary"
@@ -100,7 +100,7 @@ class Verdict:
     reason: str = ""
     """Why, in one sentence or two."""
     checks: list[Check] = field(default_factory=list)
-    difference: Difference | None = None
+    difference: LogDifference | None = None
     """Candidate minus live version by the log; None if the log was not asked."""
     estimates: list[Estimate] = field(default_factory=list)
     """Further off-policy estimates, which decide nothing."""
@@ -157,7 +157,7 @@ def compare_by_log(
     epsilon: Floats,
     last_served: NDArray[np.int64] | None = None,
     unjudged: int = 0,
-) -> tuple[Check, Difference]:
+) -> tuple[Check, LogDifference]:
     """Compare a candidate with what the live version earned.
 
     Args:
@@ -175,7 +175,7 @@ def compare_by_log(
         The check `log`, and the difference behind it.
     """
     difference = bound_difference(sessions, candidate, live, epsilon=epsilon, level=gate.level, last_served=last_served)
-    least = -gate.tolerance * abs(difference.reward) * difference.decided
+    least = -gate.tolerance * abs(difference.reward) * difference.greedy_share
     answer, doubt = interval_answer(difference.low, difference.high, least), ""
     if difference.is_contradicted:
         doubt = _contradiction(difference)
@@ -195,7 +195,7 @@ def other_estimates(
     candidate: Policy,
     live: Policy,
     sessions: Sessions,
-    difference: Difference,
+    difference: LogDifference,
     *,
     choices: tuple[PolicyChoices, PolicyChoices],
     epsilon: float,
@@ -214,11 +214,11 @@ def other_estimates(
             [],
             "the candidate would have served no judging session as it was served; no choice was explored",
         )
-    if difference.seen >= min(ENOUGH_SEEN, difference.differing):
+    if difference.n_observed >= min(ENOUGH_SEEN, difference.differing):
         return estimates, None
     return estimates, (
-        f"the log shows {difference.seen} choices of the candidate that differ from those of the live version; with fewer "
-        f"than {ENOUGH_SEEN} these estimates and their intervals mean nothing"
+        f"the log shows {difference.n_observed} choices of the candidate that differ from those of the live version; with "
+        f"fewer than {ENOUGH_SEEN} these estimates and their intervals mean nothing"
     )
 
 
@@ -254,7 +254,7 @@ def compare_by_simulator(
     return Check("simulator", answer, detail)
 
 
-def why_undecided(difference: Difference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
+def why_undecided(difference: LogDifference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
     """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of these shares.
 
     Args:
@@ -278,14 +278,14 @@ def why_undecided(difference: Difference, tolerance: float, shares: Sequence[flo
     )
 
 
-def _contradiction(difference: Difference) -> str:
+def _contradiction(difference: LogDifference) -> str:
     return (
         f"its weights have a mean of at least {difference.least_weight:.3g} instead of 1, so its numbers mean nothing: the "
         "logged propensities are wrong, or feedback is missing for some items more than for others"
     )
 
 
-def _exploration(difference: Difference) -> str:
+def _exploration(difference: LogDifference) -> str:
     return (
         f"{difference.hidden:.1%} of its reward was earned in sessions that explored much more than the others, and so hide "
         "what the candidate costs there: judge them apart"

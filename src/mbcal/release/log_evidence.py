@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbcal.decision_log.joined import Joined
 from mbcal.decision_log.records import Record
-from mbcal.evaluation.ope.difference import Difference, cumulative_weights, decided_share
+from mbcal.evaluation.ope.difference import LogDifference, cumulative_weights, greedy_share
 from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
@@ -62,7 +62,7 @@ class LogEvidence(NamedTuple):
     """What a log shows of a candidate."""
 
     check: Check
-    difference: Difference
+    difference: LogDifference
     """Candidate minus live version."""
     sessions: Sessions
     """Those that judged, (N, T)."""
@@ -124,7 +124,7 @@ def judge_by_log(
     if len(heavy):
         unasked = served_choices(versions, read({live}), joined, heavy, progress, enough=0)
         is_other = np.asarray(unasked.differing(joined.sessions[heavy]).any(1))
-    tolerance = gate.tolerance * decided_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
+    tolerance = gate.tolerance * greedy_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
     settled = settled_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
     served, rows = served.of_rows(np.searchsorted(rows, settled), joined.sessions.user[settled]), settled
     sessions, epsilon = joined.sessions[rows], joined.epsilons[rows]

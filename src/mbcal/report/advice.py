@@ -13,7 +13,7 @@ import numpy as np
 
 from mbcal.config import to_dict
 from mbcal.evaluation.experiment.config import PRESETS, experiment_config
-from mbcal.report.standing import Gap, Standing, compare
+from mbcal.report.standing import MethodGap, Standing, compare
 from mbcal.report.summary import JUDGES, PROTOCOLS, RunSummary
 
 ENOUGH_SEEDS = 3
@@ -66,7 +66,7 @@ def certainty(summary: RunSummary) -> list[str]:
     return sentences
 
 
-def _in_words(gap: Gap) -> str:
+def _in_words(gap: MethodGap) -> str:
     words = {
         "level": "which may be nothing: the interval contains zero",
         "untrusted": "which is less than the judge can be trusted for",

@@ -22,7 +22,7 @@ FEWEST_USERS = 6
 
 
 @dataclass(frozen=True)
-class Gap:
+class MethodGap:
     """One method against another on the same sessions."""
 
     method: str
@@ -58,13 +58,13 @@ class Standing:
 
     best: str
     """The method with the highest mean reward."""
-    close: tuple[Gap, ...]
+    close: tuple[MethodGap, ...]
     """The best against each method that it is not distinguishable from (level, or untrusted), best first."""
-    runner_up: Gap | None
+    runner_up: MethodGap | None
     """The best against the second; None if there is one method."""
-    baseline: Gap | None
+    baseline: MethodGap | None
     """The best against the baseline; None if it is the best itself, or there is none."""
-    log: Gap | None = None
+    log: MethodGap | None = None
     """The best against the log, in the same sessions; None if there is no log."""
     logged: float = np.nan
     """What the log earned per session."""
@@ -143,7 +143,9 @@ def standing(
     return replace(found, log=against, logged=float(logged.mean()))
 
 
-def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None) -> Gap:
+def compare(
+    method: str, other: str, rewards: Mapping[str, Rewards], users: NDArray[Any], trust: Trust | None = None
+) -> MethodGap:
     """Compare two methods on the same sessions; arguments are those of `standing`."""
     first, second = (np.atleast_2d(rewards[name]) for name in (method, other))
     gap = paired_difference(first, second, users)[0]
@@ -151,10 +153,10 @@ def compare(method: str, other: str, rewards: Mapping[str, Rewards], users: NDAr
         gap = Mean(gap.mean, -np.inf, np.inf, gap.count, np.inf)
     means = sorted((first.mean(1), second.mean(1)), key=lambda seeds: -float(seeds.mean()))
     overlap = min(len(first), len(second)) > 1 and bool(means[0].min() <= means[1].max())
-    return Gap(method, other, gap, trust, overlap)
+    return MethodGap(method, other, gap, trust, overlap)
 
 
-def _lead(gap: Gap, title: str = "") -> str:
+def _lead(gap: MethodGap, title: str = "") -> str:
     """A lead in words, to follow `X is`."""
     amount = f"{format_mean(gap.gap)} per session {format_interval(gap.gap)}".rstrip()
     unsteady = ", though another training could turn it around" if gap.overlap else ""

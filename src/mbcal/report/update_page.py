@@ -146,7 +146,7 @@ def _facts(verdict: Mapping[str, Any]) -> list[list[str]]:
             ["judged by", f"{difference['sessions']:,} sessions of {difference['users']:,} users who did not teach it"],
             ["reward in the log", f"{_number(difference['reward'])} per session"],
             ["choices that differ", f"{difference['differing']:,} of {difference['steps']:,}"],
-            ["of these, shown by the log", f"{difference['seen']:,}"],
+            ["of these, shown by the log", f"{difference['n_observed']:,}"],
         ]
     return [[escape(cell) for cell in row] for row in rows]
 
