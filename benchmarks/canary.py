@@ -171,7 +171,9 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     columns = (version, user, np.arange(sessions), reward, length, epsilon, np.abs(reward))
     names = tuple(map(str, range(users)))
     for count in range(2 * look, sessions + 1, look):
-        outcomes = Outcomes(("canary", "live"), names, *(column[:count] for column in columns), least=-1.0, most=3.0)
+        outcomes = Outcomes(
+            ("canary", "live"), names, *(column[:count] for column in columns), min_reward=-1.0, max_reward=3.0
+        )
         if len(np.unique(version[:count])) == 2:
             action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(shortest=0), 0.0)
             if action != "wait":

@@ -93,11 +93,11 @@ def run_trial(week: Week, visits: Visits) -> str:
             np.full(count, STEPS, np.int32),
             np.full(count, 0.05),
             reward,
-            least=0.0,
-            most=float(STEPS),
+            min_reward=0.0,
+            max_reward=float(STEPS),
         )
         comparison = compare_versions(outcomes, "canary", "live")
-        action, _ = judge_canary(comparison, week.config, now, served=now - comparison.settled / 1e6)
+        action, _ = judge_canary(comparison, week.config, now, served=now - comparison.assignment_fixed_since / 1e6)
         if action != "wait":
             return action
     return "wait"

@@ -111,7 +111,7 @@ def test_late_rewards_that_a_canary_has_more_of_keep_it_from_being_withdrawn() -
         (-1, 0.5, 3.0, "wait"),
     ):
         apart = {"a": Apart(late=5, reward=own * worse.a.sessions), "b": Apart(late=5, reward=other * worse.b.sessions)}
-        found = judge_canary(replace(worse, least=float(signs)), CONFIG, 0, Ignored(apart=apart))[0]
+        found = judge_canary(replace(worse, min_reward=float(signs)), CONFIG, 0, Ignored(apart=apart))[0]
         assert (signs, own, other, found) == (signs, own, other, action)
 
 
@@ -128,7 +128,7 @@ def test_fewer_negative_rewards_promote_only_where_no_feedback_can_be_lost() -> 
     columns = is_live.astype(np.int32), user, np.arange(count), clicks - 30.0 * dislikes, length
     rest = np.full(count, 0.1), clicks + 30.0 * dislikes
     outcomes = Outcomes(
-        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, -300.0, 10.0, step_least=-30.0, offered=offered
+        ("a", "b"), tuple(map(str, range(20_000))), *columns, *rest, -300.0, 10.0, min_step_reward=-30.0, offered=offered
     )
     config = replace(CONFIG, user_loss=1.0)
     comparison = compare_versions(outcomes, "a", "b")
@@ -171,7 +171,7 @@ def test_only_sessions_of_the_same_time_are_compared() -> None:
         for record in session_records(f"s{number}", version, [behaviour], began=number * SECOND):
             reader.add(record)
     comparison = compare_versions(reader.outcomes(10**15), "a", "b")
-    assert comparison.together
+    assert comparison.is_concurrent
     assert (comparison.a.reward.mean, comparison.b.reward.mean) == (0.0, 0.0)
     assert comparison.b.sessions in (49, 50)
     reader = OutcomeReader(REWARDS, CONFIG.sessions)
@@ -179,7 +179,7 @@ def test_only_sessions_of_the_same_time_are_compared() -> None:
         for record in session_records(f"s{number}", "a" if number < 50 else "b", ["like"], began=number * SECOND):
             reader.add(record)
     apart = compare_versions(reader.outcomes(10**15), "a", "b")
-    assert not apart.together
+    assert not apart.is_concurrent
     assert apart.sentence().endswith("did not serve at the same time, so a difference may be due to the time")
     with pytest.raises(InputError, match="a: cannot be compared with itself"):
         compare_versions(reader.outcomes(10**15), "a", "a")
@@ -196,7 +196,7 @@ def trial_outcomes(seed: int, share: np.ndarray, level: np.ndarray, gain: float 
     names = tuple(map(str, range(users)))
     length = np.full(count, 5, np.int32)
     columns = is_live.astype(np.int32), user, np.arange(count), reward, length, np.full(count, 0.1), np.abs(reward)
-    return Outcomes(("a", "b"), names, *columns, least=-2.0, most=4.0)
+    return Outcomes(("a", "b"), names, *columns, min_reward=-2.0, max_reward=4.0)
 
 
 def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
@@ -220,7 +220,7 @@ def test_a_share_that_changes_while_rewards_drift_promotes_nothing() -> None:
 def test_drift_does_not_widen_the_limits() -> None:
     share = np.full(4000, 0.3)
     steady, drifting = (
-        compare_versions(replace(trial_outcomes(2, share, level), most=8.0), "a", "b")
+        compare_versions(replace(trial_outcomes(2, share, level), max_reward=8.0), "a", "b")
         for level in (np.ones(4000), np.linspace(1.0, 5.0, 4000))
     )
     assert drifting.reward_difference.stderr == pytest.approx(steady.reward_difference.stderr, rel=0.05)
@@ -229,7 +229,7 @@ def test_drift_does_not_widen_the_limits() -> None:
 def test_versions_that_did_not_serve_together_are_not_judged() -> None:
     for gain in (0.5, -0.5):
         apart = compare_versions(trial_outcomes(0, np.repeat([0.0, 1.0], 500), np.ones(1000), gain), "a", "b")
-        assert not apart.together
+        assert not apart.is_concurrent
         assert apart.answer == ("more" if gain > 0 else "less")
         action, reason = judge_canary(apart, CONFIG, 0)
         assert action == "wait"
@@ -240,13 +240,13 @@ def test_versions_that_did_not_serve_together_are_not_judged() -> None:
 def test_a_reward_that_was_not_met_yet_delays_a_promotion() -> None:
     outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.2, users=1000)
     assert judge_canary(compare_versions(outcomes, "a", "b"), CONFIG, 0)[0] == "promote"
-    comparison = compare_versions(replace(outcomes, most=100.0), "a", "b")
+    comparison = compare_versions(replace(outcomes, max_reward=100.0), "a", "b")
     action, reason = judge_canary(comparison, CONFIG, 0)
     assert action == "wait"
     assert reason.endswith("too few sessions to exclude that b earns rare rewards, of up to 100, not met yet")
     assert comparison.as_dict()["reward"]["anytime_low_rare"] < 0 < comparison.as_dict()["reward"]["anytime_low"]
     worse = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=-0.2)
-    assert judge_canary(compare_versions(replace(worse, most=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
+    assert judge_canary(compare_versions(replace(worse, max_reward=100.0), "a", "b"), CONFIG, 0)[0] == "withdraw"
 
 
 def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0) -> Outcomes:
@@ -272,7 +272,7 @@ def returning_outcomes(visits: tuple[int, int], seed: int = 0, switched: int = 0
         np.full(len(rows), 0.1),
         np.abs(reward),
     )
-    return Outcomes(("a", "b"), names, *columns, least=0.0, most=6.0)
+    return Outcomes(("a", "b"), names, *columns, min_reward=0.0, max_reward=6.0)
 
 
 def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
@@ -294,10 +294,10 @@ def test_a_canary_that_keeps_only_users_who_earn_much_is_not_promoted() -> None:
 
 def test_few_users_of_both_versions_are_no_change_of_the_share() -> None:
     kept, few = (compare_versions(returning_outcomes((6, 6), switched=count), "a", "b") for count in (0, 4))
-    assert (few.began, few.settled) == (kept.began, kept.settled) == (0, 0)
+    assert (few.began, few.assignment_fixed_since) == (kept.began, kept.assignment_fixed_since) == (0, 0)
     assert few.visits.value == pytest.approx(0.0, abs=0.01)
     switched = compare_versions(returning_outcomes((6, 6), switched=200), "a", "b")
-    assert switched.settled == 3000  # the first session after the change
+    assert switched.assignment_fixed_since == 3000  # the first session after the change
     assert switched.visits.value == pytest.approx(0.0, abs=0.01)
 
 
@@ -342,7 +342,7 @@ def test_a_change_of_the_share_does_not_hide_that_users_come_at_poorer_hours() -
     indices = (version.astype(np.int32), user.astype(np.int32), began.astype(np.int64))
     sessions = (reward, np.full(len(rows), 5, np.int32), np.full(len(rows), 0.1), np.abs(reward))
     comparison = compare_versions(Outcomes(("a", "b"), tuple(map(str, range(400))), *indices, *sessions, 0.0, 5.0), "a", "b")
-    assert comparison.settled > 2 * DAY
+    assert comparison.assignment_fixed_since > 2 * DAY
     assert comparison.user_reward.share == pytest.approx(1.2 / 2 - 1, abs=0.05)
 
 
@@ -371,7 +371,7 @@ def test_what_users_earn_is_counted_by_whole_days() -> None:
         np.full(200, 0.1),
         np.ones(200),
     )
-    outcomes = Outcomes(("a", "b"), tuple(map(str, range(80))), *columns, least=0.0, most=2.0)
+    outcomes = Outcomes(("a", "b"), tuple(map(str, range(80))), *columns, min_reward=0.0, max_reward=2.0)
     comparison = compare_versions(outcomes, "a", "b")
     for gap in (comparison.visits, comparison.user_reward):
         assert (gap.value, gap.ci_low, gap.base) == (0.0, 0.0, 2.0)
@@ -429,7 +429,7 @@ def test_one_visit_with_very_many_rewards_hides_no_difference(version: int) -> N
             rewards, sizes = outcomes.reward.copy(), outcomes.size.copy()
             rewards[visit] = sizes[visit] = reward
             comparison = compare_versions(replace(outcomes, reward=rewards, size=sizes), "a", "b")
-            assert (comparison.a.cut, comparison.b.cut)[version] == reward - outcomes.most
+            assert (comparison.a.cut, comparison.b.cut)[version] == reward - outcomes.max_reward
             found, reason = judge_canary(comparison, CONFIG, 0)
             assert found == action
             assert ("2.5 per session that long sessions earned beyond 4 do not count" in reason) == (action == "wait")
@@ -442,7 +442,7 @@ def test_long_sessions_of_many_users_keep_no_better_canary_from_being_promoted()
     outcomes = trial_outcomes(0, np.full(8000, 0.5), np.ones(8000), 0.3, users=4000)
     reward = np.abs(outcomes.reward)
     reward[::100] = 7.0
-    outcomes = replace(outcomes, reward=reward, size=reward, least=0.0)
+    outcomes = replace(outcomes, reward=reward, size=reward, min_reward=0.0)
     comparison = compare_versions(outcomes, "a", "b")
     assert comparison.b.cut > 0.02 * comparison.b.size
     assert judge_canary(comparison, CONFIG, 0)[0] == "promote"
@@ -471,7 +471,9 @@ def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None
     reward = 1 + 0.2 * ~is_live + rng.normal(0, 0.3, len(user))
     columns = is_live.astype(np.int32), user.astype(np.int32), began, reward, np.full(len(user), 5, np.int32)
     names = tuple(map(str, range(users)))
-    outcomes = Outcomes(("a", "b"), names, *columns, np.full(len(user), 0.1), np.abs(reward), least=-2.0, most=4.0)
+    outcomes = Outcomes(
+        ("a", "b"), names, *columns, np.full(len(user), 0.1), np.abs(reward), min_reward=-2.0, max_reward=4.0
+    )
     comparison = compare_versions(outcomes, "a", "b")
     assert comparison.earlier_visits is not None
     assert comparison.earlier_visits.ci_high < 0
@@ -483,15 +485,15 @@ def test_users_who_left_before_the_share_was_changed_are_not_forgotten() -> None
 def test_lost_feedback_with_negative_rewards_keeps_a_canary_from_being_promoted() -> None:
     """Dislikes of the canary that do not arrive raise its reward, and leave more of its items without feedback."""
     better = compare_versions(trial_outcomes(0, np.full(4000, 0.5), np.ones(4000), 0.2, users=2000), "a", "b")
-    assert better.least < 0
+    assert better.min_reward < 0
     for lower, least, expected in (
         (-0.2, -2.0, "promote"),
         (-0.3, -2.0, "wait"),
         (-0.3, 0.0, "promote"),
         (-np.inf, -2.0, "wait"),
     ):
-        answered = replace(better.answered, anytime_low=lower, anytime_high=0.1)  # of 5 steps
-        action, reason = judge_canary(replace(better, answered=answered, least=least), CONFIG, 0)
+        answered = replace(better.feedback_gap, anytime_low=lower, anytime_high=0.1)  # of 5 steps
+        action, reason = judge_canary(replace(better, feedback_gap=answered, min_reward=least), CONFIG, 0)
         assert action == expected
         assert reason.endswith("feedback, and lost feedback may have negative rewards") == (action == "wait")
 
@@ -510,14 +512,16 @@ def raised_share(shares: tuple[float, float], lost: float, seed: int = 0) -> Out
     reward = 1 + 0.2 * is_a + rng.normal(0, 0.3, len(user))
     length, epsilon = np.full(len(user), 5, np.int32), np.full(len(user), 0.1)
     columns = ((~is_a).astype(np.int32), user.astype(np.int32), began, reward, length, epsilon, np.abs(reward))
-    return Outcomes(("a", "b"), tuple(map(str, range(users))), *(column[came] for column in columns), least=0.0, most=4.0)
+    return Outcomes(
+        ("a", "b"), tuple(map(str, range(users))), *(column[came] for column in columns), min_reward=0.0, max_reward=4.0
+    )
 
 
 @pytest.mark.parametrize("shares", [(0.1, 0.5), (0.05, 0.9), (0.5, 0.1)])
 def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tuple[float, float]) -> None:
     """Of all users who met one version alone, those of b in the range that a was given later did not come back."""
     lost, kept = (compare_versions(raised_share(shares, lost), "a", "b") for lost in (0.4, 0.0))
-    assert 990 <= lost.settled <= 1010
+    assert 990 <= lost.assignment_fixed_since <= 1010
     assert lost.visits.ci_high < 0
     assert judge_canary(lost, CONFIG, 0)[0] == "wait"
     assert kept.visits.ci_low < 0 < kept.visits.ci_high
@@ -526,7 +530,7 @@ def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tupl
     assert action == "wait"
     assert "promoted after 1.0 hours more of usual traffic, since users met both versions as the share was changed" in reason
     constant = compare_versions(raised_share((0.3, 0.3), 0.0), "a", "b")
-    assert constant.settled == constant.began
+    assert constant.assignment_fixed_since == constant.began
 
 
 def test_a_canary_on_machines_that_explore_less_is_not_promoted() -> None:
@@ -579,7 +583,7 @@ def test_late_rewards_are_charged_to_the_canary() -> None:
     outcomes = trial_outcomes(0, np.full(2000, 0.5), np.ones(2000), gain=0.08, users=1000)
     outcomes = replace(outcomes, reward=np.maximum(outcomes.reward, 0.0))
     for least, charged in ((0.0, "b"), (-0.5, "ab")):
-        better = compare_versions(replace(outcomes, least=least), "a", "b")
+        better = compare_versions(replace(outcomes, min_reward=least), "a", "b")
         spare = float(better.reward_difference.safe_lower(CONFIG.promote_alpha))
         assert 0 < spare < 0.02 * better.b.reward.mean
         for side in (better.a, better.b):
@@ -653,6 +657,6 @@ def test_sessions_that_name_no_user_do_not_hide_a_change_of_the_share() -> None:
     order, ones = np.argsort(began, kind="stable"), np.ones(3200)
     names = tuple(f"u{number}" if number < 100 else f"anonymous:{number}" for number in range(3100))
     columns = (version[order], user[order], began[order], ones, ones.astype(np.int32), ones, ones)
-    comparison = compare_versions(Outcomes(("a", "b"), names, *columns, least=0.0, most=1.0), "a", "b")
-    assert comparison.settled >= 100 * SECOND
+    comparison = compare_versions(Outcomes(("a", "b"), names, *columns, min_reward=0.0, max_reward=1.0), "a", "b")
+    assert comparison.assignment_fixed_since >= 100 * SECOND
     assert comparison.earlier_visits is not None

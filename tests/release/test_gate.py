@@ -34,7 +34,7 @@ from mbcal.release.gate import (
     compare_by_simulator,
     interval_answer,
 )
-from mbcal.release.obstacles import settled_rows, why_unread
+from mbcal.release.obstacles import ended_rows, why_unread
 from mbcal.release.update import update
 from mbcal.release.verdict_files import write_verdict
 from mbcal.types import SessionFields
@@ -154,10 +154,10 @@ def test_sessions_judge_up_to_the_first_that_may_go_on() -> None:
     joined = join_sessions(records, Catalog(("a", "b")), Behaviours(("skip", "click"), (0.0, 1.0)), horizon=3)
     began = {row: min(origin.time for origin in origins) // minute for row, origins in enumerate(joined.origins)}
     judging = np.flatnonzero([number % 2 == 0 for number in began.values()])
-    assert sorted(began[row] for row in settled_rows(joined, judging, 0.0).tolist()) == list(range(0, 20, 2))
-    assert sorted(began[row] for row in settled_rows(joined, judging, 0.05).tolist()) == list(range(0, 72, 2))
+    assert sorted(began[row] for row in ended_rows(joined, judging, 0.0).tolist()) == list(range(0, 20, 2))
+    assert sorted(began[row] for row in ended_rows(joined, judging, 0.05).tolist()) == list(range(0, 72, 2))
     recent = np.flatnonzero([number > 80 for number in began.values()])
-    assert np.array_equal(settled_rows(joined, recent, 0.01), recent)
+    assert np.array_equal(ended_rows(joined, recent, 0.01), recent)
 
 
 def test_verdicts_written_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:

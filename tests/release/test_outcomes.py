@@ -48,10 +48,14 @@ def rows(outcomes: Outcomes) -> list[tuple[str, str, float, int]]:
 def test_one_long_session_does_not_change_what_others_may_earn() -> None:
     short = [record for number in range(200) for record in session_records(f"s{number}", "v1", ["click", "skip"])]
     found = outcomes_of([*short, *session_records("bot", "v1", ["skip"] * 50)])
-    assert (found.length.max(), found.least, found.most) == (50, 0.0, 3 * 3.0)  # the horizon times the largest reward
-    assert outcomes_of([*short, *session_records("keen", "v1", ["like"] * 50)]).most == 3 * 3.0
+    assert (found.length.max(), found.min_reward, found.max_reward) == (
+        50,
+        0.0,
+        3 * 3.0,
+    )  # the horizon times the largest reward
+    assert outcomes_of([*short, *session_records("keen", "v1", ["like"] * 50)]).max_reward == 3 * 3.0
     long = [record for number in range(5) for record in session_records(f"l{number}", "v1", ["skip"] * 50)]
-    assert outcomes_of([*short, *long]).most == 50 * 3.0  # more than 1% of sessions
+    assert outcomes_of([*short, *long]).max_reward == 50 * 3.0  # more than 1% of sessions
 
 
 def test_rewards_and_lengths_of_sessions() -> None:

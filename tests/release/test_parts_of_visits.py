@@ -221,5 +221,5 @@ def test_a_trial_counts_what_comes_after_the_horizon(tmp_path: Path) -> None:
     look = in_trial(Registry(tmp_path / "registry"), tmp_path, records)
     assert look.comparison is not None
     assert look.comparison.a.length.mean == pytest.approx(3 * PAGES)
-    assert look.comparison.most == 3 * PAGES  # a session of that length may earn so much
+    assert look.comparison.max_reward == 3 * PAGES  # a session of that length may earn so much
     assert (look.action, look.reason[:12]) == ("withdraw", "earns less: ")

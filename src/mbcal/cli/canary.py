@@ -247,7 +247,7 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     for record in read_logs(logs, lost):
         reader.add(record)
     print_lost(lost)
-    outcomes = reader.outcomes(now - int(rule.settling * 1e6))
+    outcomes = reader.outcomes(now - int(rule.logging_delay * 1e6))
     if reader.ignored:
         typer.echo(f"not counted: {reader.ignored}", err=True)
     if not len(outcomes) and reader.ignored.total().nameless:

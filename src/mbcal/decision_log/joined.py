@@ -115,7 +115,7 @@ class Joined:
     def may_go_on(self, pause: int = int(IDLE * 1e6)) -> NDArray[np.bool_]:
         """Return which rows may be continued after the end of the log, (N,).
 
-        Those without an observed terminal behaviour whose last step is newer than `settled_until`. A full row may go on in
+        Those without an observed terminal behaviour whose last step is newer than `ended_until`. A full row may go on in
         another one.
 
         Args:
@@ -124,9 +124,9 @@ class Joined:
         last = self.sessions.behaviours[np.arange(len(self.origins)), self.sessions.length - 1]
         has_left = self.sessions.left & (last < self.sessions.behaviour_set.n_observed)  # others left by `IDLE` alone
         times = np.asarray([row[-1].time for row in self.origins], np.int64)
-        return np.asarray((times > self.settled_until(pause)) & ~has_left)
+        return np.asarray((times > self.ended_until(pause)) & ~has_left)
 
-    def settled_until(self, pause: int = int(IDLE * 1e6)) -> int:
+    def ended_until(self, pause: int = int(IDLE * 1e6)) -> int:
         """Return the time before which nothing can be going on any more: this pause before the end; all in microseconds."""
         return newest_time(np.asarray([row[-1].time for row in self.origins], np.int64)) - pause
 

@@ -137,9 +137,9 @@ class CanaryWatcher:
             elapsed = min(elapsed, self._config.longest)
         served = elapsed
         if comparison is not None:
-            served -= (comparison.settled - pointer.canary_began) / 1e6
+            served -= (comparison.assignment_fixed_since - pointer.canary_began) / 1e6
             if is_first:
-                served = min(served, (comparison.last - comparison.settled) / 1e6)
+                served = min(served, (comparison.last - comparison.assignment_fixed_since) / 1e6)
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, served)
         ends = now + int(max(self._config.longest - elapsed, 0.0) * 1e6)
         logs = {log: follower.folders for log, follower in self._followers.items()}
@@ -186,7 +186,7 @@ class CanaryWatcher:
         for record in merge_by_time(follower.read() for follower in self._followers.values()):
             self._outcomes.add(record)
         self._outcomes.ignored.lost = sum(follower.lost for follower in self._followers.values())
-        outcomes = self._outcomes.outcomes(now - int(self._config.sessions.settling * 1e6))
+        outcomes = self._outcomes.outcomes(now - int(self._config.sessions.logging_delay * 1e6))
         if canary not in outcomes.versions or live not in outcomes.versions:
             return None
         return compare_versions(outcomes, canary, live)

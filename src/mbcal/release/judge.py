@@ -97,8 +97,8 @@ def judge_canary(
         config: The limits.
         elapsed: Seconds since the trial began.
         ignored: What did not count in the trial; by default nothing.
-        served: Seconds since the canary's first session began, or its share was changed (`VersionComparison.settled`); by
-            default as long as the trial.
+        served: Seconds since the canary's first session began, or its share was changed
+            (`VersionComparison.assignment_fixed_since`); by default as long as the trial.
 
     Returns:
         What to do, and why in words.
@@ -118,13 +118,13 @@ def judge_canary(
         safe = unmet - sum(_hidden_loss(comparison, ignored))
         upper += _hidden_gain(comparison, ignored)
         words = f"{counts}; {comparison.sentence()}"
-        if comparison.together and upper < -config.withdraw_below * live:
+        if comparison.is_concurrent and upper < -config.withdraw_below * live:
             if more := _what_users_gain(comparison, config.withdraw_below):
                 return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
         losses = losses_of(comparison)
         unsure = "; ".join(filter(None, (_why_unsure(comparison, config.user_loss), _why_silent(comparison))))
-        is_enough = comparison.together and comparison.a.sessions >= config.promote_after
+        is_enough = comparison.is_concurrent and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
         missing = max(
             config.shortest - (elapsed if served is None else served),
@@ -134,7 +134,9 @@ def judge_canary(
         if may_promote and safe > 0 and missing <= 0 and not less:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if may_promote and safe > 0 and missing > 0:
-            words += f"; {_still_waits(missing, comparison.settled > comparison.began, config.longest - elapsed)}"
+            words += (
+                f"; {_still_waits(missing, comparison.assignment_fixed_since > comparison.began, config.longest - elapsed)}"
+            )
         may_promote &= missing <= 0 and not (less and safe > 0)
         if lower > 0 >= unmet and comparison.caution() not in words:
             words += f"; {comparison.caution()}"
@@ -207,14 +209,10 @@ def _why_less(comparison: VersionComparison, user_loss: float) -> str:
 
 def _why_silent(comparison: VersionComparison) -> str:
     """Say that feedback with negative rewards may be lost, as more of a canary's items may lack feedback; else empty."""
-    answered = comparison.answered
-    if comparison.least >= 0 or answered.anytime_low >= -MAX_STEPS_LOST * answered.base:
+    gap = comparison.feedback_gap
+    if comparison.min_reward >= 0 or gap.anytime_low >= -MAX_STEPS_LOST * gap.base:
         return ""
-    fewer = (
-        f"{-answered.anytime_low / answered.base:.0%} fewer"
-        if math.isfinite(answered.anytime_low) and answered.base
-        else "fewer"
-    )
+    fewer = f"{-gap.anytime_low / gap.base:.0%} fewer" if math.isfinite(gap.anytime_low) and gap.base else "fewer"
     return f"not promoted, since {fewer} of its items could have feedback, and lost feedback may have negative rewards"
 
 
@@ -260,10 +258,12 @@ def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float
     Where rewards can be negative, what does not count of the canary may have been losses. And of its feedback some may be
     lost: of negative rewards what it has less of, unless the share of its items with feedback shows that so much cannot be.
     """
-    sides = _sides(comparison, ignored)[0 if comparison.least < 0 else 1 :]
+    sides = _sides(comparison, ignored)[0 if comparison.min_reward < 0 else 1 :]
     cut, apart = (sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True))
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
-    most_lost = -comparison.step_least * max(-comparison.answered.anytime_low, 0.0) if comparison.step_least else 0.0
+    most_lost = (
+        -comparison.min_step_reward * max(-comparison.feedback_gap.anytime_low, 0.0) if comparison.min_step_reward else 0.0
+    )
     return cut, apart, min(fewer, most_lost)
 
 
@@ -274,15 +274,15 @@ def _hidden_gain(comparison: VersionComparison, ignored: Ignored) -> float:
     versions have, what the canary has more; where rewards can be negative, the difference.
     """
     (a, own), (b, other) = _sides(comparison, ignored)
-    lost = (b.cut - b.most_cut) / b.sessions if comparison.least < 0 else 0.0
+    lost = (b.cut - b.most_cut) / b.sessions if comparison.min_reward < 0 else 0.0
     apart = own.reward / a.sessions - other.reward / b.sessions
-    return (a.cut - a.most_cut) / a.sessions + lost + (abs(apart) if comparison.least < 0 else max(apart, 0.0))
+    return (a.cut - a.most_cut) / a.sessions + lost + (abs(apart) if comparison.min_reward < 0 else max(apart, 0.0))
 
 
 def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
     """Say how much does not count and may be what a canary loses; empty if all counts."""
     sources = (
-        f"that long sessions earned beyond {comparison.most:.4g}",
+        f"that long sessions earned beyond {comparison.max_reward:.4g}",
         "that came late or in parts of visits",
         "of negative rewards that it has less of, and whose feedback may be lost,",
     )

@@ -24,8 +24,8 @@ from mbcal.registry.version import Version
 from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
 from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
 from mbcal.release.obstacles import (
+    ended_rows,
     most_unseen,
-    settled_rows,
     why_in_parts,
     why_lost,
     why_not_its_own,
@@ -88,8 +88,8 @@ def choose_judges(joined: Joined, live: str, gate: GateConfig) -> Judges:
     heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))
     judging = np.intersect1d(judging, decided)
     kept, cap = capped_rows(joined, judging)
-    settled, left_out = settled_rows(joined, kept, gate.tolerance), len(judging) - len(kept)
-    return Judges(teaching, settled, users, heavy, len(decided), cap, left_out)
+    ended, left_out = ended_rows(joined, kept, gate.tolerance), len(judging) - len(kept)
+    return Judges(teaching, ended, users, heavy, len(decided), cap, left_out)
 
 
 def judge_by_log(
@@ -125,8 +125,8 @@ def judge_by_log(
         unasked = served_choices(versions, read({live}), joined, heavy, progress, enough=0)
         is_other = np.asarray(unasked.differing(joined.sessions[heavy]).any(1))
     tolerance = gate.tolerance * greedy_share(served.differing(joined.sessions[rows]), joined.epsilons[rows])
-    settled = settled_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
-    served, rows = served.of_rows(np.searchsorted(rows, settled), joined.sessions.user[settled]), settled
+    ended = ended_rows(joined, rows, tolerance)  # as few may go on as are tolerated below
+    served, rows = served.of_rows(np.searchsorted(rows, ended), joined.sessions.user[ended]), ended
     sessions, epsilon = joined.sessions[rows], joined.epsilons[rows]
     new, old = served.choices
     obstacles = [

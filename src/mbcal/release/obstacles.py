@@ -23,7 +23,7 @@ ROUNDED = 0.01
 """Share of itself by which a logged propensity may be rounded."""
 
 
-def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
+def ended_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> NDArray[np.int64]:
     """Return the judging sessions up to the first that may still be going on, in the order in which they began.
 
     What a choice costs later is missing from sessions that go on, while what it gains at once is there. To leave out these
@@ -40,10 +40,10 @@ def settled_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -
     order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
     while True:  # the fewer are left, the better they show how long sessions pause
         n_going_on = np.cumsum(joined.may_go_on(longest_pause(joined, order, tolerance))[order])
-        is_settled = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
-        if not len(is_settled) or is_settled[-1] + 1 == len(order):
+        is_ended = np.flatnonzero(n_going_on <= tolerance * np.arange(1, len(order) + 1))
+        if not len(is_ended) or is_ended[-1] + 1 == len(order):
             return np.sort(order)
-        order = order[: is_settled[-1] + 1]
+        order = order[: is_ended[-1] + 1]
 
 
 def longest_pause(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> int:

@@ -36,8 +36,8 @@ MOST_EARLY_BYTES = 256 << 20
 """Memory of feedback that came before its decision; of more, the oldest is dropped."""
 MOST_BYTES = 1 << 30
 """Memory of all records that are not counted. With more, sessions that are long over are counted before the next look."""
-SETTLING = 10.0
-"""Seconds within which a record is in the log, about: a look leaves out what happened later."""
+LOGGING_DELAY = 10.0
+"""Seconds within which a record is in the log, about. So a look leaves out what happened later."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class SessionRule:
     """Seconds after its first decision from which nothing counts any more."""
 
     @property
-    def settling(self) -> float:
+    def logging_delay(self) -> float:
         """Seconds before a look from which records may still be missing in the log."""
-        return min(SETTLING, self.idle)
+        return min(LOGGING_DELAY, self.idle)
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or not 0 < self.idle <= self.longest:
@@ -81,11 +81,11 @@ class Outcomes:
     """(N,) exploration of the first decision."""
     size: NDArray[np.float64]
     """(N,) sum of rewards without their signs."""
-    least: float
+    min_reward: float
     """The least that a session may earn (`CountingRule.bounds`). What a session earned beyond does not count."""
-    most: float
+    max_reward: float
     """The most: a reward this large may be there, and not have been met yet."""
-    step_least: float = 0.0
+    min_step_reward: float = 0.0
     """The least that a step may earn, at most 0."""
     offered: NDArray[np.int32] | None = None
     """(N,) items that were returned, with feedback or without; None: as many as steps."""
@@ -264,8 +264,14 @@ class OutcomeReader:
         self._count(now)
         columns: dict[str, Any] = {name: np.array(values) for name, values in self._columns.items()}
         least, most = self._rule.bounds(columns["length"], self._horizon)
-        step_least = min(0.0, *self._rule.rewards.values())
-        return Outcomes(tuple(self._versions), tuple(self._users), **columns, least=least, most=most, step_least=step_least)
+        return Outcomes(
+            tuple(self._versions),
+            tuple(self._users),
+            **columns,
+            min_reward=least,
+            max_reward=most,
+            min_step_reward=min(0.0, *self._rule.rewards.values()),
+        )
 
     def _count(self, now: int) -> None:
         waiting: list[Session] = []

@@ -160,7 +160,7 @@ class _HiddenChoices:
         self.unanswered: Counter[str] = Counter()
         """Choices without feedback by user."""
         self._enough = enough
-        self._until = joined.settled_until()
+        self._until = joined.ended_until()
         self._answered: dict[str, set[int]] = defaultdict(set)
         self._times: dict[str, int] = {}
         for origin in chain.from_iterable(joined.origins):
