@@ -332,7 +332,7 @@ def test_a_watcher_counts_sessions_of_several_workers_and_copies_once(registry: 
         "not_shown": 0,
         "dropped": 0,
         "lost": 0,
-        "apart": {},
+        "partial_visits": {},
     }
 
 

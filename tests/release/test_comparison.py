@@ -12,7 +12,7 @@ import pytest
 from mbcal.decision_log import Decision
 from mbcal.errors import InputError, OptionError
 from mbcal.release.comparison import DAY, compare_versions
-from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.ignored import Ignored, PartialVisits
 from mbcal.release.judge import UNSERVED, CanaryConfig, judge_canary
 from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
@@ -110,8 +110,11 @@ def test_late_rewards_that_a_canary_has_more_of_keep_it_from_being_withdrawn() -
         (0, 0.5, 3.0, "withdraw"),
         (-1, 0.5, 3.0, "wait"),
     ):
-        apart = {"a": Apart(late=5, reward=own * worse.a.sessions), "b": Apart(late=5, reward=other * worse.b.sessions)}
-        found = judge_canary(replace(worse, min_reward=float(signs)), CONFIG, 0, Ignored(apart=apart))[0]
+        partial = {
+            "a": PartialVisits(late=5, reward=own * worse.a.sessions),
+            "b": PartialVisits(late=5, reward=other * worse.b.sessions),
+        }
+        found = judge_canary(replace(worse, min_reward=float(signs)), CONFIG, 0, Ignored(partial_visits=partial))[0]
         assert (signs, own, other, found) == (signs, own, other, action)
 
 
@@ -550,7 +553,7 @@ def test_few_rewards_that_came_late_may_be_most_of_the_reward() -> None:
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
     n_late = 10  # below 1% of the sessions
     for reward, action in ((1.0, "promote"), (100.0, "wait")):
-        ignored = Ignored(apart={"b": Apart(late=n_late, reward=n_late * reward)})
+        ignored = Ignored(partial_visits={"b": PartialVisits(late=n_late, reward=n_late * reward)})
         found, reason = judge_canary(better, CONFIG, 0, ignored)
         assert found == action
         assert ("not promoted, since 10 decisions have rewards that came after the end" in reason) == (action == "wait")
@@ -561,16 +564,18 @@ def test_what_either_version_hides_is_a_share_of_its_own_sessions_and_reward() -
     better = compare_versions(outcomes_of(1500, BETTER), "a", "b")
     most = {side.version: (int(0.01 * side.sessions), 0.03 * side.size) for side in (better.a, better.b)}
     assert 3 <= most["a"][0] < most["b"][0] < 0.01 * 1500
-    for apart, action in (
-        ({name: Apart(headless=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
-        ({"a": Apart(headless=most["a"][0] + 1)}, "wait"),
-        ({"b": Apart(late=1, reward=1.01 * most["b"][1])}, "wait"),
-        ({"b": Apart(nameless=most["b"][0] + 1)}, "wait"),
-        ({"older": Apart(nameless=most["b"][0] + 1)}, "wait"),  # of neither: it counts for the live version
+    for partial, action in (
+        ({name: PartialVisits(missing_start=count, reward=reward) for name, (count, reward) in most.items()}, "promote"),
+        ({"a": PartialVisits(missing_start=most["a"][0] + 1)}, "wait"),
+        ({"b": PartialVisits(late=1, reward=1.01 * most["b"][1])}, "wait"),
+        ({"b": PartialVisits(unattributed=most["b"][0] + 1)}, "wait"),
+        ({"older": PartialVisits(unattributed=most["b"][0] + 1)}, "wait"),  # of neither: it counts for the live version
     ):
-        found, reason = judge_canary(better, CONFIG, 0, Ignored(apart=apart))
-        assert found == action, (apart, reason)
-    both = judge_canary(better, CONFIG, 0, Ignored(apart={name: Apart(headless=99, reward=5.0) for name in "ab"}))[1]
+        found, reason = judge_canary(better, CONFIG, 0, Ignored(partial_visits=partial))
+        assert found == action, (partial, reason)
+    both = judge_canary(
+        better, CONFIG, 0, Ignored(partial_visits={name: PartialVisits(missing_start=99, reward=5.0) for name in "ab"})
+    )[1]
     for side in (better.a, better.b):
         beside = (
             f"99 sessions have no beginning in the log, worth 5, beside {side.sessions:,} sessions of {side.version}, worth"
@@ -588,8 +593,8 @@ def test_late_rewards_are_charged_to_the_canary() -> None:
         assert 0 < spare < 0.02 * better.b.reward.mean
         for side in (better.a, better.b):
             for share, action in ((0.99, "promote"), (1.01, "wait" if side.version in charged else "promote")):
-                late = Apart(late=side.sessions // 10, reward=share * spare * side.sessions)
-                found, reason = judge_canary(better, CONFIG, 0, Ignored(apart={side.version: late}))
+                late = PartialVisits(late=side.sessions // 10, reward=share * spare * side.sessions)
+                found, reason = judge_canary(better, CONFIG, 0, Ignored(partial_visits={side.version: late}))
                 assert found == action
                 hint = f"; {share * spare:.3g} per session that came late or in parts of visits do not count"
                 assert reason.endswith(hint) == (action == "wait")
@@ -603,7 +608,9 @@ def test_rewards_of_both_signs_do_not_cancel_beside_late_ones() -> None:
     better = compare_versions(reader.outcomes(10**15), "a", "b")
     assert (better.a.size, better.b.size) == (2 * better.a.sessions, 2 * better.b.sessions)
     assert 0.03 * better.b.sessions * abs(better.b.reward.mean) < 10
-    assert judge_canary(better, CONFIG, 0, Ignored(apart={"b": Apart(late=10, reward=10.0)}))[0] == "promote"
+    assert (
+        judge_canary(better, CONFIG, 0, Ignored(partial_visits={"b": PartialVisits(late=10, reward=10.0)}))[0] == "promote"
+    )
 
 
 def test_rewards_that_do_not_vary_and_sessions_that_suffice_are_named() -> None:

@@ -93,7 +93,9 @@ def test_records_are_words_without_zeros_and_code(tmp_path: Path) -> None:
         "feedback on other versions": "254",
     }
     text = re.sub("<[^>]+>", " ", page.partition("<main>")[2])
-    assert not re.search(r"\b(ips|bca|policy|baseline|headless|nameless|unlinked|narrowed|orphans)\b|{}|\[\]", text)
+    assert not re.search(
+        r"\b(ips|bca|policy|baseline|missing_start|unattributed|unmatched|narrowed|orphans)\b|{}|\[\]", text
+    )
 
 
 def test_a_verdict_without_a_candidate_has_a_page(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def _read_outcomes(registry: Registry, logs: list[Path], idle: float) -> Outcome
     outcomes = reader.outcomes(now - int(rule.logging_delay * 1e6))
     if reader.ignored:
         typer.echo(f"not counted: {reader.ignored}", err=True)
-    if not len(outcomes) and reader.ignored.total().nameless:
+    if not len(outcomes) and reader.ignored.total().unattributed:
         raise InputError("log: no session can be counted, since requests had neither session nor user; send a session")
     return outcomes
 

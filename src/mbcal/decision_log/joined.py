@@ -37,14 +37,14 @@ class JoinCounts:
     """Feedback left out because the model does not have its behaviour, by behaviour."""
     unknown_history: int = 0
     """Steps of histories left out for the same reason."""
-    headless: int = 0
+    missing_start: int = 0
     """Sessions whose first decision in the log says that something was shown before: their beginnings are not there, or
     have another name. Also those of which some requests name the user and others none, as before a login. Also those in
     which fewer steps were shown at a later time: the client, or a server that forgot the session, began anew, and what
     followed a choice is not in its order."""
-    nameless: int = 0
+    unattributed: int = 0
     """Decisions with neither session nor user: any of them may belong to any session."""
-    unlinked: int = 0
+    unmatched: int = 0
     """Sessions that name no user, or visits that name no session, whichever are fewer: a visit may be known by its user
     alone at first, and by its session alone later."""
     since: int | None = None
@@ -94,8 +94,9 @@ class Joined:
     """(N, T) exploration with which each step was decided; 0 in the padding."""
     origins: tuple[tuple[StepOrigin, ...], ...]
     """(N,) the decisions of each row's steps."""
-    is_apart: NDArray[np.bool_]
-    """(N,) rows of sessions that may be parts of others: those that `counts` has as headless, nameless or unlinked."""
+    may_be_partial: NDArray[np.bool_]
+    """(N,) rows of sessions that may be parts of others: those that `counts` has as `missing_start`, `unattributed` or
+    `unmatched`."""
     counts: JoinCounts
 
     def pauses(self) -> NDArray[np.int64]:

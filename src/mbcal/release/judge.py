@@ -8,17 +8,17 @@ from typing import Literal
 
 from mbcal.errors import OptionError
 from mbcal.release.comparison import Side, VersionComparison
-from mbcal.release.ignored import Apart, Ignored
+from mbcal.release.ignored import Ignored, PartialVisits
 from mbcal.release.outcomes import SessionRule
 from mbcal.release.plain import rounded
 
 DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
-MAX_APART = 0.01
-"""Nothing is promoted where `Apart.count` is more than this share of a version's compared sessions."""
-MAX_APART_REWARD = 0.03
-"""Nor where `Apart.reward` is more than this share of their reward, without signs: as much may still come. Up to there a
-canary must earn more by what is known of it (`_hidden_loss`)."""
+MAX_PARTIAL = 0.01
+"""Nothing is promoted where `PartialVisits.count` is more than this share of a version's compared sessions."""
+MAX_PARTIAL_REWARD = 0.03
+"""Nor where `PartialVisits.reward` is more than this share of their reward, without signs: as much may still come. Up
+to there a canary must earn more by what is known of it (`_hidden_loss`)."""
 ENOUGH_DAYS = 3.0
 """Days with about as much traffic, of those that a canary has to serve at least: beyond these any count."""
 MAX_STEPS_LOST = 0.05
@@ -230,10 +230,10 @@ def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> st
         found = [_found(total)] if (total := ignored.total()) else []
     else:
         found = [
-            f"{_found(apart)}{f', worth {apart.reward:.4g}' if apart.reward else ''}, beside "
+            f"{_found(partial)}{f', worth {partial.reward:.4g}' if partial.reward else ''}, beside "
             f"{side.sessions:,} sessions of {side.version}, worth {side.size:.4g}"
-            for side, apart in _sides(comparison, ignored)
-            if apart.count > MAX_APART * side.sessions or apart.reward > MAX_APART_REWARD * side.size
+            for side, partial in _sides(comparison, ignored)
+            if partial.count > MAX_PARTIAL * side.sessions or partial.reward > MAX_PARTIAL_REWARD * side.size
         ]
     rule = "send the same user, or the same session and no user, with every request of a visit"
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
@@ -246,25 +246,27 @@ def _why_lost(ignored: Ignored) -> str:
     return f"not promoted, since {ignored.lost:,} records of its trial are lost (mbcal log show): begin it anew"
 
 
-def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side, Apart], tuple[Side, Apart]]:
-    """Return the canary and the live version, each with what is apart of it. What is of neither counts for the live one."""
+def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side, PartialVisits], tuple[Side, PartialVisits]]:
+    """Return the canary and the live version, each with its partial visits. Those of neither count for the live one."""
     a, b = comparison.a, comparison.b
-    return (a, ignored.total([a.version])), (b, ignored.total(ignored.apart.keys() - {a.version}))
+    return (a, ignored.total([a.version])), (b, ignored.total(ignored.partial_visits.keys() - {a.version}))
 
 
 def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float, float, float]:
-    """Reward per session that may be a loss of the canary: what was cut, and what is apart, of the live version.
+    """Reward per session that may be a loss of the canary: what was cut, and what partial visits had, of the live version.
 
     Where rewards can be negative, what does not count of the canary may have been losses. And of its feedback some may be
     lost: of negative rewards what it has less of, unless the share of its items with feedback shows that so much cannot be.
     """
     sides = _sides(comparison, ignored)[0 if comparison.min_reward < 0 else 1 :]
-    cut, apart = (sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True))
+    cut, partial = (
+        sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True)
+    )
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
     most_lost = (
         -comparison.min_step_reward * max(-comparison.feedback_gap.anytime_low, 0.0) if comparison.min_step_reward else 0.0
     )
-    return cut, apart, min(fewer, most_lost)
+    return cut, partial, min(fewer, most_lost)
 
 
 def _hidden_gain(comparison: VersionComparison, ignored: Ignored) -> float:
@@ -275,8 +277,8 @@ def _hidden_gain(comparison: VersionComparison, ignored: Ignored) -> float:
     """
     (a, own), (b, other) = _sides(comparison, ignored)
     lost = (b.cut - b.most_cut) / b.sessions if comparison.min_reward < 0 else 0.0
-    apart = own.reward / a.sessions - other.reward / b.sessions
-    return (a.cut - a.most_cut) / a.sessions + lost + (abs(apart) if comparison.min_reward < 0 else max(apart, 0.0))
+    partial = own.reward / a.sessions - other.reward / b.sessions
+    return (a.cut - a.most_cut) / a.sessions + lost + (abs(partial) if comparison.min_reward < 0 else max(partial, 0.0))
 
 
 def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
@@ -290,16 +292,16 @@ def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
     return "".join(f"; {hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden)
 
 
-def _found(apart: Apart) -> str:
+def _found(partial: PartialVisits) -> str:
     """Say what may belong to other sessions."""
     kinds = (
-        (apart.headless, "sessions have no beginning in the log"),
-        (apart.nameless, "decisions have neither session nor user"),
+        (partial.missing_start, "sessions have no beginning in the log"),
+        (partial.unattributed, "decisions have neither session nor user"),
         (
-            apart.late,
+            partial.late,
             "decisions have rewards that came after the end of their session "
             "(give a longer --lifetime, or --idle; send what ends a visit last)",
         ),
-        (apart.unlinked, "visits may be known by user alone at first and by session alone later"),
+        (partial.unmatched, "visits may be known by user alone at first and by session alone later"),
     )
     return ", ".join(f"{count:,} {words}" for count, words in kinds if count)

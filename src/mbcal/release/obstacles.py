@@ -89,10 +89,10 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     earned = often * (np.abs(sessions.rewards) * sessions.mask).sum(1, dtype=np.float64)
     most = tolerance * _net_reward(sessions[judging])
     is_followed = n_preceding and earned[following & np.isin(sessions.user, sessions.user[judging])].sum() > most
-    apart = {
-        "sessions have no beginning": counts.headless,
-        "decisions have neither session nor user": counts.nameless,
-        "visits may be known by user alone at first and by session alone later": counts.unlinked,
+    partial = {
+        "sessions have no beginning": counts.missing_start,
+        "decisions have neither session nor user": counts.unattributed,
+        "visits may be known by user alone at first and by session alone later": counts.unmatched,
     }
     found = []
     if n_going_on > tolerance * size:
@@ -101,8 +101,8 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     if n_preceding > tolerance * size or is_followed:
         follow = f"their users began another session within {IDLE / 60:.0f} minutes"
         found.append(f"during or after {n_preceding:,} of {size:,} judging sessions {follow}: {SEND_ONE_SESSION}")
-    if sum(apart.values()) > tolerance * size or earned[joined.is_apart].sum() > most:
-        named = ", ".join(f"{count:,} {words}" for words, count in apart.items() if count)
+    if sum(partial.values()) > tolerance * size or earned[joined.may_be_partial].sum() > most:
+        named = ", ".join(f"{count:,} {words}" for words, count in partial.items() if count)
         found.append(f"{named}, beside {size:,} judging sessions: {SEND_ONE_SESSION}")
     return "; ".join(found)
 

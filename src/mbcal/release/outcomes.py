@@ -129,7 +129,7 @@ class OutcomeReader:
         self._decisions: dict[str, LoggedDecision] = {}
         self._early: OrderedDict[str, dict[str, Response]] = OrderedDict()  # feedback by decision and item
         self._counted, self._late = CountedDecisions(), CountedIds()  # the latter: decisions with late rewards
-        self._nameless = CountedDecisions()  # those that belong to no session
+        self._unattributed = CountedDecisions()  # those that belong to no session
         self._names = CountedIds()  # of counted sessions
         self._requested = {"": CountedIds(), "user": CountedIds()}  # what requests called sessions, without and with a user
         self._without_session, self._without_user = Counter[str](), Counter[str]()  # counted sessions by version
@@ -167,13 +167,13 @@ class OutcomeReader:
     def _add_decision(self, record: Decision) -> None:
         decision = LoggedDecision.of(record)
         if decision is None:
-            if self._nameless.version_of(record.id) is None:
+            if self._unattributed.version_of(record.id) is None:
                 is_of_trial = record.time >= self._rule.since
-                self._nameless.add(record.id, record.version, record.items, [] if is_of_trial else record.items)
+                self._unattributed.add(record.id, record.version, record.items, [] if is_of_trial else record.items)
                 if is_of_trial:
-                    self.ignored.of(record.version).nameless += 1
+                    self.ignored.of(record.version).unattributed += 1
             for item, (_, _, behaviour) in self._take_early(record.id).items():
-                self._add_nameless(record.version, record.id, item, behaviour)
+                self._add_unattributed(record.version, record.id, item, behaviour)
             return
         known = self._decisions.get(decision.id)
         if known is not None or self._counted.version_of(decision.id) is not None:
@@ -192,8 +192,8 @@ class OutcomeReader:
 
     def _add_feedback(self, feedback: Feedback) -> None:
         decision, response = self._decisions.get(feedback.decision), (feedback.time, feedback.id, feedback.behaviour)
-        if (version := self._nameless.version_of(feedback.decision)) is not None:
-            self._add_nameless(version, feedback.decision, feedback.item, feedback.behaviour)
+        if (version := self._unattributed.version_of(feedback.decision)) is not None:
+            self._add_unattributed(version, feedback.decision, feedback.item, feedback.behaviour)
             return
         if (version := self._counted.version_of(feedback.decision)) is not None:
             self._add_late(version, feedback)
@@ -218,13 +218,13 @@ class OutcomeReader:
 
     def _note_late(self, version: str, decision: str, reward: float) -> None:
         """Take note of rewards that came too late: one more decision of a version, unless it had such rewards before."""
-        apart = self.ignored.of(version)
-        apart.late, apart.reward = apart.late + (decision not in self._late), apart.reward + reward
+        partial = self.ignored.of(version)
+        partial.late, partial.reward = partial.late + (decision not in self._late), partial.reward + reward
         self._late.add(decision)
 
-    def _add_nameless(self, version: str, decision: str, item: str, behaviour: str) -> None:
+    def _add_unattributed(self, version: str, decision: str, item: str, behaviour: str) -> None:
         """Take note of feedback on a decision that belongs to no session, the first on each item that it returned."""
-        kind = self._nameless.respond(decision, item)
+        kind = self._unattributed.respond(decision, item)
         self.ignored.not_shown += kind == "not shown"
         if kind == "first":
             self.ignored.of(version).reward += abs(self._rule.rewards.get(behaviour, 0.0))
@@ -290,7 +290,7 @@ class OutcomeReader:
             when < now - self._rule.longest for when, _, _ in next(iter(self._early.values())).values()
         ):
             self._drop_oldest()
-        self._note_unlinked()
+        self._note_unmatched()
 
     def _count_session(self, session: Session) -> None:
         """Count a session and forget its decisions. A name that began may go on after a pause."""
@@ -302,8 +302,8 @@ class OutcomeReader:
         if is_of_trial and has_beginning:
             self._append(session)
         elif is_of_trial:
-            apart = self.ignored.of(version)
-            apart.headless, apart.reward = apart.headless + 1, apart.reward + session.size
+            partial = self.ignored.of(version)
+            partial.missing_start, partial.reward = partial.missing_start + 1, partial.reward + session.size
         if has_beginning:
             self._names.add(session.first.name)
         for decision in session.decisions:
@@ -311,12 +311,12 @@ class OutcomeReader:
             self._counted.add(decision.id, version, decision.items, answered)
         self._remove(session.decisions)
 
-    def _note_unlinked(self) -> None:
+    def _note_unmatched(self) -> None:
         """Take note of the sessions that may be one visit with another: the kind of which there are fewer."""
         fewer = min(self._without_session, self._without_user, key=Counter.total)
         for version in self._versions:
-            if fewer[version] or version in self.ignored.apart:
-                self.ignored.of(version).unlinked = fewer[version]
+            if fewer[version] or version in self.ignored.partial_visits:
+                self.ignored.of(version).unmatched = fewer[version]
 
     def _has_other_part(self, session: Session) -> bool:
         """Whether its requests were counted without their user before, or with one if they name none, as after a logout."""

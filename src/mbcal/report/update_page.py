@@ -42,9 +42,9 @@ _COUNTS = {
     ),
     "unknown_behaviours": ("feedback with unknown behaviours", "The model does not know these behaviours; it is left out."),
     "unknown_history": ("steps of histories with unknown behaviours", "They are left out likewise."),
-    "headless": ("sessions without a beginning", "Something was shown before their first decision in the log."),
-    "nameless": ("decisions with neither session nor user", "Any of them may belong to any session."),
-    "unlinked": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
+    "missing_start": ("sessions without a beginning", "Something was shown before their first decision in the log."),
+    "unattributed": ("decisions with neither session nor user", "Any of them may belong to any session."),
+    "unmatched": ("visits known in two ways", "By user alone at first and by session alone later, or the other way round."),
     "since": (
         "read from",
         "Earlier decisions were left out with the feedback on them: only the newest are read (--decisions).",
