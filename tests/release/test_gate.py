@@ -34,7 +34,7 @@ from mbcal.release.gate import (
     compare_by_simulator,
     interval_answer,
 )
-from mbcal.release.obstacles import ended_rows, why_unread
+from mbcal.release.obstacles import ended_rows, unlogged_inputs_problem
 from mbcal.release.update import update
 from mbcal.release.verdict_files import write_verdict
 from mbcal.types import SessionFields
@@ -63,14 +63,14 @@ def test_a_candidate_that_reads_what_is_not_logged_is_not_published(
     domain = candidate.domain
     fields = SessionFields(context=Fields((Field("device", "category", vocabulary=("phone", "tv")),)))
     more: dict[str, Any] = {"history": domain.history + 3} if kind == "history" else {"fields": fields}
-    found = why_unread(replace(domain, **more), domain)
+    found = unlogged_inputs_problem(replace(domain, **more), domain)
     steps = f"{domain.history + 3} steps before a session, of which the live version logs {domain.history}"
     expected = {
         "history": f"the candidate reads {steps}",
         "fields": "the candidate reads context that the live version does not log (device)",
     }
     assert found == expected[kind]
-    assert why_unread(domain, replace(domain, **more)) == ""
+    assert unlogged_inputs_problem(domain, replace(domain, **more)) == ""
     if kind == "history":
         candidate._domain = replace(domain, **more)
         gate = replace(PUBLISHING, judges=0.9, level=0.5, tolerance=0.9)

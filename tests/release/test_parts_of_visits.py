@@ -14,8 +14,8 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher, Look
 from mbcal.release.judge import CanaryConfig
-from mbcal.release.obstacles import why_in_parts
-from mbcal.release.other_versions import why_elsewhere
+from mbcal.release.obstacles import partial_visits_problem
+from mbcal.release.other_versions import other_version_problem
 from mbcal.release.update import update
 from tests.support.landing import (
     BEHAVIOURS,
@@ -106,10 +106,10 @@ def test_few_parts_that_hold_much_of_the_reward_count(user: str, session: str, w
             ]
     joined = join_sessions(records, CATALOG, behaviours, horizon=PAGES, history=PAGES)
     judging = np.flatnonzero([name.count("-") == 0 for name in joined.session_names])
-    found = why_in_parts(joined, judging, 0.01)
+    found = partial_visits_problem(joined, judging, 0.01)
     if session and user:  # what follows sessions of users who do not judge is not missed
         names = [joined.users[number] for number in joined.sessions.user[judging]]
-        assert why_in_parts(joined, judging[~np.isin(names, ["u1", "u2", "u3", "u4"])], 0.01) == ""
+        assert partial_visits_problem(joined, judging[~np.isin(names, ["u1", "u2", "u3", "u4"])], 0.01) == ""
     assert found.startswith(why if behaviour == "buy" else "")
     assert bool(found) == bool(why and behaviour == "buy")
 
@@ -151,7 +151,7 @@ def test_what_another_version_decides_soon_after_feedback_is_a_part(minutes: int
         Decision("e", end + minutes * MINUTE, "t", "u", 0, "w000009", 0.5, [], [], ["plain"], ["plain"], [1.0], True),
     ]
     joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES, history=PAGES, versions={LIVE})
-    found = why_elsewhere(records, LIVE, joined, {"u"}, np.arange(1), 0.01)
+    found = other_version_problem(records, LIVE, joined, {"u"}, np.arange(1), 0.01)
     assert ("in or within 30 minutes of 1 of 1 judging sessions another version decided" in found) == is_part
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mbcal import Behaviours
 from mbcal.decision_log import Decision, Feedback, Joined, Record
 from mbcal.decision_log.join import join_sessions
-from mbcal.release.obstacles import ended_rows, longest_pause, why_in_parts
+from mbcal.release.obstacles import ended_rows, longest_pause, partial_visits_problem
 from tests.release.test_obstacles import judged
 from tests.support.landing import BEHAVIOURS, CATALOG, LIVE, MINUTE, visits, whole
 
@@ -87,8 +87,8 @@ def test_sessions_are_waited_for_as_long_as_others_pause() -> None:
     ended = ended_rows(joined, judging, 0.0)
     assert set(ended) < set(early)
     assert len(ended) == 25  # all that came back three hours before the end
-    assert why_in_parts(joined, ended, 0.0) == ""
-    assert why_in_parts(joined, judging, 0.0) == (
+    assert partial_visits_problem(joined, ended, 0.0) == ""
+    assert partial_visits_problem(joined, judging, 0.0) == (
         f"{len(judging) - 25} of {len(judging)} judging sessions may still be going on, as others do after 180 minutes: "
         "update later"
     )

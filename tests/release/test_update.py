@@ -26,7 +26,7 @@ from mbcal.decision_log.records import Decision
 from mbcal.errors import ConflictError, InputError, OptionError
 from mbcal.evaluation.evaluator import evaluate
 from mbcal.registry.registry import Registry
-from mbcal.release.gate import Check, GateConfig, split_judges, why_undecided
+from mbcal.release.gate import Check, GateConfig, split_judges, undecided_reason
 from mbcal.release.update import update
 from mbcal.types import SessionTensors
 from tests.support.releases import DIFFERENCE, GATE, PUBLISHING, let_the_log_say, served
@@ -57,7 +57,7 @@ def test_what_is_better_becomes_the_canary_and_earns_more(weak: Registry, tmp_pa
     assert verdict.difference is not None
     assert verdict.difference.low < 0 < verdict.difference.high
     assert verdict.reason == "the log cannot tell: 120 of 120 judging sessions may still be going on: update later"
-    why = why_undecided(verdict.difference, GATE.tolerance)  # in half an hour
+    why = undecided_reason(verdict.difference, GATE.tolerance)  # in half an hour
     assert why.startswith("the log cannot tell; to see a difference of 1%, 5% or 10% takes about a billion")
     assert " judging sessions of such a log, or about " in why
     assert verdict.void is not None

@@ -65,7 +65,7 @@ class Look:
         return {**vars(self), "comparison": compared, "ignored": asdict(self.ignored)}
 
 
-def why_blocked(registry: Registry, pointer: Pointer) -> str:
+def running_trial_problem(registry: Registry, pointer: Pointer) -> str:
     """Say which trial an update would disturb, whether anything decides about it, and what to do.
 
     Args:

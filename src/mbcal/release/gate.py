@@ -254,7 +254,7 @@ def compare_by_simulator(
     return Check("simulator", answer, detail)
 
 
-def why_undecided(difference: LogDifference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
+def undecided_reason(difference: LogDifference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
     """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of these shares.
 
     Args:

@@ -104,7 +104,7 @@ def judge_canary(
         What to do, and why in words.
     """
     ignored = ignored or Ignored()
-    not_whole = _why_not_whole(comparison, ignored) or _why_lost(ignored)
+    not_whole = _partial_visits_problem(comparison, ignored) or _lost_records_problem(ignored)
     words, may_promote, is_over = UNSERVED, False, elapsed > config.longest
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
@@ -123,14 +123,16 @@ def judge_canary(
                 return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
             return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
         losses = losses_of(comparison)
-        unsure = "; ".join(filter(None, (_why_unsure(comparison, config.user_loss), _why_silent(comparison))))
+        unsure = "; ".join(
+            filter(None, (_user_loss_problem(comparison, config.user_loss), _missing_feedback_problem(comparison)))
+        )
         is_enough = comparison.is_concurrent and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
         missing = max(
             config.shortest - (elapsed if served is None else served),
             min(config.shortest, ENOUGH_DAYS * DAY) - comparison.days * DAY,
         )
-        less = _why_less(comparison, config.user_loss)
+        less = _user_reward_problem(comparison, config.user_loss)
         if may_promote and safe > 0 and missing <= 0 and not less:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if may_promote and safe > 0 and missing > 0:
@@ -180,7 +182,7 @@ def _what_users_gain(comparison: VersionComparison, withdraw_below: float) -> st
     return ""
 
 
-def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
+def _user_loss_problem(comparison: VersionComparison, user_loss: float) -> str:
     """Say that users of a canary may earn less than `user_loss` allows, and what is missing; empty if they do not."""
     earned, spare = comparison.user_reward, comparison.user_reward.value + user_loss * abs(comparison.user_reward.base)
     if user_loss == 1:
@@ -199,7 +201,7 @@ def _why_unsure(comparison: VersionComparison, user_loss: float) -> str:
     return f"{words}; about {rounded(users * (width / spare) ** 2 - users)} more users are needed"
 
 
-def _why_less(comparison: VersionComparison, user_loss: float) -> str:
+def _user_reward_problem(comparison: VersionComparison, user_loss: float) -> str:
     """Say that users of a canary earned less, though its sessions earn more; empty if they did not, or nobody asks."""
     earned = comparison.user_reward
     if earned.value >= 0 or user_loss == 1:
@@ -207,7 +209,7 @@ def _why_less(comparison: VersionComparison, user_loss: float) -> str:
     return f"not promoted, since its users earned less so far in all their sessions ({earned.value:+.3g} per user)"
 
 
-def _why_silent(comparison: VersionComparison) -> str:
+def _missing_feedback_problem(comparison: VersionComparison) -> str:
     """Say that feedback with negative rewards may be lost, as more of a canary's items may lack feedback; else empty."""
     gap = comparison.feedback_gap
     if comparison.min_reward >= 0 or gap.anytime_low >= -MAX_STEPS_LOST * gap.base:
@@ -224,7 +226,7 @@ def _feedback_hint(comparison: VersionComparison) -> str:
     return f"; it has {steps}: its sessions are shorter, or its feedback does not arrive"
 
 
-def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> str:
+def _partial_visits_problem(comparison: VersionComparison | None, ignored: Ignored) -> str:
     """Say why sessions of a version may be parts of visits only, and what to do; empty if they are not."""
     if comparison is None:
         found = [_found(total)] if (total := ignored.total()) else []
@@ -239,7 +241,7 @@ def _why_not_whole(comparison: VersionComparison | None, ignored: Ignored) -> st
     return f"not promoted, since {', and '.join(found)}: {rule}" if found else ""
 
 
-def _why_lost(ignored: Ignored) -> str:
+def _lost_records_problem(ignored: Ignored) -> str:
     """Say that the logs have lost records, which may show what a canary costs; empty if they have not."""
     if not ignored.lost:
         return ""

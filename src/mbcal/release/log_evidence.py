@@ -22,16 +22,16 @@ from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.version import Version
 from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
-from mbcal.release.heavy_users import capped_rows, heavy_rows, why_unasked
+from mbcal.release.heavy_users import capped_rows, heavy_rows, heavy_user_problem
 from mbcal.release.obstacles import (
     ended_rows,
+    lost_records_problem,
+    missing_feedback_problem,
     most_unseen,
-    why_in_parts,
-    why_lost,
-    why_not_its_own,
-    why_unanswered,
+    partial_visits_problem,
+    propensity_mismatch_problem,
 )
-from mbcal.release.other_versions import why_elsewhere
+from mbcal.release.other_versions import other_version_problem
 from mbcal.release.served_choices import served_choices
 from mbcal.types import Sessions
 
@@ -100,7 +100,7 @@ def judge_by_log(
     gate: GateConfig,
     progress: Progress = SILENT,
     *,
-    unread: str = "",
+    unlogged_inputs: str = "",
 ) -> LogEvidence:
     """Compare a candidate with the live version by the log of the latter.
 
@@ -111,7 +111,7 @@ def judge_by_log(
         read: Reads the log again, to ask both versions about every logged decision.
         gate: The conditions.
         progress: Notified of decisions.
-        unread: What the candidate reads that the log does not hold (`why_unread`); empty if nothing.
+        unlogged_inputs: What the candidate reads that the log does not hold (`unlogged_inputs_problem`); empty if nothing.
 
     Raises:
         LogError: If decisions have left the log in the meantime.
@@ -130,17 +130,17 @@ def judge_by_log(
     sessions, epsilon = joined.sessions[rows], joined.epsilons[rows]
     new, old = served.choices
     obstacles = [
-        unread,
-        why_unasked(joined, heavy, is_other, judges.decided),
-        why_not_its_own(old, sessions, epsilon, tolerance),
+        unlogged_inputs,
+        heavy_user_problem(joined, heavy, is_other, judges.decided),
+        propensity_mismatch_problem(old, sessions, epsilon, tolerance),
     ]
     if served.differing(sessions).any() or served.unseen:
         largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
         obstacles += [
-            why_in_parts(joined, rows, tolerance, largest_weight),
-            why_elsewhere(read(None), live, joined, judges.users, rows, tolerance),
-            why_unanswered(served, sessions, epsilon, tolerance),
-            why_lost(joined.counts),
+            partial_visits_problem(joined, rows, tolerance, largest_weight),
+            other_version_problem(read(None), live, joined, judges.users, rows, tolerance),
+            missing_feedback_problem(served, sessions, epsilon, tolerance),
+            lost_records_problem(joined.counts),
         ]
     named = "; ".join(filter(None, obstacles))
     unjudged = served.unjudged + sum(map(bool, obstacles))

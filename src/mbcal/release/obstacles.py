@@ -35,7 +35,7 @@ def ended_rows(joined: Joined, judging: NDArray[np.int64], tolerance: float) -> 
         tolerance: Share of those returned that may go on: one that never ends does not hold up all others.
 
     Returns:
-        Their indices; if none would be left, more of them than that, which `why_in_parts` then says.
+        Their indices; if none would be left, more of them than that, which `partial_visits_problem` then says.
     """
     order = judging[np.argsort([joined.origins[row][0].time for row in judging.tolist()], kind="stable")]
     while True:  # the fewer are left, the better they show how long sessions pause
@@ -68,7 +68,7 @@ def _weighted_quantile(values: NDArray[np.int64], weights: Floats, most: float) 
     return int(values[order[place]]) if place < len(order) else 0
 
 
-def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float = 1.0) -> str:
+def partial_visits_problem(joined: Joined, judging: NDArray[np.int64], tolerance: float, largest_weight: float = 1.0) -> str:
     """Say why judging sessions may be parts of visits, whose other parts show what a choice led to; empty if they are whole.
 
     Args:
@@ -107,7 +107,7 @@ def why_in_parts(joined: Joined, judging: NDArray[np.int64], tolerance: float, l
     return "; ".join(found)
 
 
-def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
+def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
     """Say that missing or late feedback may hide what the candidate's choices led to; empty if it cannot hide much.
 
     Each choice may hide a reward as large as there is. A late reward counts as often as the candidate would serve what it
@@ -150,7 +150,7 @@ def why_unanswered(served: ServedChoices, sessions: Sessions, epsilon: Floats, t
 
 
 def most_unseen(sessions: Sessions, tolerance: float) -> float:
-    """Return the number of `ServedChoices.unseen` above which `why_unanswered` surely says so."""
+    """Return the number of `ServedChoices.unseen` above which `missing_feedback_problem` surely says so."""
     table = sessions.behaviour_set.rewards
     width = sessions.horizon * (max(0.0, *table) - min(0.0, *table))
     return tolerance * float((np.abs(sessions.rewards) * sessions.mask).sum(dtype=np.float64)) / max(width, 1e-12)
@@ -161,7 +161,7 @@ def _net_reward(sessions: Sessions) -> float:
     return abs(float((sessions.rewards * sessions.mask).sum(dtype=np.float64)))
 
 
-def why_not_its_own(live: PolicyChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
+def propensity_mismatch_problem(live: PolicyChoices, sessions: Sessions, epsilon: Floats, tolerance: float) -> str:
     """Say that the live version, asked again, has other propensities than the log; empty if it has not.
 
     Another model had its name then, as where a registry was begun anew beside the log of the old one: a candidate that is no
@@ -184,12 +184,12 @@ def why_not_its_own(live: PolicyChoices, sessions: Sessions, epsilon: Floats, to
     )
 
 
-def why_lost(counts: JoinCounts) -> str:
+def lost_records_problem(counts: JoinCounts) -> str:
     """Say that the log has lost records, which may have shown what choices led to; empty if it has not."""
     return f"the log has lost records ({', '.join(counts.lost)})" if counts.lost else ""
 
 
-def why_unread(candidate: Domain, live: Domain) -> str:
+def unlogged_inputs_problem(candidate: Domain, live: Domain) -> str:
     """Say what the candidate reads that the live version does not, and so is not logged; empty if there is nothing.
 
     It would choose by it once it is live, and was judged without.

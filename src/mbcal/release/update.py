@@ -34,7 +34,7 @@ from mbcal.progress import SILENT, Progress
 from mbcal.registry.pointer import Pointer
 from mbcal.registry.registry import Registry
 from mbcal.registry.updates import FOLDER
-from mbcal.release.canary import why_blocked
+from mbcal.release.canary import running_trial_problem
 from mbcal.release.failures import Failures
 from mbcal.release.gate import (
     GateConfig,
@@ -42,11 +42,11 @@ from mbcal.release.gate import (
     combined_answer,
     compare_by_simulator,
     other_estimates,
-    why_undecided,
+    undecided_reason,
 )
 from mbcal.release.log_evidence import LogEvidence, choose_judges, judge_by_log
 from mbcal.release.log_records import LogFolders, join_versions, newest_part
-from mbcal.release.obstacles import why_unread
+from mbcal.release.obstacles import unlogged_inputs_problem
 from mbcal.release.verdict_files import record_verdict, write_verdict
 from mbcal.training.config import TrainingConfig
 from mbcal.training.replay import round_passes
@@ -117,7 +117,7 @@ def update(
     if live_name is None:
         raise InputError(f"{registry.path}: no version is live; publish one with 'mbcal registry publish'")
     if pointer.canary is not None:
-        raise ConflictError(f"{registry.path}: {why_blocked(registry, pointer)}")
+        raise ConflictError(f"{registry.path}: {running_trial_problem(registry, pointer)}")
     live = load(registry.open(live_name).path, device)
     is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
@@ -147,8 +147,8 @@ def update(
     with tempfile.TemporaryDirectory(prefix="mbcal-") as folder:  # as it would be published
         unpublished = Registry(folder)
         versions = (unpublished.open(unpublished.publish(candidate)), registry.open(live_name))
-        unread = why_unread(candidate.domain, live.domain)
-        evidence = judge_by_log(versions, joined, judges, newest.records, gate, progress, unread=unread)
+        unlogged_inputs = unlogged_inputs_problem(candidate.domain, live.domain)
+        evidence = judge_by_log(versions, joined, judges, newest.records, gate, progress, unlogged_inputs=unlogged_inputs)
     judged, difference = evidence.sessions, evidence.difference
     verdict.checks, verdict.difference = [evidence.check], difference
     verdict.estimates, verdict.void = other_estimates(
@@ -184,7 +184,7 @@ def _reason(verdict: Verdict, evidence: LogEvidence, gate: GateConfig, is_given:
         return f"the candidate is worse: {'; '.join(worse)}"
     if evidence.unshown:
         return f"the log cannot tell: {evidence.unshown}"
-    return why_undecided(evidence.difference, gate.tolerance)
+    return undecided_reason(evidence.difference, gate.tolerance)
 
 
 def _act(registry: Registry, pointer: Pointer, candidate: Agent, verdict: Verdict, gate: GateConfig) -> None:
