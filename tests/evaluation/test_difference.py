@@ -13,7 +13,7 @@ from mbcal.evaluation.ope.difference import LogDifference, bound_difference
 from mbcal.evaluation.ope.intervals import betting_lower_bound
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.evaluation.sequential import UserSums, boundary, compare_means
-from mbcal.release.gate import UNJUDGED, GateConfig, compare_by_log
+from mbcal.release.gate import UNSHOWN, GateConfig, compare_by_log
 from mbcal.types import Behaviours, Catalog, Sessions
 
 BEHAVIOURS = Behaviours(("skip", "like"), (0.0, 1.0))
@@ -254,9 +254,9 @@ def test_what_a_log_does_not_show_may_be_a_gain() -> None:
     log, policy, live = one_step(6000, 0.5, np.ones(6000, np.int64), np.array([0.9, 0.1, *[0.5] * 8]), 0)
     epsilons = np.full((6000, 1), 0.5)
     assert compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons)[0].answer == "worse"
-    check, _ = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons, unjudged=1)
+    check, _ = compare_by_log(policy, live, log, GateConfig(), epsilon=epsilons, n_unshown=1)
     assert check.answer == "cannot tell"
-    assert check.detail.endswith(UNJUDGED)
+    assert check.detail.endswith(UNSHOWN)
 
 
 def test_sessions_that_end_early_count_their_missing_steps() -> None:

@@ -222,7 +222,7 @@ def test_choices_without_feedback_count_where_versions_differ(tmp_path: Path) ->
         end = Decision("end", 9000 * MINUTE, "s9", "u9", 0, LIVE, 0.5, [], [], ["plain"], ["plain"], [1.0])
         records = [*records, end, Feedback("end", "plain", "skip", 9000 * MINUTE, "f")]
         joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-        found = served_choices(versions, records, joined, np.arange(len(joined.sessions))).unanswered
+        found = served_choices(versions, records, joined, np.arange(len(joined.sessions))).missing_feedback
         return {joined.users[user]: count for user, count in found.items()}
 
     assert unanswered(records) == {}
@@ -247,7 +247,7 @@ def test_late_feedback_may_depend_on_a_later_session(tmp_path: Path) -> None:
         records: list[Record] = [first, second, Feedback("d1", "plain", "click", answered * MINUTE, "f1")]
         records.append(Feedback("d2", "good", "click", 101 * MINUTE, "f2"))
         joined = join_sessions(records, CATALOG, BEHAVIOURS, horizon=PAGES)
-        return served_choices(versions, records, joined, np.arange(len(joined.sessions))).late.sum()
+        return served_choices(versions, records, joined, np.arange(len(joined.sessions))).late_feedback.sum()
 
     assert late(2, ["good", "bait"]) == 0
     assert late(200, ["good", "bait"]) == 1

@@ -11,7 +11,7 @@ from mbcal.decision_log.join import join_sessions
 from mbcal.decision_log.records import Decision, Record
 from mbcal.registry.registry import Registry
 from mbcal.release.canary import CanaryWatcher
-from mbcal.release.gate import UNJUDGED, Verdict
+from mbcal.release.gate import UNSHOWN, Verdict
 from mbcal.release.judge import UNSERVED
 from mbcal.release.outcomes import OutcomeReader, SessionRule
 from mbcal.release.update import update
@@ -46,7 +46,7 @@ def test_a_bait_is_not_published_where_requests_have_no_session(user: bool, show
     verdict = judged(tmp_path, "bait", user=user, shown=shown)
     assert (verdict.answer, verdict.action) == ("cannot tell", "canary")
     if not user:
-        assert verdict.checks[0].detail.endswith(UNJUDGED)
+        assert verdict.checks[0].detail.endswith(UNSHOWN)
         assert f"{600 * STEPS:,} decisions have neither session nor user, beside " in verdict.reason
 
 
@@ -68,7 +68,7 @@ def test_a_bait_is_not_published_where_every_request_has_a_session_of_its_own(tm
 def test_what_chooses_alike_is_judged_where_requests_have_no_names(tmp_path: Path) -> None:
     check = judged(tmp_path, "good", user=False).checks[0]
     assert "the candidate chooses as the live version does at all" in check.detail
-    assert UNJUDGED not in check.detail
+    assert UNSHOWN not in check.detail
 
 
 REWARDS = {"skip": 0.0, "click": 1.0}

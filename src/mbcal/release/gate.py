@@ -44,10 +44,10 @@ ENOUGH_SEEN = 100
 """Differing choices that the log must show for the usual off-policy estimates to mean anything; with fewer they are void."""
 
 
-UNJUDGED = (
-    "the candidate chooses otherwise than the live version where the log does not show what follows: at items without "
-    "feedback, before a session went on beyond the horizon, in requests with neither session nor user, or in sessions that "
-    "may be parts of visits, or it reads what the log does not hold, or the log is of another model"
+UNSHOWN = (
+    "the candidate makes other choices where the log cannot show the effect: items without feedback, steps beyond the "
+    "horizon, requests with neither session nor user, or partial visits; or it reads inputs that are not logged; or another "
+    "model wrote the log"
 )
 """Why the log cannot tell, whatever its numbers say."""
 
@@ -156,7 +156,7 @@ def compare_by_log(
     *,
     epsilon: Floats,
     last_served: NDArray[np.int64] | None = None,
-    unjudged: int = 0,
+    n_unshown: int = 0,
 ) -> tuple[Check, LogDifference]:
     """Compare a candidate with what the live version earned.
 
@@ -168,8 +168,9 @@ def compare_by_log(
         epsilon: (N, T) exploration with which the live version decided each step. The candidate is judged with the same:
             with less of it, a candidate that is worse would look better than it is.
         last_served: (N, T) the last step that was served before the feedback on each step came; by default the step itself.
-        unjudged: Served choices at which the two differ and whose effect the sessions do not show
-            (`ServedChoices.unjudged`). With any, the log cannot tell: what it does not show may be a gain or a loss.
+        n_unshown: Served choices at which the two differ and whose effect the sessions do not show
+            (`ServedChoices.n_unweighted_differences`). With any, the log cannot tell: what it does not show may be a gain or
+            a loss.
 
     Returns:
         The check `log`, and the difference behind it.
@@ -181,8 +182,8 @@ def compare_by_log(
         doubt = _contradiction(difference)
     elif difference.hidden > gate.tolerance and answer != "cannot tell":
         doubt = _exploration(difference)
-    elif unjudged and answer != "cannot tell":
-        doubt = UNJUDGED
+    elif n_unshown and answer != "cannot tell":
+        doubt = UNSHOWN
     if doubt:
         answer = "cannot tell"
     value = None if answer == "cannot tell" else difference.value  # beside what is not shown it would mislead

@@ -21,13 +21,13 @@ from mbcal.evaluation.ope.estimators import Floats
 from mbcal.evaluation.ope.propensity import PolicyChoices
 from mbcal.progress import SILENT, Progress
 from mbcal.registry.version import Version
-from mbcal.release.gate import UNJUDGED, Check, GateConfig, compare_by_log, split_judges
+from mbcal.release.gate import UNSHOWN, Check, GateConfig, compare_by_log, split_judges
 from mbcal.release.heavy_users import capped_rows, heavy_rows, heavy_user_problem
 from mbcal.release.obstacles import (
     ended_rows,
     lost_records_problem,
+    max_hidden_differences,
     missing_feedback_problem,
-    most_unseen,
     partial_visits_problem,
     propensity_mismatch_problem,
 )
@@ -118,7 +118,7 @@ def judge_by_log(
     """
     live = versions[1].name
     rows, heavy = judges.judging, judges.heavy
-    enough = most_unseen(joined.sessions[rows], gate.tolerance)
+    enough = max_hidden_differences(joined.sessions[rows], gate.tolerance)
     served = served_choices(versions, read({live}), joined, rows, progress, enough=enough)
     is_other: NDArray[np.bool_] = np.zeros(0, np.bool_)
     if len(heavy):
@@ -134,7 +134,7 @@ def judge_by_log(
         heavy_user_problem(joined, heavy, is_other, judges.decided),
         propensity_mismatch_problem(old, sessions, epsilon, tolerance),
     ]
-    if served.differing(sessions).any() or served.unseen:
+    if served.differing(sessions).any() or served.hidden_differences:
         largest_weight = float(cumulative_weights(sessions, new, epsilon).max(initial=1.0))
         obstacles += [
             partial_visits_problem(joined, rows, tolerance, largest_weight),
@@ -143,7 +143,9 @@ def judge_by_log(
             lost_records_problem(joined.counts),
         ]
     named = "; ".join(filter(None, obstacles))
-    unjudged = served.unjudged + sum(map(bool, obstacles))
+    n_unshown = served.n_unweighted_differences + sum(map(bool, obstacles))
     last_served = joined.last_served()[rows]
-    check, difference = compare_by_log(new, old, sessions, gate, epsilon=epsilon, last_served=last_served, unjudged=unjudged)
-    return LogEvidence(check, difference, sessions, epsilon, (new, old), named or (UNJUDGED if unjudged else ""))
+    check, difference = compare_by_log(
+        new, old, sessions, gate, epsilon=epsilon, last_served=last_served, n_unshown=n_unshown
+    )
+    return LogEvidence(check, difference, sessions, epsilon, (new, old), named or (UNSHOWN if n_unshown else ""))

@@ -124,21 +124,21 @@ def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon:
     table = sessions.behaviour_set.rewards
     least, most = min(0.0, *table), max(0.0, *table)
     weights = np.maximum(cumulative_weights(sessions, served.choices[0], epsilon).max(1), 1)
-    of_user = dict.fromkeys(served.unanswered | served.unseen, 1.0)
+    of_user = dict.fromkeys(served.missing_feedback | served.hidden_differences, 1.0)
     for user, weight in zip(sessions.user.tolist(), weights.tolist(), strict=True):
         if user in of_user:
             of_user[user] = max(of_user[user], weight)
-    hidden = float(served.late @ weights)
-    hidden += sum(count * (of_user[user] if least < 0 else 1) for user, count in served.unanswered.items())
-    hidden += sum(count * of_user[user] for user, count in served.unseen.items()) * sessions.horizon
+    hidden = float(served.late_feedback @ weights)
+    hidden += sum(count * (of_user[user] if least < 0 else 1) for user, count in served.missing_feedback.items())
+    hidden += sum(count * of_user[user] for user, count in served.hidden_differences.items()) * sessions.horizon
     if hidden * (most - least) <= tolerance * _net_reward(sessions):
         return ""
-    if served.unseen:
+    if n_hidden := sum(served.hidden_differences.values()):
         return (
-            f"the candidate chooses otherwise at {sum(served.unseen.values()):,} choices or more that have no feedback, or "
+            f"the candidate chooses otherwise at {n_hidden:,} choices or more that have no feedback, or "
             f"neither session nor user, which may change more than {tolerance:.1%} of the reward: send feedback on all items"
         )
-    n_missing, n_late = sum(served.unanswered.values()), int(served.late.sum())
+    n_missing, n_late = sum(served.missing_feedback.values()), int(served.late_feedback.sum())
     what = " and ".join(
         (f"no feedback on {n_missing:,} choices",) * (n_missing > 0)
         + (f"feedback on {n_late:,} choices only after another session had begun",) * (n_late > 0)
@@ -149,8 +149,8 @@ def missing_feedback_problem(served: ServedChoices, sessions: Sessions, epsilon:
     )
 
 
-def most_unseen(sessions: Sessions, tolerance: float) -> float:
-    """Return the number of `ServedChoices.unseen` above which `missing_feedback_problem` surely says so."""
+def max_hidden_differences(sessions: Sessions, tolerance: float) -> float:
+    """Return the number of `ServedChoices.hidden_differences` above which `missing_feedback_problem` surely says so."""
     table = sessions.behaviour_set.rewards
     width = sessions.horizon * (max(0.0, *table) - min(0.0, *table))
     return tolerance * float((np.abs(sessions.rewards) * sessions.mask).sum(dtype=np.float64)) / max(width, 1e-12)
