@@ -80,7 +80,7 @@ def replicate(trials: Trials, replications: int, config: CanaryConfig, seed: int
         trials: What they are like.
         replications: How many, R.
         config: The limits.
-        seed: Names all noise.
+        seed: Seed of all noise.
         growth: Factor of sessions from one look to the next.
     """
     rng, shape = np.random.default_rng(seed), (replications, trials.users)
@@ -156,7 +156,7 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
     """Run a trial of 6,000 sessions whose share and rewards rise after 2,000; returns how it ended.
 
     Args:
-        seed: Names all noise.
+        seed: Seed of all noise.
         shares: Share of the canary before and after.
         rise: By how much rewards rise, as a share.
         effect: True difference of the canary, as a share of the reward.
@@ -175,7 +175,7 @@ def judge_ramp(seed: int, shares: tuple[float, float], rise: float, effect: floa
             ("canary", "live"), names, *(column[:count] for column in columns), min_reward=-1.0, max_reward=3.0
         )
         if len(np.unique(version[:count])) == 2:
-            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(shortest=0), 0.0)
+            action, _ = judge_canary(compare_versions(outcomes, "canary", "live"), CanaryConfig(min_seconds=0), 0.0)
             if action != "wait":
                 return action
     return "wait"

@@ -224,7 +224,7 @@ def run_rounds(options: argparse.Namespace) -> None:
     )
     print(f"a first version learns from {FIRST_SESSIONS} logged sessions", flush=True)
     registry.publish(mbcal.MBCAL(config, "cpu").fit(train[:FIRST_SESSIONS]))
-    settings = UpdateConfig(replay=100, epochs=10, gate=GateConfig(sessions=100))
+    settings = UpdateConfig(versions=100, epochs=10, gate=GateConfig(min_sessions=100))
     judge = partial(update, registry, log, settings, device="cpu")
     server, address = start_server(registry.path, log)
     users = Users(store, address)

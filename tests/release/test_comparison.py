@@ -18,7 +18,7 @@ from mbcal.release.outcomes import OutcomeReader, Outcomes, SessionRule
 from tests.support.trials import SECOND, session_records, trial_records
 
 BETTER, WORSE, EQUAL = (0.7, 0.5), (0.3, 0.5), (0.5, 0.5)
-CONFIG = CanaryConfig(promote_after=50, shortest=0, sessions=SessionRule(idle=10, longest=60))
+CONFIG = CanaryConfig(promote_after=50, min_seconds=0, sessions=SessionRule(idle=10, longest=60))
 REWARDS = {"skip": 0.0, "click": 1.0, "like": 4.0}
 
 
@@ -54,9 +54,9 @@ def test_decisions_follow_the_limits() -> None:
     for settings in (
         {"promote_after": 0},
         {"withdraw_below": 1.0},
-        {"longest": 0.0},
-        {"shortest": -1.0},
-        {"shortest": 100.0, "longest": 99.0},
+        {"max_seconds": 0.0},
+        {"min_seconds": -1.0},
+        {"min_seconds": 100.0, "max_seconds": 99.0},
         {"promote_alpha": 0.5},
         {"user_loss": 1.1},
     ):
@@ -67,7 +67,7 @@ def test_decisions_follow_the_limits() -> None:
 def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not() -> None:
     better, worse = (compare_versions(outcomes_of(1500, likes), "a", "b") for likes in (BETTER, WORSE))
     day = 86400.0
-    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
+    config = replace(CONFIG, min_seconds=2 * day, max_seconds=7 * day)
     for elapsed, served_days, rest in ((0.1, 1.0, "1.9 days"), (1.5, 2.0, "12.0 hours"), (3.0, 1.25, "18.0 hours")):
         action, reason = judge_canary(replace(better, days=served_days), config, elapsed * day)
         assert action == "wait"
@@ -78,17 +78,17 @@ def test_a_promotion_waits_for_rewards_that_come_later_and_a_withdrawal_does_not
     better = replace(better, days=2.0)
     assert judge_canary(better, config, 2 * day)[0] == "promote"
     for least, days, expected in ((6, 2.9, "wait"), (6, 3.0, "promote"), (1, 0.9, "wait"), (1, 1.0, "promote")):
-        config = replace(CONFIG, shortest=least * day, longest=10 * day)
+        config = replace(CONFIG, min_seconds=least * day, max_seconds=10 * day)
         assert judge_canary(replace(better, days=days), config, 6 * day)[0] == expected
-    config = replace(CONFIG, shortest=2 * day, longest=7 * day)
+    config = replace(CONFIG, min_seconds=2 * day, max_seconds=7 * day)
     assert judge_canary(worse, config, 1.0)[0] == "withdraw"
     assert judge_canary(better, config, 6 * day, served=0.5 * day)[0] == "wait"  # servers gave it sessions late
     assert judge_canary(better, replace(config, undecided="promote"), 8 * day, served=0.5 * day)[0] == "wait"
     equal = compare_versions(outcomes_of(600, EQUAL, seed=3), "a", "b")
     assert "better so far" not in judge_canary(equal, config, 1.0)[1]
-    assert CanaryConfig().shortest == 3 * day
+    assert CanaryConfig().min_seconds == 3 * day
     with pytest.raises(OptionError, match=r"at least and at most 3 \(--canary-least-days\) and 0.5 \(--canary-days\) days"):
-        CanaryConfig(longest=0.5 * day)
+        CanaryConfig(max_seconds=0.5 * day)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_a_promotion_needs_that_the_reward_per_user_is_not_much_lower() -> None:
         found, reason = judge_canary(replace(better, user_reward=gap), CONFIG, 0)
         assert (found, words in reason) == (action, True)
         assert judge_canary(replace(better, user_reward=gap), replace(CONFIG, user_loss=1.0), 0)[0] == "promote"
-        config = replace(CONFIG, undecided="promote", longest=1.0)
+        config = replace(CONFIG, undecided="promote", max_seconds=1.0)
         is_unsure = low < -0.4 or value < 0
         assert judge_canary(replace(better, user_reward=gap), config, 2.0)[0] == ("wait" if is_unsure else "promote")
     equal = compare_versions(trial_outcomes(0, np.full(12_000, 0.5), np.ones(12_000), 0.0, 3000), "a", "b")
@@ -529,7 +529,7 @@ def test_sessions_per_user_are_compared_since_the_share_was_changed(shares: tupl
     assert judge_canary(lost, CONFIG, 0)[0] == "wait"
     assert kept.visits.ci_low < 0 < kept.visits.ci_high
     assert judge_canary(kept, CONFIG, 0)[0] == "promote"
-    action, reason = judge_canary(kept, replace(CONFIG, shortest=7200.0), 9e4, served=3600.0)
+    action, reason = judge_canary(kept, replace(CONFIG, min_seconds=7200.0), 9e4, served=3600.0)
     assert action == "wait"
     assert "promoted after 1.0 hours more of usual traffic, since users met both versions as the share was changed" in reason
     constant = compare_versions(raised_share((0.3, 0.3), 0.0), "a", "b")

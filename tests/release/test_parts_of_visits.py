@@ -46,7 +46,7 @@ def in_trial(registry: Registry, folder: Path, records: list[Record]) -> Look:
     registry.start_canary(registry.publish(agent_for("bait"), activate=False))
     began = registry.pointer().canary_began
     write_quickly(folder / "log", (msgspec.structs.replace(record, time=record.time + began) for record in records))
-    config = CanaryConfig(promote_after=50, longest=1e9)
+    config = CanaryConfig(promote_after=50, max_seconds=1e9)
     look = CanaryWatcher(registry, [folder / "log"], config, clock=lambda: began / 1e6 + 1e8).look()
     assert look is not None
     return look

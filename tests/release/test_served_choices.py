@@ -107,7 +107,7 @@ def test_the_further_estimates_are_of_what_would_be_served(tmp_path: Path) -> No
         for record in served_log(version)
     )
     write_quickly(tmp_path / "log", records)
-    verdict = update(registry, tmp_path / "log", candidate=agent, device="cpu", sessions=10, judges=0.5)
+    verdict = update(registry, tmp_path / "log", candidate=agent, device="cpu", min_sessions=10, judge_share=0.5)
     found = {(one.of, one.name): one for one in verdict.estimates}
     for of in ("policy", "baseline"):
         assert (found[of, "ips"].weight, found[of, "ips"].ess) == (pytest.approx(1), pytest.approx(found[of, "ips"].n))

@@ -22,7 +22,7 @@ from mbcal.serving.service import Service
 from tests.support.toys import BEHAVIOURS, CATALOG, DelayedPrize, logged, starts
 
 EPSILON = 0.3
-GATE = GateConfig(sessions=100)
+GATE = GateConfig(min_sessions=100)
 PUBLISHING = replace(GATE, no_worse="publish")
 DIFFERENCE = LogDifference(
     value=0.0,

@@ -144,8 +144,8 @@ def watch_options(config: CanaryConfig) -> list[str]:
     values = {
         "--promote-after": config.promote_after,
         "--withdraw-below": config.withdraw_below,
-        "--canary-days": config.longest / DAY,
-        "--canary-least-days": config.shortest / DAY,
+        "--canary-days": config.max_seconds / DAY,
+        "--canary-least-days": config.min_seconds / DAY,
         "--user-loss": config.user_loss,
         "--undecided": config.undecided,
         "--idle": config.sessions.idle,
@@ -209,8 +209,8 @@ def canary_config(
     return CanaryConfig(
         promote_after,
         withdraw_below,
-        shortest=least_days * DAY,
-        longest=days * DAY,
+        min_seconds=least_days * DAY,
+        max_seconds=days * DAY,
         undecided=undecided,
         user_loss=user_loss,
         sessions=_session_rule(idle),

@@ -67,7 +67,7 @@ NoWorseOption = Annotated[
     NoWorse,
     typer.Option(help="What happens to a candidate that is no worse: it becomes the canary, or goes live at once."),
 ]
-SeedOption = Annotated[int, typer.Option(help="Names resamples and simulated noise.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of resamples and simulated noise.")]
 
 
 def update_registry(
@@ -185,7 +185,7 @@ def _update_config(
     from mbcal.release.gate import GateConfig
     from mbcal.release.update import UpdateConfig
 
-    gate = GateConfig(sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
+    gate = GateConfig(min_sessions=min_sessions, tolerance=tolerance, no_worse=no_worse)
     return UpdateConfig(replay, decisions, epochs, gate, seed)
 
 

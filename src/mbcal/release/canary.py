@@ -134,14 +134,14 @@ class CanaryWatcher:
         ignored = deepcopy(self._outcomes.ignored)
         elapsed = max((now - pointer.canary_began) / 1e6, self._stopwatch() - self._began)
         if is_first:  # by a clock that may be wrong
-            elapsed = min(elapsed, self._config.longest)
+            elapsed = min(elapsed, self._config.max_seconds)
         served = elapsed
         if comparison is not None:
             served -= (comparison.assignment_fixed_since - pointer.canary_began) / 1e6
             if is_first:
                 served = min(served, (comparison.last - comparison.assignment_fixed_since) / 1e6)
         action, reason = judge_canary(comparison, self._config, elapsed, ignored, served)
-        ends = now + int(max(self._config.longest - elapsed, 0.0) * 1e6)
+        ends = now + int(max(self._config.max_seconds - elapsed, 0.0) * 1e6)
         logs = {log: follower.folders for log, follower in self._followers.items()}
         look = Look(
             pointer.canary, pointer.current, pointer.canary_began, now, action, reason, comparison, ignored, ends, logs

@@ -56,9 +56,9 @@ UNSHOWN = (
 class GateConfig:
     """When a candidate may go live."""
 
-    sessions: int = 200
+    min_sessions: int = 200
     """Fewest logged sessions to learn from and judge by."""
-    judges: float = 0.3
+    judge_share: float = 0.3
     """Share of users who judge candidates and never teach them, in (0, 1)."""
     tolerance: float = 0.01
     """A candidate is no worse if the lower bound of its difference is above minus this share of the reward per session. By
@@ -69,8 +69,8 @@ class GateConfig:
     """It is the canary first, since some things no log can show (docs/off-policy.md), or goes live at once."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.judges < 1 or not 0 < self.level < 1 or not 0 <= self.tolerance < 1:
-            raise OptionError("gate: judges and level must be in (0, 1), tolerance in [0, 1)")
+        if not 0 < self.judge_share < 1 or not 0 < self.level < 1 or not 0 <= self.tolerance < 1:
+            raise OptionError("gate: judge_share and level must be in (0, 1), tolerance in [0, 1)")
 
 
 @dataclass(frozen=True)

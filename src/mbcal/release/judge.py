@@ -37,9 +37,9 @@ class CanaryConfig:
     """Fewest finished sessions of the canary before it is promoted."""
     withdraw_below: float = 0.0
     """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
-    shortest: float = 3 * DAY
+    min_seconds: float = 3 * DAY
     """Seconds that a canary serves a share of users before it is promoted. What users do later cannot be seen."""
-    longest: float = 7 * DAY
+    max_seconds: float = 7 * DAY
     """Seconds after which a trial ends."""
     undecided: Action = "withdraw"
     """What happens then: `withdraw`, `promote`, or `wait` for a person. A canary is promoted only if `promote_after` of its
@@ -56,10 +56,10 @@ class CanaryConfig:
     """What a session is; its horizon is taken from the live version."""
 
     def __post_init__(self) -> None:
-        if self.promote_after < 1 or self.longest <= 0 or not 0 <= self.withdraw_below < 1:
-            raise OptionError("canary: promote_after must be at least 1, longest positive, withdraw_below in [0, 1)")
-        if not 0 <= self.shortest <= self.longest:
-            days = f"{self.shortest / DAY:.4g} (--canary-least-days) and {self.longest / DAY:.4g} (--canary-days)"
+        if self.promote_after < 1 or self.max_seconds <= 0 or not 0 <= self.withdraw_below < 1:
+            raise OptionError("canary: promote_after must be at least 1, max_seconds positive, withdraw_below in [0, 1)")
+        if not 0 <= self.min_seconds <= self.max_seconds:
+            days = f"{self.min_seconds / DAY:.4g} (--canary-least-days) and {self.max_seconds / DAY:.4g} (--canary-days)"
             raise OptionError(f"canary: a trial cannot last at least and at most {days} days; give fewer days at least")
         if not 0 <= self.user_loss <= 1:
             raise OptionError(f"canary: user_loss (--user-loss) must be in [0, 1], got {self.user_loss:g}")
@@ -105,7 +105,7 @@ def judge_canary(
     """
     ignored = ignored or Ignored()
     not_whole = _partial_visits_problem(comparison, ignored) or _lost_records_problem(ignored)
-    words, may_promote, is_over = UNSERVED, False, elapsed > config.longest
+    words, may_promote, is_over = UNSERVED, False, elapsed > config.max_seconds
     if comparison is not None:
         gap, live = comparison.reward, abs(comparison.b.reward.mean)
         lower, upper = (
@@ -129,16 +129,15 @@ def judge_canary(
         is_enough = comparison.is_concurrent and comparison.a.sessions >= config.promote_after
         may_promote = is_enough and not (not_whole or losses or unsure)
         missing = max(
-            config.shortest - (elapsed if served is None else served),
-            min(config.shortest, ENOUGH_DAYS * DAY) - comparison.days * DAY,
+            config.min_seconds - (elapsed if served is None else served),
+            min(config.min_seconds, ENOUGH_DAYS * DAY) - comparison.days * DAY,
         )
         less = _user_reward_problem(comparison, config.user_loss)
         if may_promote and safe > 0 and missing <= 0 and not less:
             return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
         if may_promote and safe > 0 and missing > 0:
-            words += (
-                f"; {_still_waits(missing, comparison.assignment_fixed_since > comparison.began, config.longest - elapsed)}"
-            )
+            share_changed = comparison.assignment_fixed_since > comparison.began
+            words += f"; {_still_waits(missing, share_changed, left=config.max_seconds - elapsed)}"
         may_promote &= missing <= 0 and not (less and safe > 0)
         if lower > 0 >= unmet and comparison.caution() not in words:
             words += f"; {comparison.caution()}"

@@ -82,7 +82,7 @@ def choose_judges(joined: Joined, live: str, gate: GateConfig) -> Judges:
         live: The live version, whose own sessions judge.
         gate: Share of users who judge, and the tolerance.
     """
-    teaching, judging = split_judges(joined.users, joined.sessions.user, gate.judges)
+    teaching, judging = split_judges(joined.users, joined.sessions.user, gate.judge_share)
     users = frozenset(joined.users[user] for user in np.unique(joined.sessions.user[judging]).tolist())
     decided = joined.decided_by(live)
     heavy = heavy_rows(joined, np.intersect1d(teaching, decided), len(decided))

@@ -57,7 +57,7 @@ from mbcal.types import Sessions
 class UpdateConfig:
     """How a candidate is learned and judged."""
 
-    replay: int = 10
+    versions: int = 10
     """Versions whose decisions teach, the live one included: 1 is the live one alone."""
     decisions: int = 500_000
     """Newest decisions of these versions that teach and judge, at most. All of them are held in memory."""
@@ -67,12 +67,12 @@ class UpdateConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     """Conditions of the gate."""
     seed: int = 0
-    """Names resamples and simulated noise. Who judges does not depend on it."""
+    """Seed of resamples and simulated noise. Who judges does not depend on it."""
 
     def __post_init__(self) -> None:
-        if self.replay < 1 or self.decisions < 1 or (self.epochs is not None and self.epochs < 1):
-            given = f"{self.replay}, {self.decisions} and {self.epochs}"
-            raise OptionError(f"replay, decisions and epochs: must be at least 1, got {given}")
+        if self.versions < 1 or self.decisions < 1 or (self.epochs is not None and self.epochs < 1):
+            given = f"{self.versions}, {self.decisions} and {self.epochs}"
+            raise OptionError(f"versions, decisions and epochs: must be at least 1, got {given}")
 
 
 def update(
@@ -121,17 +121,17 @@ def update(
     live = load(registry.open(live_name).path, device)
     is_grown = candidate is not None and candidate.domain.catalog.extends(live.domain.catalog)
     catalog = candidate.domain.catalog if candidate is not None and is_grown else live.domain.catalog
-    earlier = registry.previous_versions()[-(config.replay - 1) :] if config.replay > 1 else []
+    earlier = registry.previous_versions()[-(config.versions - 1) :] if config.versions > 1 else []
     known = {*earlier, live_name}
     newest = newest_part(log, known, config.decisions)
     joined = join_versions(newest, known, live.domain, catalog)
     live.extend_catalog(joined.sessions.catalog)
     sessions, verdict = joined.sessions, Verdict(live_name, counts=joined.counts)
     judges = choose_judges(joined, live_name, gate)
-    if len(sessions) < gate.sessions or not len(judges.judging):
+    if len(sessions) < gate.min_sessions or not len(judges.judging):
         verdict.reason = (
             f"{len(sessions)} sessions are logged, {len(judges.judging)} of users who judge are of the live version alone; "
-            f"{gate.sessions} and at least one are needed"
+            f"{gate.min_sessions} and at least one are needed"
         )
         verdict.reason += "" if newest.since is None else "; older ones were left out (--decisions)"
         record_verdict(registry.path / FOLDER, verdict)
