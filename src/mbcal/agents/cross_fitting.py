@@ -206,7 +206,7 @@ def resample_users(users: NDArray[np.int32], seed: int) -> NDArray[np.int64]:
 
     Args:
         users: (N,) the user of every session.
-        seed: Names the draw.
+        seed: Seed of the draw.
 
     Returns:
         Indices of the drawn users' sessions, in rising order; those of a user drawn twice occur twice.

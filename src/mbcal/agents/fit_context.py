@@ -47,7 +47,7 @@ class FitContext:
     config: TrainingConfig
     """Training settings of this fit."""
     seed: int
-    """Names the noise of this fit."""
+    """Seed of the noise of this fit."""
     is_first_fit: bool
     """Whether the agent has learned nothing before; later fits are warm starts."""
     progress: Progress

@@ -57,7 +57,7 @@ def estimate_value(
         baseline: A second policy to compare with; the log itself if None.
         sessions: Logged sessions with propensities and candidates.
         epsilon: Exploration with which policy and baseline would be served.
-        seed: Names folds, initial weights and resamples.
+        seed: Seed of folds, initial weights and resamples.
         folds: Folds of users for fitted values.
         gamma: The discount.
         clip: Largest importance weight; None does not clip.
@@ -122,7 +122,7 @@ def logged_data(
         sessions: N logged sessions with propensities and candidates.
         epsilon: Exploration with which the policy would be served.
         values: Where q and v come from.
-        seed: Names folds and initial weights.
+        seed: Seed of folds and initial weights.
         folds: Folds of users for values.
         gamma: The discount.
         config: How fitted values are trained.

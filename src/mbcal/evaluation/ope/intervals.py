@@ -82,7 +82,7 @@ def bootstrap(
     Args:
         contributions: (N,) one number per session.
         user: (N,) user of each session.
-        seed: Names the resamples.
+        seed: Seed of the resamples.
         level: Nominal coverage.
         resamples: Number of resamples.
         method: `bca` or `percentile`.
