@@ -14,6 +14,8 @@ from mbcal.release.plain import rounded
 
 DAY = 86400.0
 Action = Literal["promote", "withdraw", "wait"]
+Decision = tuple[Action, str]
+"""What to do, and why in words."""
 MAX_PARTIAL = 0.01
 """Nothing is promoted where `PartialVisits.count` is more than this share of a version's compared sessions."""
 MAX_PARTIAL_REWARD = 0.03
@@ -89,7 +91,7 @@ def judge_canary(
     elapsed: float,
     ignored: Ignored | None = None,
     served: float | None = None,
-) -> tuple[Action, str]:
+) -> Decision:
     """Decide about a canary.
 
     Args:
@@ -103,59 +105,80 @@ def judge_canary(
     Returns:
         What to do, and why in words.
     """
-    ignored = ignored or Ignored()
+    ignored, is_over = ignored or Ignored(), elapsed > config.max_seconds
     not_whole = _partial_visits_problem(comparison, ignored) or _lost_records_problem(ignored)
-    words, may_promote, is_over = UNSERVED, False, elapsed > config.max_seconds
+    words, may_promote = [UNSERVED], False
     if comparison is not None:
-        gap, live = comparison.reward, abs(comparison.b.reward.mean)
-        lower, upper = (
-            float(comparison.reward_difference.lower(config.promote_alpha)),
-            float(comparison.reward_difference.upper(config.withdraw_alpha)),
-        )
-        counts = f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
-        size = f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
-        unmet = float(comparison.reward_difference.safe_lower(config.promote_alpha))
-        safe = unmet - sum(_hidden_loss(comparison, ignored))
-        upper += _hidden_gain(comparison, ignored)
-        words = f"{counts}; {comparison.sentence()}"
-        if comparison.is_concurrent and upper < -config.withdraw_below * live:
-            if more := _what_users_gain(comparison, config.withdraw_below):
-                return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
-            return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
-        losses = losses_of(comparison)
-        unsure = "; ".join(
-            filter(None, (_user_loss_problem(comparison, config.user_loss), _missing_feedback_problem(comparison)))
-        )
+        if withdrawal := _withdrawal(comparison, config, ignored):
+            return withdrawal
+        difference, sentence, caution = comparison.reward_difference, comparison.sentence(), comparison.caution()
+        known = float(difference.lower(config.promote_alpha))
+        with_rare = float(difference.safe_lower(config.promote_alpha))
+        sure = with_rare - sum(_hidden_loss(comparison, ignored))
+        blockers = _blockers(comparison, config, is_over)
+        less = _user_reward_problem(comparison, config.user_loss) if sure > 0 else ""
+        missing = _seconds_missing(comparison, config, elapsed if served is None else served)
         is_enough = comparison.is_concurrent and comparison.a.sessions >= config.promote_after
-        may_promote = is_enough and not (not_whole or losses or unsure)
-        missing = max(
-            config.min_seconds - (elapsed if served is None else served),
-            min(config.min_seconds, ENOUGH_DAYS * DAY) - comparison.days * DAY,
-        )
-        less = _user_reward_problem(comparison, config.user_loss)
-        if may_promote and safe > 0 and missing <= 0 and not less:
-            return "promote", f"earns more: {size}, at least {safe:+.3g}, after {counts}"
-        if may_promote and safe > 0 and missing > 0:
+        is_ready = is_enough and not (not_whole or blockers)
+        may_promote = is_ready and missing <= 0 and not less
+        if may_promote and sure > 0:
+            return "promote", f"earns more: {_size(comparison)}, at least {sure:+.3g}, after {_counts(comparison)}"
+        words = [_counts(comparison), sentence]
+        if is_ready and sure > 0 and missing > 0:
             share_changed = comparison.assignment_fixed_since > comparison.began
-            words += f"; {_still_waits(missing, share_changed, left=config.max_seconds - elapsed)}"
-        may_promote &= missing <= 0 and not (less and safe > 0)
-        if lower > 0 >= unmet and comparison.caution() not in words:
-            words += f"; {comparison.caution()}"
-        if lower > 0 >= safe:
-            words += _hidden_hint(comparison, ignored)
-        if losses and (safe > 0 or is_over):
-            is_withdrawn = is_over and config.undecided == "withdraw"
-            words += f"; {' and '.join(losses)}{'' if is_withdrawn else ', so a person has to decide'}"
-        elif unsure and (safe > 0 or is_over):
-            words += f"; {unsure}"
-        elif less and safe > 0:
-            words += f"; {less}"
+            words.append(_still_waits(missing, share_changed, left=config.max_seconds - elapsed))
+        if known > 0 >= with_rare and caution not in sentence:
+            words.append(caution)
+        if known > 0 >= sure:
+            words += _hidden_hints(comparison, ignored)
+        if sure > 0 or is_over:
+            words += blockers or ([less] if less else [])
     if not_whole:
-        words += f"; {not_whole}"
-    if is_over:
-        action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
-        return action, f"undecided after {_duration(elapsed)}: {words}"
-    return "wait", words
+        words.append(not_whole)
+    return _end_of_trial(config, elapsed, may_promote, words) if is_over else ("wait", "; ".join(words))
+
+
+def _withdrawal(comparison: VersionComparison, config: CanaryConfig, ignored: Ignored) -> Decision | None:
+    """Return the decision on a canary that surely earns less per session; None if it may earn as much."""
+    upper = float(comparison.reward_difference.upper(config.withdraw_alpha)) + _hidden_gain(comparison, ignored)
+    if not (comparison.is_concurrent and upper < -config.withdraw_below * abs(comparison.b.reward.mean)):
+        return None
+    size, counts = _size(comparison), _counts(comparison)
+    if more := _what_users_gain(comparison, config.withdraw_below):
+        return "wait", f"earns less per session: {size}, after {counts}; but {more}, so a person has to decide"
+    return "withdraw", f"earns less: {size}, at most {upper:+.3g}, after {counts}{_feedback_hint(comparison)}"
+
+
+def _blockers(comparison: VersionComparison, config: CanaryConfig, is_over: bool) -> list[str]:
+    """Return in words what keeps a canary from being promoted, however much its sessions earn."""
+    if losses := " and ".join(losses_of(comparison)):
+        is_withdrawn = is_over and config.undecided == "withdraw"
+        return [losses if is_withdrawn else f"{losses}, so a person has to decide"]
+    problems = _user_loss_problem(comparison, config.user_loss), _missing_feedback_problem(comparison)
+    return [problem for problem in problems if problem]
+
+
+def _end_of_trial(config: CanaryConfig, elapsed: float, may_promote: bool, words: list[str]) -> Decision:
+    """Return what becomes of a canary that is still undecided when its trial ends."""
+    action: Action = "wait" if config.undecided == "promote" and not may_promote else config.undecided
+    return action, f"undecided after {_duration(elapsed)}: {'; '.join(words)}"
+
+
+def _seconds_missing(comparison: VersionComparison, config: CanaryConfig, served: float) -> float:
+    """Return for how many seconds a canary has to serve until it may be promoted; 0 or less if it may be now."""
+    days = min(config.min_seconds, ENOUGH_DAYS * DAY) - comparison.days * DAY
+    return max(config.min_seconds - served, days)
+
+
+def _counts(comparison: VersionComparison) -> str:
+    """The sessions that were compared, in words."""
+    return f"{comparison.a.sessions:,} sessions against {comparison.b.sessions:,} of {comparison.b.version}"
+
+
+def _size(comparison: VersionComparison) -> str:
+    """The difference in reward, in words."""
+    gap = comparison.reward
+    return f"{gap.value:+.3g} per session" + ("" if gap.share is None else f" ({gap.share:+.1%})")
 
 
 def _still_waits(seconds: float, share_changed: bool, left: float) -> str:
@@ -254,35 +277,36 @@ def _sides(comparison: VersionComparison, ignored: Ignored) -> tuple[tuple[Side,
 
 
 def _hidden_loss(comparison: VersionComparison, ignored: Ignored) -> tuple[float, float, float]:
-    """Reward per session that may be a loss of the canary: what was cut, and what partial visits had, of the live version.
+    """Return the uncounted reward per session that could turn the canary's lead into a loss.
 
-    Where rewards can be negative, what does not count of the canary may have been losses. And of its feedback some may be
-    lost: of negative rewards what it has less of, unless the share of its items with feedback shows that so much cannot be.
+    Returns:
+        Reward cut from very long sessions; late rewards and those in partial visits; and negative rewards that the canary
+        may have lost with missing feedback. The first two are of the live version, and of the canary too if rewards can be
+        negative. The third is at most what the share of items with feedback allows.
     """
     sides = _sides(comparison, ignored)[0 if comparison.min_reward < 0 else 1 :]
-    cut, partial = (
-        sum(parts) for parts in zip(*((s.cut / s.sessions, p.reward / s.sessions) for s, p in sides), strict=True)
-    )
+    cut = sum(side.cut / side.sessions for side, _ in sides)
+    partial = sum(visits.reward / side.sessions for side, visits in sides)
     fewer = max(comparison.b.negative - comparison.a.negative, 0.0)
-    most_lost = (
-        -comparison.min_step_reward * max(-comparison.feedback_gap.anytime_low, 0.0) if comparison.min_step_reward else 0.0
-    )
+    steps_lost = max(-comparison.feedback_gap.anytime_low, 0.0)
+    most_lost = -comparison.min_step_reward * steps_lost if comparison.min_step_reward else 0.0  # steps may be infinite
     return cut, partial, min(fewer, most_lost)
 
 
 def _hidden_gain(comparison: VersionComparison, ignored: Ignored) -> float:
-    """Reward per session by which a canary may be better, likewise.
+    """Return the uncounted reward per session that the canary may have earned.
 
-    Of what was cut not that of one user, who must not stop a withdrawal. Of late rewards and parts of visits, which both
-    versions have, what the canary has more; where rewards can be negative, the difference.
+    Cut rewards without those of the user with most, who must not stop a withdrawal, plus its surplus of late and
+    partial-visit rewards. If rewards can be negative: the absolute difference, and the live version's cut rewards too.
     """
     (a, own), (b, other) = _sides(comparison, ignored)
-    lost = (b.cut - b.most_cut) / b.sessions if comparison.min_reward < 0 else 0.0
-    partial = own.reward / a.sessions - other.reward / b.sessions
-    return (a.cut - a.most_cut) / a.sessions + lost + (abs(partial) if comparison.min_reward < 0 else max(partial, 0.0))
+    cut, surplus = (a.cut - a.most_cut) / a.sessions, own.reward / a.sessions - other.reward / b.sessions
+    if comparison.min_reward < 0:
+        return cut + (b.cut - b.most_cut) / b.sessions + abs(surplus)
+    return cut + max(surplus, 0.0)
 
 
-def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
+def _hidden_hints(comparison: VersionComparison, ignored: Ignored) -> list[str]:
     """Say how much does not count and may be what a canary loses; empty if all counts."""
     sources = (
         f"that long sessions earned beyond {comparison.max_reward:.4g}",
@@ -290,7 +314,7 @@ def _hidden_hint(comparison: VersionComparison, ignored: Ignored) -> str:
         "of negative rewards that it has less of, and whose feedback may be lost,",
     )
     parts = zip(_hidden_loss(comparison, ignored), sources, strict=True)
-    return "".join(f"; {hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden)
+    return [f"{hidden:.3g} per session {source} do not count" for hidden, source in parts if hidden]
 
 
 def _found(partial: PartialVisits) -> str:
