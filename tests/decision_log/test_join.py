@@ -302,7 +302,7 @@ def test_all_sessions_begun_during_a_long_one_follow_it() -> None:
             answered(f"d{number}", "a" if step else "b"),
         ]
     found = joined(*records)
-    precedes, follows = found.in_succession()
+    precedes, follows = found.sessions_followed_soon()
     names = np.asarray(found.session_names)
     assert set(names[precedes]) == {"long"}
     assert set(names[follows]) == {"s1", "s3", "s5"}
@@ -326,7 +326,7 @@ def test_a_visit_goes_on_after_the_end_of_a_film(minutes: int, is_one_visit: boo
         ]
 
     found = joined(*watched("d0", "s0"), *watched("d1", "s1"))
-    assert [rows.tolist() for rows in found.in_succession()] == [[is_one_visit, False], [False, is_one_visit]]
+    assert [rows.tolist() for rows in found.sessions_followed_soon()] == [[is_one_visit, False], [False, is_one_visit]]
     found = joined(*watched("d0", ""), *watched("d1", ""))
     assert found.sessions.length.tolist() == ([2] if is_one_visit else [1, 1])
 
@@ -339,7 +339,7 @@ def test_feedback_that_comes_after_the_next_session_began_says_nothing_of_when_t
         decided("d1", session="s1", user="u", step=0, time=5 * hour),
         answered("d1", time=5 * hour + 1),
     ]
-    assert not any(rows.any() for rows in joined(*records).in_succession())
+    assert not any(rows.any() for rows in joined(*records).sessions_followed_soon())
 
 
 def test_what_was_served_before_feedback_came() -> None:

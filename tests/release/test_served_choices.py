@@ -15,7 +15,7 @@ import pytest
 from mbcal import AgentConfig, Behaviours, Catalog, GRU4Rec, NetConfig, TrainingConfig
 from mbcal.agents.base import Agent
 from mbcal.decision_log.join import join_sessions
-from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
+from mbcal.decision_log.joined import Joined, StepOrigin, served_before_feedback
 from mbcal.decision_log.records import SKEW, Decision, Feedback, Record
 from mbcal.errors import LogError
 from mbcal.evaluation.ope.propensity import policy_choices
@@ -150,7 +150,7 @@ def test_whether_windows_are_linked_is_found_without_comparing_all_steps() -> No
         ]
         answers = _LatestAnswers()
         for number, step in enumerate(steps):
-            assert answers.any_after(step) == any(came_before_answer(step, other) for other in steps[:number])
+            assert answers.any_after(step) == any(served_before_feedback(step, other) for other in steps[:number])
             answers.add([step])
     begin = time.perf_counter()
     long = _LatestAnswers()

@@ -131,11 +131,12 @@ class Joined:
         """Return the time before which nothing can be going on any more: this pause before the end; all in microseconds."""
         return newest_time(np.asarray([row[-1].time for row in self.origins], np.int64)) - pause
 
-    def in_succession(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows are of a session whose user began another one during it or up to `IDLE` seconds after it.
+    def sessions_followed_soon(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows belong to a session that the same user followed by another, and the rows of that other session.
 
-        What was chosen in the first may change the second: a landing page without a session, then pages with one. Feedback
-        belongs to the session, as at the end of a film: one that comes before the other session begins may be its end.
+        The other began within `IDLE` seconds of the first, or during it. What was chosen in the first may change the second:
+        a landing page without a session, then pages with one. Feedback belongs to the session, as at the end of a film: one
+        that comes before the other session begins may be its end.
 
         Returns:
             The rows of the first, (N,), and those of the second, (N,).
@@ -177,7 +178,7 @@ class Joined:
         columns = np.tile(np.arange(self.sessions.horizon), (len(self.origins), 1))
         for row, origins in zip(columns, self.origins, strict=True):
             for column, step in enumerate(origins):
-                row[column] = max(number for number, other in enumerate(origins) if came_before_answer(other, step))
+                row[column] = max(number for number, other in enumerate(origins) if served_before_feedback(other, step))
         return columns
 
     def decided_by(self, version: str) -> NDArray[np.int64]:
@@ -185,7 +186,7 @@ class Joined:
         return np.flatnonzero([name == version for name in self.versions])
 
 
-def came_before_answer(other: StepOrigin, step: StepOrigin) -> bool:
+def served_before_feedback(other: StepOrigin, step: StepOrigin) -> bool:
     """Whether a step may have been served before the feedback on another step of its session came."""
     if other.time <= step.answered or other.decision == step.decision:
         return True

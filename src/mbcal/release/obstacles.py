@@ -81,7 +81,7 @@ def partial_visits_problem(joined: Joined, judging: NDArray[np.int64], tolerance
             count so often: the candidate may serve what leads to them so much more.
     """
     counts, size = joined.counts, len(judging)
-    preceding, following = joined.in_succession()
+    preceding, following = joined.sessions_followed_soon()
     pause = longest_pause(joined, judging, tolerance)
     n_going_on, n_preceding = (int(rows[judging].sum()) for rows in (joined.may_go_on(pause), preceding))
     sessions = joined.sessions

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbcal.decision_log.join import available_candidates
-from mbcal.decision_log.joined import Joined, StepOrigin, came_before_answer
+from mbcal.decision_log.joined import Joined, StepOrigin, served_before_feedback
 from mbcal.decision_log.records import SKEW, Decision, Record
 from mbcal.decision_log.visits import user_name
 from mbcal.errors import LogError
@@ -228,14 +228,14 @@ class _LatestAnswers:
             self._steps.append(step)
 
     def any_after(self, other: StepOrigin) -> bool:
-        """Whether another step may have been served before the feedback on any of these came (`came_before_answer`).
+        """Whether another step may have been served before the feedback on any of these came (`served_before_feedback`).
 
         Of all steps, and of those that the server did not know, the one answered last decides. Items of one decision are
         neighbours, so the last step shows whether one is of the same.
         """
         unknown = bisect_left(self._steps, other.known, key=lambda step: step.number)
         deciding = [*self._steps[:1], *self._steps[unknown : unknown + 1], *self._steps[-1:]]
-        return any(came_before_answer(other, step) for step in deciding)
+        return any(served_before_feedback(other, step) for step in deciding)
 
 
 def _late_feedback(joined: Joined, rows: NDArray[np.int64], differs: NDArray[np.bool_]) -> NDArray[np.int64]:
