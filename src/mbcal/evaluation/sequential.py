@@ -1,7 +1,7 @@
 """Two versions compared while sessions arrive: a difference of means with limits that hold at every look.
 
-Sessions are assigned to a version at random, one by one; a user may have several, under both versions. Everything is
-computed from sums by user, so a look costs one pass over the users::
+Users are assigned to a version at random. A few may meet both, for example after the share was changed, so standard errors
+are clustered by user. Everything is computed from sums by user, so a look costs one pass over the users::
 
     UserSums of a, of b  (…, G)  ──▶  compare_means  ──▶  SequentialDifference: value, standard error
                                                            ├─▶ interval   valid at one look, fixed in advance

@@ -1,6 +1,6 @@
 """Blocks of sessions that began one after the other, within which two versions are compared.
 
-Rewards change with the hour, and the share of sessions that a canary gets may be changed. A block with n_a and n_b sessions
+Rewards change with the hour, and the share of users that a canary gets may be changed. A block with n_a and n_b sessions
 counts n_a n_b / (n_a + n_b), for both versions alike; so what a block earns more than another cancels. No torch.
 """
 

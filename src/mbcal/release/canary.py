@@ -1,4 +1,6 @@
-"""The trial of a canary: a share of sessions goes to it, and their rewards decide whether it is promoted or withdrawn.
+"""The trial of a canary: a share of users gets it, and the rewards decide whether it is promoted or withdrawn.
+
+Where requests name no user, it is a share of sessions.
 
 ::
 

@@ -38,7 +38,7 @@ class CanaryConfig:
     promote_after: int = 200
     """Fewest finished sessions of the canary before it is promoted."""
     withdraw_below: float = 0.0
-    """Withdrawn when it is surely worse than this share of the live version's reward, in [0, 1)."""
+    """Withdrawn when its reward is surely below the live version's by more than this share of it, in [0, 1)."""
     min_seconds: float = 3 * DAY
     """Seconds that a canary serves a share of users before it is promoted. What users do later cannot be seen."""
     max_seconds: float = 7 * DAY

@@ -124,7 +124,7 @@ def next_steps(summary: RunSummary) -> list[tuple[str, str]]:
         model = shlex.quote(str(run.path(_best_cell(summary, standing.best), "models")))
         text = (
             f"Let real users decide: publish {standing.best} beside the live version, and make it the canary. Servers that "
-            "run with --canary give it that share of sessions (docs/canary.md). VERSION is what the first command prints."
+            "run with --canary give it that share of users (docs/canary.md). VERSION is what the first command prints."
         )
         publish = f"mbcal registry publish {model} --registry REGISTRY --no-activate"
         steps.append((text, f"{publish}\nmbcal registry canary VERSION --registry REGISTRY"))
