@@ -26,7 +26,7 @@ _ESTIMATORS = {
     "dr": ("doubly robust", "A model of the rewards, corrected by weighted steps where it is wrong."),
     "direct": ("model alone", "What a model of the rewards predicts, without a correction."),
 }
-_INTERVALS = {"bca": "bootstrap", "percentile": "bootstrap"}
+_INTERVALS = {"bca": "bootstrap"}
 _COUNTS = {
     "decisions": ("decisions", "Requests to rank that the compared versions answered."),
     "feedback": ("feedback", "All feedback in the log, or in its newest part."),

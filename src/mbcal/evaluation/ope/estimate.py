@@ -24,7 +24,7 @@ from mbcal.evaluation.ope.estimators import (
     step_means,
 )
 from mbcal.evaluation.ope.fitted import assign_folds, fit_q_values
-from mbcal.evaluation.ope.intervals import RESAMPLES, Estimate, Method, bootstrap_all, empirical_bernstein
+from mbcal.evaluation.ope.intervals import RESAMPLES, Estimate, Method, bootstrap, empirical_bernstein
 from mbcal.evaluation.ope.propensity import PolicyChoices, policy_choices
 from mbcal.progress import SILENT, Progress
 from mbcal.types import Sessions
@@ -206,7 +206,7 @@ class _Intervals:
         """Estimates of one value, or of the difference (which is to the log if `against_log`)."""
         user = self.sessions.user
         stacked = np.stack(list(valued.contributions.values()))
-        intervals = bootstrap_all(stacked, user, seed=self.seed, level=self.level, resamples=self.resamples)
+        intervals = bootstrap(stacked, user, seed=self.seed, level=self.level, resamples=self.resamples)
         for (name, contribution), (low, high) in zip(valued.contributions.items(), intervals.tolist(), strict=True):
             yield self._estimate(of, name, valued, (low, high), "bca")
             if self.clip is not None and name in BOUNDED:
