@@ -40,6 +40,8 @@ NoWorse = Literal["publish", "canary"]
 """What happens to a candidate that is no worse."""
 JUDGE_SEED = 0
 """Fixed, so that a user judges every update or none."""
+SHARES_TO_SEE = 0.01, 0.05, 0.1
+"""Differences, as shares of the reward, for which the sessions needed are named."""
 ENOUGH_SEEN = 100
 """Differing choices that the log must show for the usual off-policy estimates to mean anything; with fewer they are void."""
 
@@ -255,13 +257,12 @@ def compare_by_simulator(
     return Check("simulator", answer, detail)
 
 
-def undecided_reason(difference: LogDifference, tolerance: float, shares: Sequence[float] = (0.01, 0.05, 0.1)) -> str:
-    """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of these shares.
+def undecided_reason(difference: LogDifference, tolerance: float) -> str:
+    """Say why the log cannot tell: by what is wrong with it, or how many sessions show differences of `SHARES_TO_SEE`.
 
     Args:
         difference: What was found.
         tolerance: Share of the reward that may be earned where exploration hides the difference.
-        shares: Differences as shares of the reward.
     """
     if difference.is_contradicted:
         return f"the log cannot tell: {_contradiction(difference)}"
@@ -270,11 +271,12 @@ def undecided_reason(difference: LogDifference, tolerance: float, shares: Sequen
     if difference.reward_variance == 0:
         return "the log cannot tell: the rewards of its judging sessions do not vary"
     in_log, by_canary = (
-        _listed([rounded(max(sessions(share), 1.0)) for share in shares])
+        _listed([rounded(max(sessions(share), 1.0)) for share in SHARES_TO_SEE])
         for sessions in (difference.log_sessions_needed, difference.canary_sessions_needed)
     )
+    seen = _listed([f"{share:.0%}" for share in SHARES_TO_SEE])
     return (
-        f"the log cannot tell; to see a difference of {_listed([f'{share:.0%}' for share in shares])} takes about {in_log} "
+        f"the log cannot tell; to see a difference of {seen} takes about {in_log} "
         f"judging sessions of such a log, or about {by_canary} sessions of a canary"
     )
 

@@ -17,6 +17,8 @@ from mbcal.report.formats import format_interval, format_mean
 
 BASELINES = ("gru4rec", "popular", "random")
 """Methods that others are compared with, in order of preference: the first that a run has is its baseline."""
+MOST_NAMED = 3
+"""Methods that a sentence names; the rest is counted."""
 FEWEST_USERS = 6
 """With fewer users, a gap that is the same for all of them may be chance: by a sign test, p is 2 / 2^users."""
 
@@ -168,7 +170,7 @@ def _limit(trust: Trust | None) -> str:
     return "nothing" if trust is None or trust.problem else f"{trust.difference:.3g} or more"
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Names joined by commas and `and`; the rest of many is counted."""
-    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    shown = [*names[:MOST_NAMED], *([f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else [])]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
